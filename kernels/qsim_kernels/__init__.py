@@ -1,0 +1,9 @@
+"""qsim's compute kernels: rounding onto a set of values, in plain torch and in Triton, as operators of torch's dispatcher.
+
+Importing this package defines the operators `torch.ops.qsim.*`. It imports no triton and touches no device; a CUDA tensor does that.
+"""
+
+from qsim_kernels import ops
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
+
+__all__ = ["Coding", "Grid", "Mode", "Rule", "ops"]

@@ -1,0 +1,135 @@
+"""The float types in which rounding is computed, and a grid of values in terms of their bit patterns.
+
+A carrier holds every value of a grid and every input exactly. Float32 serves nearly all of them. Where a grid reaches below float32's
+normal range, or the input is float64, the same steps run on float64.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from qsim_kernels.grid import Grid
+
+
+class Carrier(NamedTuple):
+    """A binary float type: `mantissa` stored bits and an exponent `bias`."""
+
+    mantissa: int
+    bias: int
+
+    @property
+    def infinity(self) -> int:
+        """The bits of +infinity; every magnitude above it is NaN."""
+        return (2 * self.bias + 1) << self.mantissa
+
+    @property
+    def nan(self) -> int:
+        """The bits of the one NaN that comes out: positive, all bits set, as NVIDIA's arithmetic writes it."""
+        return ~self.sign
+
+    @property
+    def sign(self) -> int:
+        """The sign bit, as the signed integer it is."""
+        return -(self.infinity + (1 << self.mantissa))
+
+    def pattern(self, value: float) -> int:
+        """The bits of a magnitude that the carrier holds exactly."""
+        form, word = ("<f", "<I") if self.mantissa == 23 else ("<d", "<Q")
+        bits: int = struct.unpack(word, struct.pack(form, abs(value)))[0]
+        return bits
+
+
+SINGLE = Carrier(23, 127)
+DOUBLE = Carrier(52, 1023)
+
+#: Random bits are compared at this width: 32, and one for the correction that stands behind the last.
+NOISE_BITS = 33
+
+
+class Plan(NamedTuple):
+    """A grid in the bits of a carrier.
+
+    Attributes:
+        carrier: The carrier.
+        shift: How many low bits of the carrier's pattern are rounded away in the grid's normal range.
+        low: The exponent field under which `shift` grows by one a binade; 0 if it never does.
+        least: Bits of the smallest positive value; magnitudes below go to it or to zero. 0 where the pattern needs no such care.
+        half: Bits of half of it.
+        parity: What to add to a pattern so that its last kept bit is the last bit of the grid's code.
+        top: Bits of the largest value.
+        bottom: Bits of the largest magnitude below zero; 0 for unsigned grids.
+        floor: Bits of what saturated negative values become.
+        over: Bits of what overflow becomes above the largest value.
+        under: The same below the smallest.
+        signed: Whether negative values exist.
+        negative_zero: Whether zero keeps its sign.
+        zero: Whether zero is in the grid.
+        scale: Takes a magnitude below the smallest value to its position between zero and it, in units of `2**-NOISE_BITS`.
+    """
+
+    carrier: Carrier
+    shift: int
+    low: int
+    least: int
+    half: int
+    parity: int
+    top: int
+    bottom: int
+    floor: int
+    over: int
+    under: int
+    signed: bool
+    negative_zero: bool
+    zero: bool
+    scale: float
+
+
+def fits_single(grid: Grid) -> bool:
+    """Whether float32's bits can be rounded in place: the grid's own binades are normal numbers there, with room to scale below them."""
+    if grid.exponent < 1 - SINGLE.bias or max(grid.max, -grid.min) >= 2.0**128:
+        return False
+    return is_flat(grid) or grid.least >= math.ldexp(1.0, NOISE_BITS - SINGLE.bias)
+
+
+def is_flat(grid: Grid) -> bool:
+    """Whether the spacing never grows relative to float32's own: below the grid's lowest binade both are evenly spaced."""
+    return grid.exponent == 1 - SINGLE.bias and grid.least < math.ldexp(1.0, grid.exponent)
+
+
+@lru_cache(maxsize=4096)
+def plan(grid: Grid, wide: bool) -> Plan:
+    """Puts a grid into the bits of a carrier.
+
+    Args:
+        grid: The values.
+        wide: Use float64 even if float32 would do: the input is float64.
+    """
+    flat = is_flat(grid) and not wide
+    carrier = DOUBLE if wide or not fits_single(grid) else SINGLE
+    # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
+    spare = max(0, grid.mantissa - carrier.mantissa)
+    mantissa, exponent = grid.mantissa - spare, grid.exponent - spare
+    gradual = grid.zero and grid.least == math.ldexp(1.0, grid.exponent - grid.mantissa)
+    field = exponent + carrier.bias
+    signed = grid.min < 0
+    overflow = carrier.infinity if grid.infinity else carrier.nan
+    return Plan(
+        carrier=carrier,
+        shift=carrier.mantissa - mantissa,
+        low=field if gradual and not flat else 0,
+        least=0 if flat else carrier.pattern(grid.least),
+        half=0 if flat else carrier.pattern(grid.least / 2),
+        parity=((field - mantissa - grid.zero) & 1) << carrier.mantissa,
+        top=carrier.pattern(grid.max),
+        bottom=carrier.pattern(grid.min) if signed else 0,
+        floor=carrier.pattern(grid.min),
+        over=overflow,
+        under=overflow if signed else carrier.nan,
+        signed=signed,
+        negative_zero=grid.negative_zero,
+        zero=grid.zero,
+        scale=0.0 if flat else math.ldexp(1.0 / grid.least, NOISE_BITS),
+    )

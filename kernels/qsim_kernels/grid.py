@@ -1,0 +1,82 @@
+"""The plain numbers that describe a format and a rounding to the kernels.
+
+A format reaches this package as a `Grid`: the finite values that rounding chooses between, as a handful of numbers. How those values are
+written as bit patterns is a `Coding`. How to choose between two neighbours is a `Rule`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Mode(IntEnum):
+    """Which of the two neighbours a value goes to."""
+
+    NEAREST = 0
+    NEAREST_AWAY = 1
+    NEAREST_UP = 2
+    TOWARD_ZERO = 3
+    UP = 4
+    DOWN = 5
+    ODD = 6
+    STOCHASTIC = 7
+
+
+class Grid(NamedTuple):
+    """A finite set of values.
+
+    From `2**exponent` upwards each binade holds `2**mantissa` evenly spaced values. Below it the spacing of that lowest binade goes on down
+    to zero if `least` is `2**(exponent - mantissa)`; otherwise `least` is `2**exponent` and nothing lies between zero and it.
+
+    Attributes:
+        mantissa: log2 of the number of values in a binade.
+        exponent: Exponent of the lowest binade with a spacing of its own.
+        least: The smallest positive value.
+        max: The largest value.
+        min: The smallest value: `-max`, zero or `least` for unsigned sets, the lowest integer in two's complement.
+        zero: Whether zero is in the set.
+        negative_zero: Whether a negative zero is.
+        infinity: Whether overflow may become an infinity; if not it becomes NaN.
+    """
+
+    mantissa: int
+    exponent: int
+    least: float
+    max: float
+    min: float
+    zero: bool
+    negative_zero: bool
+    infinity: bool
+
+
+class Coding(NamedTuple):
+    """How the values of a grid are written as bit patterns.
+
+    Attributes:
+        bits: Width of a code.
+        twos_complement: Codes are integers in units of `least`; otherwise sign and magnitude.
+        nan: The code of NaN, or -1 where there is none.
+        infinity: The code of +infinity, or -1 where there is none.
+    """
+
+    bits: int
+    twos_complement: bool
+    nan: int
+    infinity: int
+
+
+class Rule(NamedTuple):
+    """How a value between two neighbours is rounded, and what happens beyond the largest.
+
+    Attributes:
+        mode: A `Mode`.
+        bits: Number of random bits, 1 to 32; 0 for every mode but `STOCHASTIC`.
+        correction: Add half of the last random bit's weight before it is compared.
+        saturate: Send what overflows to the largest value; otherwise to infinity or NaN.
+    """
+
+    mode: int
+    bits: int
+    correction: bool
+    saturate: bool

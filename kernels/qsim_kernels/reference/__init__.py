@@ -1,0 +1,87 @@
+"""The operators in plain torch: the default on every device without kernels of its own, and what the kernels are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.carrier import Plan, plan
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.reference.chunks import pieces
+from qsim_kernels.reference.codes import codes_of, values_of
+from qsim_kernels.reference.philox import noise, random_bits
+from qsim_kernels.reference.rounding import round_bits
+
+__all__ = ["decode_into", "encode_into", "quantize_into", "random_bits"]
+
+
+def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+    """Rounds `x` onto a grid, into `out`, which may be `x` itself.
+
+    Args:
+        out: Of `x`'s shape, in a dtype that holds the grid.
+        x: Values.
+        seed: A 0-d int64 tensor, needed for stochastic rounding alone.
+        grid: The values to choose from.
+        rule: How to choose.
+        stream: Which of a seed's streams of random bits.
+        offset: Logical index of `x`'s first element.
+    """
+    how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
+    number = None if seed is None else int(seed)
+    for index, (source, target) in pieces(x, out, first=offset):
+        rounded = _rounded(source, how, rule, number, stream, index)
+        target.copy_(_as_values(rounded, how, out.dtype).view(source.shape))
+
+
+def encode_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int
+) -> bool:
+    """Rounds `x` onto a grid and writes the codes into `out`.
+
+    Returns:
+        Whether a NaN was met that has no code; the code of the largest value stands in its place.
+    """
+    how = plan(grid, wide=x.dtype == torch.float64)
+    number = None if seed is None else int(seed)
+    lost = False
+    for index, (source, target) in pieces(x, out, first=offset):
+        rounded = _rounded(source, how, rule, number, stream, index)
+        if coding.nan < 0:
+            lost = lost or bool((rounded == how.carrier.nan).any())
+        # Wrapping to the code's own width keeps its bits.
+        target.copy_(codes_of(rounded, grid, coding, how).view(source.shape))
+    return lost
+
+
+def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
+    """Writes the values of `codes` into `out`."""
+    how = plan(grid, wide=out.dtype == torch.float64)
+    mask = (1 << coding.bits) - 1
+    for _, (source, target) in pieces(codes, out):
+        target.copy_(_as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
+
+
+def _carrier(how: Plan) -> torch.dtype:
+    return torch.float64 if how.carrier.mantissa > 23 else torch.float32
+
+
+def _as_values(bits: Tensor, how: Plan, dtype: torch.dtype) -> Tensor:
+    """The carrier's bit patterns as values of a dtype that holds them exactly; what a NaN becomes does not depend on the processor."""
+    values = bits.view(_carrier(how)).to(torch.float32 if dtype != torch.float64 else dtype)
+    if dtype == torch.bfloat16:
+        return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
+    if dtype == torch.float16:
+        halves = values.to(dtype)
+        return halves.view(torch.int16).masked_fill_(halves.isnan(), 0x7FFF).view(dtype)
+    return values
+
+
+def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+    """One piece's values, rounded, as a flat tensor of the carrier's bit patterns."""
+    values = source.reshape(-1).to(_carrier(how))
+    drawn = None
+    if rule.mode == Mode.STOCHASTIC:
+        assert seed is not None  # the operators refuse this before
+        drawn = noise(index, values.numel(), rule.bits, rule.correction, seed, stream, values.device)
+    return round_bits(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, drawn)

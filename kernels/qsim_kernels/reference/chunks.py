@@ -1,0 +1,42 @@
+"""Walks over tensors in pieces that stay in the processor's cache, in logical order, whatever their strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+#: Elements in a piece: its temporaries fit the second-level cache, and two threads still find work in one operator.
+CHUNK = 1 << 17
+
+
+def pieces(*tensors: Tensor, first: int = 0) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """Cuts tensors of one shape into corresponding pieces of at most `CHUNK` elements.
+
+    Args:
+        *tensors: Tensors of one shape, with any strides.
+        first: Logical index of the first element.
+
+    Yields:
+        The logical index of a piece's first element, and the tensors' views of it.
+    """
+    if all(t.is_contiguous() for t in tensors):
+        tensors = tuple(t.view(-1) for t in tensors)
+    yield from _cut(tensors, first)
+
+
+def _cut(tensors: tuple[Tensor, ...], first: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    shape = tensors[0].shape
+    total = tensors[0].numel()
+    if total <= CHUNK:
+        if total:
+            yield first, tensors
+        return
+    row = total // shape[0]
+    if row > CHUNK:
+        for i in range(shape[0]):
+            yield from _cut(tuple(t[i] for t in tensors), first + i * row)
+        return
+    rows = CHUNK // row
+    for i in range(0, shape[0], rows):
+        yield first + i * row, tuple(t[i : i + rows] for t in tensors)

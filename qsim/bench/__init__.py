@@ -1,0 +1,1 @@
+"""Measurements. Each module is one: `qsim bench NAME` calls its `add_arguments(parser)` and `main(args)`."""

@@ -1,0 +1,75 @@
+"""The command `qsim`: look at formats, look at one number, measure speed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import qsim
+from qsim.cli import bench, formats, inspect
+
+_EXAMPLES = """\
+examples:
+  qsim formats                   every format that has a name
+  qsim formats e2m1              one format, with its values and their codes
+  qsim inspect e4m3 0.3          what each rounding makes of 0.3
+  qsim bench quantize            speed beside that of a copy of the same bytes
+
+qsim COMMAND --help shows more.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line as argparse knows it."""
+    top = argparse.ArgumentParser(
+        prog="qsim",
+        description="Low-precision arithmetic, emulated in PyTorch.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (formats, inspect, bench):
+        module.register(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: The words behind `qsim`; those of the process unless given.
+
+    Returns:
+        The exit code: 0 if all went well, 2 if the words make no sense.
+
+    Example:
+        >>> from qsim.cli import main
+        >>> main(["inspect", "e2m1", "1.25", "--rounding", "nearest"])
+        1.25 in e2m1 = Float(2, 1)
+          below     1    0|01|0  0x2
+          above     1.5  0|01|1  0x3
+          position  1/2 = 0.5 of the way from 1 to 1.5
+        <BLANKLINE>
+          rounding  result  code
+          nearest   1       0|01|0  0x2
+        0
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not words:
+            parser().print_help()
+            return 0
+        args = parser().parse_args(inspect.shield_negatives(words))
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except (ValueError, TypeError) as error:
+        print(f"qsim: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader, `head` perhaps, has seen enough. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code

@@ -1,0 +1,157 @@
+"""Numbers as typed, held exactly, and where they lie in a format."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+import torch
+
+import qsim
+from qsim.formats import Format
+from qsim.rounding import Overflow, Rounding
+
+# Far beyond any format; longer numbers would only take long to write out.
+_LONGEST_EXPONENT = 5000
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as typed.
+
+    Attributes:
+        text: How it was written.
+        exact: Its value; `None` for infinities and NaN.
+        carrier: The float64 that rounds as it does; see `round_to_odd`.
+    """
+
+    text: str
+    exact: Fraction | None
+    carrier: float
+
+    def rounded(self, fmt: Format, rounding: str | Rounding, overflow: Overflow = "saturate") -> float:
+        """What the library makes of it."""
+        x = torch.tensor(self.carrier, dtype=torch.float64)
+        return qsim.quantize(x, fmt, rounding=rounding, overflow=overflow).item()
+
+
+def parse(text: str) -> Number:
+    """Reads a decimal number, a hexadecimal one such as `0x1.8p-3`, a fraction such as `1/3`, `inf` or `nan`.
+
+    Raises:
+        ValueError: If it is none of these.
+
+    Example:
+        >>> parse("0.3").exact
+        Fraction(3, 10)
+    """
+    text = text.strip()
+    try:
+        if "0x" in text.lower():
+            return _from_float(text, float.fromhex(text))
+        if "/" in text:
+            return _from_fraction(text, Fraction(text))
+        decimal = Decimal(text)
+    except (ValueError, ZeroDivisionError, OverflowError, InvalidOperation):
+        raise ValueError(f"{text!r} is not a number: write 0.3, -1e-5, 1/3, 0x1.8p-3, inf or nan") from None
+    if decimal.is_finite() and abs(decimal.adjusted()) > _LONGEST_EXPONENT:
+        raise ValueError(f"{text!r}: exponents reach from -{_LONGEST_EXPONENT} to {_LONGEST_EXPONENT} here")
+    return _from_fraction(text, Fraction(decimal)) if decimal.is_finite() and decimal else _from_float(text, float(text))
+
+
+def _from_float(text: str, value: float) -> Number:
+    return Number(text, Fraction(value) if math.isfinite(value) else None, value)
+
+
+def _from_fraction(text: str, value: Fraction) -> Number:
+    return Number(text, value, round_to_odd(value))
+
+
+def round_to_odd(value: Fraction) -> float:
+    """The float64 that rounds onto any coarser grid as the exact value does.
+
+    A value that float64 lacks goes to whichever neighbour has an odd mantissa, so it lands neither on a coarser grid nor on a midpoint of
+    one that it does not lie on.
+
+    Example:
+        >>> round_to_odd(Fraction(1) + Fraction(1, 10**30)) > 1.0
+        True
+    """
+    if abs(value) > Fraction(sys.float_info.max):
+        return sys.float_info.max if value > 0 else -sys.float_info.max
+    near = float(value)
+    if Fraction(near) == value or int(near / math.ulp(near)) % 2:
+        return near
+    return math.nextafter(near, math.inf if value > Fraction(near) else -math.inf)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a number lies in a format.
+
+    Attributes:
+        below: The largest value that is not above the number, if there is one.
+        above: The smallest value that is not below the number, if there is one.
+        position: How far the number is on the way from the neighbour nearer to zero to the other one, in 0…1; `None` where one is missing,
+            0 where the number is itself a value.
+    """
+
+    below: float | None
+    above: float | None
+    position: Fraction | None
+
+    @property
+    def inner(self) -> float:
+        """The neighbour nearer to zero. Only where there is a position."""
+        return min(self._both(), key=abs)
+
+    @property
+    def outer(self) -> float:
+        """The neighbour farther from zero. Only where there is a position."""
+        return max(self._both(), key=abs)
+
+    def _both(self) -> tuple[float, float]:
+        if self.below is None or self.above is None:
+            raise ValueError("one of the neighbours is missing")
+        return self.below, self.above
+
+    def outer_probability(self, bits: int, correction: bool = False) -> Fraction | None:
+        """With which probability stochastic rounding takes the outer neighbour."""
+        if self.position is None:
+            return None
+        scaled = self.position * 2**bits + (Fraction(1, 2) if correction else 0)
+        return Fraction(math.floor(scaled), 2**bits)
+
+    def mean(self, probability: Fraction) -> Fraction:
+        """The mean of stochastic rounding that takes the outer neighbour with a probability."""
+        inner = Fraction(self.inner)
+        return inner + (Fraction(self.outer) - inner) * probability
+
+
+def place(number: Number, fmt: Format) -> Place:
+    """Finds a number's neighbours in a format.
+
+    Example:
+        >>> from qsim.formats import E4M3
+        >>> place(parse("0.3"), E4M3)
+        Place(below=0.28125, above=0.3125, position=Fraction(3, 5))
+    """
+    below, above = number.rounded(fmt, "down"), number.rounded(fmt, "up")
+    # Saturation moves what lies beyond the ends inwards, so there it is no neighbour.
+    bounds = below if below <= number.carrier else None, above if above >= number.carrier else None
+    if number.exact is None or bounds[0] is None or bounds[1] is None:
+        return Place(*bounds, None)
+    inner, outer = sorted((Fraction(below), Fraction(above)), key=abs)
+    position = (abs(number.exact) - abs(inner)) / (abs(outer) - abs(inner)) if outer != inner else Fraction(0)
+    return Place(*bounds, position)
+
+
+def code_of(value: float, fmt: Format) -> int | None:
+    """The code of a value of the format, of an infinity or of NaN; `None` where it has none."""
+    if (value != value and not fmt.has_nan) or (abs(value) == math.inf and not fmt.has_inf):
+        return None
+    code = qsim.encode(torch.tensor(value, dtype=torch.float64), fmt, overflow="nonfinite").item()
+    return int(code) & ((1 << fmt.bits) - 1)

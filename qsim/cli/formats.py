@@ -1,0 +1,100 @@
+"""`qsim formats`: the formats that have a name, or one of them with all its values."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+import qsim
+from qsim.cli.text import hexadecimal, json_number, number, table
+from qsim.formats import NAMED, Format, names
+
+#: Wider formats have too many codes to print.
+CHART_BITS = 8
+_CHART_COLUMNS = 8
+_CHART_CELL = 14
+
+_EXAMPLES = """\
+examples:
+  qsim formats            every format that has a name
+  qsim formats e4m3       one of them: its facts, and every code's value
+  qsim formats e3m7ieee   formats need no entry in the table: any ExMy, intN or uintN will do
+  qsim formats --json     the same for programs
+"""
+
+
+def register(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser(
+        "formats",
+        help="list the named formats, or show one with its values",
+        description="Lists the formats that have a name.\nWith NAME: that format's facts, and each code's value if it has at most 8 bits.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="a format, such as e4m3, bf16, e5m7ieee, int8")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    if args.name is None:
+        print(json.dumps({name: facts(fmt) for name, fmt in NAMED.items()}, indent=2) if args.json else listing())
+        return 0
+    fmt = qsim.format(args.name)
+    if args.json:
+        codes = [json_number(value) for value in code_values(fmt)] if fmt.bits <= CHART_BITS else None
+        print(json.dumps({**facts(fmt), "names": names(fmt), "values": codes}, indent=2))
+        return 0
+    print(fmt.describe())
+    if known := names(fmt):
+        print(f"  {'names':<16} {', '.join(known)}")
+    if fmt.bits <= CHART_BITS:
+        print(f"\n{chart(fmt)}")
+    return 0
+
+
+def facts(fmt: Format) -> dict[str, Any]:
+    """What there is to know about a format, as JSON has it."""
+    numbers = ("max", "min", "smallest_normal", "smallest", "epsilon")
+    return {
+        "format": repr(fmt),
+        "bits": fmt.bits,
+        **{name: json_number(getattr(fmt, name)) for name in numbers},
+        "has_inf": fmt.has_inf,
+        "has_nan": fmt.has_nan,
+    }
+
+
+def listing() -> str:
+    """The table of the named formats."""
+    rows = [["name", "format", "bits", "max", "smallest normal", "smallest", "epsilon", "specials"]]
+    for name, fmt in NAMED.items():
+        numbers = [f"{value:.7g}" for value in (fmt.max, fmt.smallest_normal, fmt.smallest, fmt.epsilon)]
+        rows.append([name, repr(fmt), str(fmt.bits), *numbers, _specials(fmt)])
+    return table(rows)
+
+
+def _specials(fmt: Format) -> str:
+    found = [word for word, there in (("inf", fmt.has_inf), ("NaN", fmt.has_nan)) if there]
+    return ", ".join(found) or "-"
+
+
+def code_values(fmt: Format) -> list[float]:
+    """The value of every code, in the order of the codes."""
+    codes = torch.arange(1 << fmt.bits, dtype=torch.uint8)
+    values: list[float] = qsim.decode(codes, fmt, dtype=torch.float64).tolist()
+    return values
+
+
+def chart(fmt: Format) -> str:
+    """Every code with its value. A row starts with its first code; the codes go on to the right."""
+    values = [number(value) for value in code_values(fmt)]
+    columns = min(_CHART_COLUMNS if max(map(len, values)) <= _CHART_CELL else _CHART_COLUMNS // 2, len(values))
+    rows = [["code", *(f"+{column}" for column in range(columns))]]
+    rows += [[hexadecimal(first, fmt), *values[first : first + columns]] for first in range(0, len(values), columns)]
+    return table(rows, indent="  ")

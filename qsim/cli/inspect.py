@@ -1,0 +1,179 @@
+"""`qsim inspect`: one number in one format, exactly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import qsim
+from qsim.cli.exact import Number, Place, code_of, parse, place
+from qsim.cli.text import fields, hexadecimal, json_number, number, table
+from qsim.formats import Format
+from qsim.rounding import NAMED, Stochastic, resolve
+
+_EXAMPLES = """\
+examples:
+  qsim inspect e4m3 0.3                        neighbours, every rounding, probabilities, codes
+  qsim inspect e4m3 -0.3 1/3 0x1.8p-3 inf nan  several numbers, negative ones too
+  qsim inspect e4m3 0.3 --bits 6               stochastic rounding with six random bits
+  qsim inspect bf16 3.14159 --rounding odd     one rounding only; may be repeated
+  qsim inspect e2m1 0.3 --json                 the same for programs
+"""
+
+#: Random bits of stochastic rounding on float32 tensors.
+DEFAULT_BITS = 32
+
+_NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+
+
+def shield_negatives(words: Sequence[str]) -> list[str]:
+    """Puts a blank before negative numbers, because argparse takes `-1e-5` or `-inf` for an option."""
+    return [f" {word}" if words[0] == "inspect" and _NEGATIVE.match(word) else word for word in words]
+
+
+def register(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser(
+        "inspect",
+        help="show what each rounding makes of a number",
+        description="Shows a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
+        "The number counts as written: 0.3 is three tenths, not the float32 next to it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("format", metavar="FORMAT", help="such as e4m3, bf16, e5m7ieee, int8; `qsim formats` lists those with a name")
+    command.add_argument("values", metavar="VALUE", nargs="+", help="such as 0.3, -1e-5, 1/3, 0x1.8p-3, inf, nan")
+    command.add_argument("--rounding", action="append", metavar="NAME", help=f"only this one of {', '.join(NAMED)}")
+    command.add_argument("--bits", action="append", type=int, default=[], metavar="R", help="also with so few random bits (1 to 32)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    fmt = qsim.format(args.format)
+    roundings = [str(name) for name in args.rounding or NAMED]
+    for name in roundings:
+        resolve(name)
+    draws = [Stochastic(DEFAULT_BITS), *(Stochastic(bits, c) for bits in args.bits for c in (False, True))]
+    if "stochastic" not in roundings:
+        draws = []
+    plain = [name for name in roundings if name != "stochastic"]
+    numbers = [parse(text) for text in args.values]
+    if args.json:
+        found = [as_json(x, fmt, plain, draws) for x in numbers]
+        print(json.dumps({"format": repr(fmt), "values": found}, indent=2))
+    else:
+        print("\n\n".join(as_text(x, fmt, args.format, plain, draws) for x in numbers))
+    return 0
+
+
+def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic]) -> str:
+    """All about a number, for people."""
+    where = place(x, fmt)
+    title = f"{x.text} in {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
+    blocks = ["\n".join([title, *_neighbour_lines(x, fmt, where)])]
+    if plain:
+        blocks.append(_rounding_table(x, fmt, plain))
+    if draws:
+        blocks.append(_stochastic_table(x, fmt, where, draws))
+    return "\n\n".join(blocks)
+
+
+def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
+    if x.exact is None:
+        return [f"  {'not a number' if x.carrier != x.carrier else 'an infinity'}; {_code_text(x.carrier, fmt)}"]
+    if where.position == 0:
+        return [f"  a value of the format; {_code_text(where.inner, fmt)}"]
+    rows = []
+    for word, neighbour, end in (("below", where.below, "smallest"), ("above", where.above, "largest")):
+        # As wide as the word "position" that comes below.
+        cells = ["none", f"beyond the {end} value"] if neighbour is None else [number(neighbour), _code_text(neighbour, fmt)]
+        rows.append([word.ljust(8), *cells])
+    lines = [table(rows, indent="  ")]
+    if where.position is not None:
+        way = f"of the way from {number(where.inner)} to {number(where.outer)}"
+        lines.append(f"  position  {_fraction_text(where.position)} {way}")
+    return lines
+
+
+def _rounding_table(x: Number, fmt: Format, plain: Sequence[str]) -> str:
+    saturated = [x.rounded(fmt, name) for name in plain]
+    nonfinite = [x.rounded(fmt, name, "nonfinite") for name in plain]
+    overflows = _overflows(x, fmt)
+    rows = [["rounding", "saturate", "code", "nonfinite", "code"] if overflows else ["rounding", "result", "code"]]
+    for name, value, other in zip(plain, saturated, nonfinite, strict=True):
+        more = [number(other), _code_text(other, fmt)] if overflows else []
+        rows.append([name, number(value), _code_text(value, fmt), *more])
+    return table(rows, indent="  ")
+
+
+def _stochastic_table(x: Number, fmt: Format, where: Place, draws: Sequence[Stochastic]) -> str:
+    if not where.position:
+        condition = " where overflow saturates" if _overflows(x, fmt) else ""
+        return f"  stochastic  always {number(x.rounded(fmt, 'stochastic'))}{condition}"
+    rows = [["stochastic", f"probability of {number(where.outer)}", f"else {number(where.inner)}; mean"]]
+    for draw, probability in _probabilities(where, draws):
+        label = f"{draw.bits} bits" + (", corrected" if draw.correction else "")
+        odds = f"{probability * 2 ** (draw.bits or 0)}/2^{draw.bits} = {number(float(probability))}"
+        rows.append([label, odds, number(float(where.mean(probability)))])
+    return table(rows, indent="  ")
+
+
+def _overflows(x: Number, fmt: Format) -> bool:
+    """Whether the overflow mode makes a difference to any rounding."""
+    pairs = ((x.rounded(fmt, name), x.rounded(fmt, name, "nonfinite")) for name in NAMED if name != "stochastic")
+    # As text, because NaN differs from itself.
+    return any(repr(saturated) != repr(nonfinite) for saturated, nonfinite in pairs)
+
+
+def _probabilities(where: Place, draws: Sequence[Stochastic]) -> Iterator[tuple[Stochastic, Fraction]]:
+    for draw in draws:
+        probability = where.outer_probability(draw.bits or DEFAULT_BITS, draw.correction)
+        if probability is not None:
+            yield draw, probability
+
+
+def _code_text(value: float, fmt: Format) -> str:
+    code = code_of(value, fmt)
+    return "no code" if code is None else f"{fields(code, fmt)}  {hexadecimal(code, fmt)}"
+
+
+def _fraction_text(value: Fraction) -> str:
+    decimal = f"{float(value):.10g}"
+    # A fraction longer than this says less than its decimal.
+    return f"{value} = {decimal}" if value.denominator < 10**9 else f"about {decimal}"
+
+
+def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic]) -> dict[str, Any]:
+    """All about a number, for programs. Fractions are strings, and so are the values that JSON has no word for."""
+    where = place(x, fmt)
+    return {
+        "value": x.text,
+        "below": _json_value(where.below, fmt),
+        "above": _json_value(where.above, fmt),
+        "position": None if where.position is None else str(where.position),
+        "rounded": {mode: {name: _json_value(x.rounded(fmt, name, mode), fmt) for name in plain} for mode in ("saturate", "nonfinite")},
+        "stochastic": [
+            {
+                "bits": draw.bits,
+                "correction": draw.correction,
+                "outer": json_number(where.outer),
+                "inner": json_number(where.inner),
+                "probability_of_outer": str(probability),
+                "mean": str(where.mean(probability)),
+            }
+            for draw, probability in _probabilities(where, draws)
+        ],
+    }
+
+
+def _json_value(value: float | None, fmt: Format) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    code = code_of(value, fmt)
+    return {"value": json_number(value), "code": code, "binary": None if code is None else fields(code, fmt)}

@@ -1,0 +1,61 @@
+"""How numbers, codes and tables are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qsim.formats import Fixed, Float, Format
+
+
+def number(value: float) -> str:
+    """A number in full: the shortest decimal that means exactly this float64, whole numbers without a point.
+
+    Example:
+        >>> number(448.0), number(0.001953125), number(-0.0)
+        ('448', '0.001953125', '-0')
+    """
+    return repr(value).removesuffix(".0")
+
+
+def fields(code: int, fmt: Format) -> str:
+    """A code in binary, with a bar between its fields: sign, exponent and mantissa, or the digits before and behind a binary point.
+
+    Example:
+        >>> from qsim.formats import E4M3, Fixed
+        >>> fields(0x7E, E4M3), fields(0x34, Fixed(8, 4))
+        ('0|1111|110', '0011|0100')
+    """
+    widths = [fmt.bits]
+    if isinstance(fmt, Float):
+        widths = [fmt.bits - fmt.exponent - fmt.mantissa, fmt.exponent, fmt.mantissa]
+    elif isinstance(fmt, Fixed) and 0 < fmt.fraction < fmt.bits:
+        widths = [fmt.bits - fmt.fraction, fmt.fraction]
+    digits = f"{code:0{fmt.bits}b}"
+    parts = []
+    for width in widths:
+        parts.append(digits[:width])
+        digits = digits[width:]
+    return "|".join(part for part in parts if part)
+
+
+def hexadecimal(code: int, fmt: Format) -> str:
+    """A code in hexadecimal, as many digits as its format fills."""
+    return f"0x{code:0{-(-fmt.bits // 4)}x}"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Rows as aligned columns.
+
+    Example:
+        >>> print(table([["a", "1"], ["long", "2"]]))
+        a     1
+        long  2
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((indent + line).rstrip() for line in lines)
+
+
+def json_number(value: float) -> float | str:
+    """A number as JSON can hold it: strings for the values that JSON has no word for."""
+    return value if abs(value) < float("inf") else repr(value)

@@ -1,0 +1,156 @@
+"""What every format has: the facts that follow from its grid of values and from its codes."""
+
+from __future__ import annotations
+
+import math
+
+from qsim_kernels.grid import Coding, Grid
+
+#: Formats wider than this have too many values to list.
+LISTABLE_BITS = 20
+
+#: Biases beyond this leave the range in which float64 holds every value and every midpoint exactly.
+BIAS_LIMIT = 500
+
+
+def check_integer(owner: str, name: str, value: object, low: int, high: int) -> int:
+    """Checks that `value` is a whole number in a range, and returns it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{owner}: {name} must lie in {low}…{high}, got {value}")
+    return value
+
+
+class Format:
+    """A finite set of values and the codes that stand for them. Make one of its kinds: `Float`, `Fixed`, `Int` or `PowerOfTwo`.
+
+    Attributes:
+        bits: Width of a code.
+        grid: The finite values, as the numbers that the kernels take.
+        coding: The codes, as the numbers that the kernels take.
+    """
+
+    bits: int
+    grid: Grid
+    coding: Coding
+
+    def _derive(self, grid: Grid, coding: Coding) -> None:
+        object.__setattr__(self, "grid", grid)
+        object.__setattr__(self, "coding", coding)
+
+    @property
+    def precision(self) -> int:
+        """Significant bits of the most precise value, the leading one included."""
+        return self.grid.mantissa + 1
+
+    @property
+    def max(self) -> float:
+        """The largest value."""
+        return self.grid.max
+
+    @property
+    def min(self) -> float:
+        """The smallest value: the most negative one where the format is signed."""
+        return self.grid.min
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive value."""
+        return self.grid.least
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive value that has full precision; NaN where there is none."""
+        normal = math.ldexp(1.0, self.grid.exponent)
+        return normal if normal <= self.max else math.nan
+
+    @property
+    def epsilon(self) -> float:
+        """Distance between 1 and the next larger value, were the exponents unbounded."""
+        return math.ldexp(1.0, -self.grid.mantissa)
+
+    @property
+    def has_inf(self) -> bool:
+        """Whether codes of the infinities exist."""
+        return self.coding.infinity >= 0
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a code of NaN exists."""
+        return self.coding.nan >= 0
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether zero is a value."""
+        return self.grid.zero
+
+    @property
+    def has_negative_zero(self) -> bool:
+        """Whether zero keeps its sign."""
+        return self.grid.negative_zero
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether negative values exist."""
+        return self.grid.min < 0
+
+    def values(self) -> tuple[float, ...]:
+        """Every finite value, sorted; zero once.
+
+        Raises:
+            ValueError: If the format is too wide to list.
+
+        Example:
+            >>> from qsim.formats import E2M1
+            >>> E2M1.values()[7:]
+            (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+        """
+        if self.bits > LISTABLE_BITS:
+            raise ValueError(f"{self!r} has {self.bits} bits: values() lists formats of at most {LISTABLE_BITS} bits")
+        grid = self.grid
+        found = [0.0] if grid.zero else []
+        step = math.ldexp(1.0, grid.exponent - grid.mantissa)
+        count = 1 << grid.mantissa
+        if grid.least < math.ldexp(1.0, grid.exponent):
+            found += [step * k for k in range(1, count)]
+        while count * step <= grid.max:
+            found += [step * k for k in range(count, 2 * count) if step * k <= grid.max]
+            step *= 2
+        lowest = [-math.ldexp(1.0, grid.exponent)] if grid.min < -grid.max else []
+        negative = [-v for v in reversed(found) if v > 0] if grid.min < 0 else []
+        return tuple(lowest + negative + found)
+
+    def describe(self) -> str:
+        """The facts about the format, as a table for people.
+
+        Example:
+            >>> from qsim.formats import E2M1
+            >>> print(E2M1.describe())
+            Float(2, 1)
+              bits             4 (1 sign, 2 exponent, 1 mantissa)
+              bias             1
+              max              6
+              smallest normal  1
+              smallest         0.5
+              epsilon          0.5
+              reserved         nothing: every code is a finite value
+        """
+        rows = [
+            *self._layout(),
+            ("max", f"{self.max:g}"),
+            *([] if self.min in (-self.max, 0.0) or not self.has_zero else [("min", f"{self.min:g}")]),
+            ("smallest normal", f"{self.smallest_normal:g}"),
+            ("smallest", f"{self.smallest:g}"),
+            ("epsilon", f"{self.epsilon:g}"),
+            ("reserved", self._reserved()),
+        ]
+        return "\n".join([repr(self), *(f"  {name:<16} {text}" for name, text in rows)])
+
+    def _layout(self) -> list[tuple[str, str]]:
+        raise NotImplementedError
+
+    def _reserved(self) -> str:
+        raise NotImplementedError
+
+

@@ -1,0 +1,37 @@
+"""Which torch dtypes can carry the values of a format."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from qsim.formats.base import Format
+
+#: The dtypes that tensors may have, widest last.
+CARRIERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def holds(dtype: torch.dtype, fmt: Format) -> bool:
+    """Whether every value of a format is exact in a torch dtype.
+
+    Args:
+        dtype: bfloat16, float16, float32 or float64.
+        fmt: The format.
+
+    Example:
+        >>> import torch
+        >>> from qsim.formats import E4M3, FP16, holds
+        >>> holds(torch.bfloat16, E4M3), holds(torch.bfloat16, FP16)
+        (True, False)
+    """
+    facts = torch.finfo(dtype)
+    precision = 1 - round(math.log2(facts.eps))
+    # Every value is a multiple of the spacing of the lowest binade, or of the smallest value where there is no spacing below.
+    step = min(fmt.grid.least, math.ldexp(1.0, fmt.grid.exponent - fmt.grid.mantissa))
+    return fmt.precision <= precision and max(fmt.max, -fmt.min) <= facts.max and step >= facts.smallest_normal * facts.eps
+
+
+def holders(fmt: Format) -> list[torch.dtype]:
+    """The dtypes that can carry a format, narrowest first."""
+    return [dtype for dtype in CARRIERS if holds(dtype, fmt)]

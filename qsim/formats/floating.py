@@ -1,0 +1,160 @@
+"""Floating-point formats, and the powers of two that serve as scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from qsim.formats.base import BIAS_LIMIT, Format, check_integer
+from qsim_kernels.grid import Coding, Grid
+
+Specials = Literal["ieee", "fn", "fnuz", "none"]
+
+
+@dataclass(frozen=True, repr=False)
+class Float(Format):
+    """A floating-point format: sign, exponent and mantissa.
+
+    Args:
+        exponent: Exponent bits, 1 to 8.
+        mantissa: Mantissa bits, 0 to 23.
+        bias: What is subtracted from the exponent field; `2**(exponent-1) - 1` unless given, one more for `"fnuz"`.
+        specials: Which codes are not finite values. `"ieee"`: the top exponent (infinities and NaN). `"fn"`: all ones (NaN). `"fnuz"`: the
+            code of negative zero (NaN). `"none"`: no code at all.
+        subnormals: Whether values lie between zero and the smallest normal.
+        signed: Whether there is a sign bit.
+
+    Example:
+        >>> import qsim
+        >>> qsim.Float(4, 3, specials="fn").max
+        448.0
+        >>> qsim.Float(4, 3).max
+        480.0
+    """
+
+    exponent: int
+    mantissa: int
+    bias: int = None  # type: ignore[assignment]  # always an int once made
+    specials: Specials = "none"
+    subnormals: bool = True
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer("Float", "exponent", self.exponent, 1, 8)
+        check_integer("Float", "mantissa", self.mantissa, 0, 23)
+        if self.specials not in get_args(Specials):
+            raise ValueError(f"Float: specials must be one of {', '.join(map(repr, get_args(Specials)))}, got {self.specials!r}")
+        bias = self._usual_bias if self.bias is None else self.bias
+        object.__setattr__(self, "bias", check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
+        if self.specials == "fnuz" and not self.signed:
+            raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format has not")
+        self._derive(*self._facts())
+
+    @property
+    def _usual_bias(self) -> int:
+        return (1 << (self.exponent - 1)) - (self.specials != "fnuz")
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """Width of a code."""
+        return self.coding.bits
+
+    def _facts(self) -> tuple[Grid, Coding]:
+        width = self.exponent + self.mantissa
+        ones = (1 << width) - 1
+        # The magnitudes' codes count the values upwards from zero, so the largest finite one is what the reserved ones leave.
+        top = {"ieee": ones - (1 << self.mantissa), "fn": ones - 1, "fnuz": ones, "none": ones}[self.specials]
+        field, fraction = divmod(top, 1 << self.mantissa)
+        lowest = 1 - self.bias
+        if top == 0 or (field == 0 and not self.subnormals):
+            raise ValueError(f"{self!r} has no value but zero: every other code is reserved")
+        if field == 0:
+            largest = math.ldexp(fraction, lowest - self.mantissa)
+        else:
+            largest = math.ldexp((1 << self.mantissa) + fraction, field - self.bias - self.mantissa)
+        infinity = top + 1 if self.specials == "ieee" else -1
+        nan = {
+            "ieee": infinity + (1 << self.mantissa >> 1) if self.mantissa else -1,
+            "fn": ones,
+            "fnuz": 1 << width,
+            "none": -1,
+        }[self.specials]
+        grid = Grid(
+            mantissa=self.mantissa,
+            exponent=lowest,
+            least=math.ldexp(1.0, lowest - self.mantissa if self.subnormals else lowest),
+            max=largest,
+            min=-largest if self.signed else 0.0,
+            zero=True,
+            negative_zero=self.signed and self.specials != "fnuz",
+            infinity=infinity >= 0,
+        )
+        return grid, Coding(bits=width + self.signed, twos_complement=False, nan=nan, infinity=infinity)
+
+    def __repr__(self) -> str:
+        options = [("bias", self.bias, self._usual_bias), ("specials", self.specials, "none"), ("subnormals", self.subnormals, True)]
+        options.append(("signed", self.signed, True))
+        given = [f"{name}={value!r}" for name, value, default in options if value != default]
+        return f"Float({', '.join([str(self.exponent), str(self.mantissa), *given])})"
+
+    def _layout(self) -> list[tuple[str, str]]:
+        parts = [f"{self.exponent} exponent", f"{self.mantissa} mantissa"]
+        sign = ["1 sign"] if self.signed else []
+        return [("bits", f"{self.bits} ({', '.join(sign + parts)})"), ("bias", str(self.bias))]
+
+    def _reserved(self) -> str:
+        text = {
+            "ieee": "the top exponent: infinities and NaN" if self.mantissa else "the top exponent: infinities",
+            "fn": "all ones: NaN; no infinities",
+            "fnuz": "the code of negative zero: NaN; no infinities",
+            "none": "nothing: every code is a finite value",
+        }[self.specials]
+        return text if self.subnormals else text + "; exponent 0 is zero (no subnormals)"
+
+
+@dataclass(frozen=True, repr=False)
+class PowerOfTwo(Format):
+    """The powers of two that an exponent field alone can name, and NaN; no zero and no sign. `PowerOfTwo(8)` is OCP's E8M0.
+
+    Args:
+        exponent: Exponent bits, 2 to 8.
+        bias: What is subtracted from the exponent field; `2**(exponent-1) - 1` unless given.
+
+    Example:
+        >>> import qsim
+        >>> scale = qsim.PowerOfTwo(8)
+        >>> scale.smallest == 2.0**-127 and scale.max == 2.0**127
+        True
+    """
+
+    exponent: int
+    bias: int = None  # type: ignore[assignment]  # always an int once made
+
+    def __post_init__(self) -> None:
+        check_integer("PowerOfTwo", "exponent", self.exponent, 2, 8)
+        bias = self._usual_bias if self.bias is None else self.bias
+        object.__setattr__(self, "bias", check_integer("PowerOfTwo", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
+        nan = (1 << self.exponent) - 1
+        least = math.ldexp(1.0, -bias)
+        grid = Grid(0, -bias, least, math.ldexp(1.0, nan - 1 - bias), least, zero=False, negative_zero=False, infinity=False)
+        self._derive(grid, Coding(bits=self.exponent, twos_complement=False, nan=nan, infinity=-1))
+
+    @property
+    def _usual_bias(self) -> int:
+        return (1 << (self.exponent - 1)) - 1
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """Width of a code."""
+        return self.coding.bits
+
+    def __repr__(self) -> str:
+        usual = self.bias == self._usual_bias
+        return f"PowerOfTwo({self.exponent})" if usual else f"PowerOfTwo({self.exponent}, bias={self.bias})"
+
+    def _layout(self) -> list[tuple[str, str]]:
+        return [("bits", f"{self.bits} ({self.exponent} exponent, unsigned)"), ("bias", str(self.bias))]
+
+    def _reserved(self) -> str:
+        return "all ones: NaN; no zero, no infinities"

@@ -1,0 +1,164 @@
+"""The formats that have a name, and how a name, a dtype or a format becomes a format."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import torch
+
+from qsim.formats.base import Format
+from qsim.formats.fixed import Fixed, Int
+from qsim.formats.floating import Float, PowerOfTwo, Specials
+
+FP32 = Float(8, 23, specials="ieee")
+TF32 = Float(8, 10, specials="ieee")
+BF16 = Float(8, 7, specials="ieee")
+FP16 = Float(5, 10, specials="ieee")
+E5M2 = Float(5, 2, specials="ieee")
+E4M3 = Float(4, 3, specials="fn")
+E5M2FNUZ = Float(5, 2, specials="fnuz")
+E4M3FNUZ = Float(4, 3, specials="fnuz")
+E4M3B11FNUZ = Float(4, 3, bias=11, specials="fnuz")
+E3M4 = Float(3, 4, specials="ieee")
+E3M2 = Float(3, 2)
+E2M3 = Float(2, 3)
+E2M1 = Float(2, 1)
+E8M0 = PowerOfTwo(8)
+INT8 = Int(8)
+INT4 = Int(4)
+
+#: Every format that has a name of its own, by that name, widest first.
+NAMED: dict[str, Format] = {
+    "fp32": FP32,
+    "tf32": TF32,
+    "bf16": BF16,
+    "fp16": FP16,
+    "e5m2": E5M2,
+    "e4m3": E4M3,
+    "e5m2fnuz": E5M2FNUZ,
+    "e4m3fnuz": E4M3FNUZ,
+    "e4m3b11fnuz": E4M3B11FNUZ,
+    "e3m4": E3M4,
+    "e3m2": E3M2,
+    "e2m3": E2M3,
+    "e2m1": E2M1,
+    "e8m0": E8M0,
+    "int8": INT8,
+    "int4": INT4,
+}
+
+# Other spellings. ml_dtypes' `fn` means "all ones is NaN" for 8-bit formats and "finite only" for narrower ones, as OCP has them.
+_ALIASES: dict[str, Format] = {
+    "float32": FP32,
+    "float": FP32,
+    "bfloat16": BF16,
+    "float16": FP16,
+    "half": FP16,
+    "e2m1fn": E2M1,
+    "e2m3fn": E2M3,
+    "e3m2fn": E3M2,
+    "e8m0fnu": E8M0,
+    "float8_e4m3": Float(4, 3, specials="ieee"),
+    "float8_e3m4": E3M4,
+    "float8_e4m3fn": E4M3,
+    "float8_e5m2": E5M2,
+    "float8_e4m3fnuz": E4M3FNUZ,
+    "float8_e5m2fnuz": E5M2FNUZ,
+    "float8_e4m3b11fnuz": E4M3B11FNUZ,
+    "float8_e8m0fnu": E8M0,
+    "float6_e2m3fn": E2M3,
+    "float6_e3m2fn": E3M2,
+    "float4_e2m1fn": E2M1,
+}
+
+_RESOLVED: dict[object, Format] = {
+    **NAMED,
+    **_ALIASES,
+    torch.float32: FP32,
+    torch.bfloat16: BF16,
+    torch.float16: FP16,
+    torch.float8_e5m2: E5M2,
+    torch.float8_e4m3fn: E4M3,
+    torch.float8_e5m2fnuz: E5M2FNUZ,
+    torch.float8_e4m3fnuz: E4M3FNUZ,
+    torch.float8_e8m0fnu: E8M0,
+    torch.float4_e2m1fn_x2: E2M1,
+    torch.int8: INT8,
+    torch.int16: Int(16),
+    torch.int32: Int(32),
+    torch.uint8: Int(8, signed=False),
+    torch.uint16: Int(16, signed=False),
+    torch.uint32: Int(32, signed=False),
+}
+
+_FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
+_INTEGER = re.compile(r"(u?)int(\d+)")
+
+
+def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word users look for)
+    """Resolves a name, a torch dtype or a format to a format.
+
+    A bare `ExMy` that OCP defines means OCP's format; ml_dtypes' names mean ml_dtypes' formats; any other `ExMy` has no special values. A
+    bias and the special values can be written behind it: `e4m3b11fnuz`, `e5m7ieee`.
+
+    Args:
+        spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
+
+    Raises:
+        TypeError: If `spec` is of another kind.
+        ValueError: If no format has that name.
+
+    Example:
+        >>> import qsim
+        >>> qsim.format("E4M3"), qsim.format("e4m1")
+        (Float(4, 3, specials='fn'), Float(4, 1))
+    """
+    if isinstance(spec, Format):
+        return spec
+    known = _RESOLVED.get(spec)
+    if known is not None:
+        return known
+    if isinstance(spec, str):
+        found = _RESOLVED.get(spec.lower()) or _parse(spec.lower())
+        if found is None:
+            raise ValueError(f"unknown format {spec!r}{_suggest(spec.lower())}")
+        return _RESOLVED.setdefault(spec, found)
+    if isinstance(spec, torch.dtype):
+        raise ValueError(f"no format stands for {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits")
+    raise TypeError(f"a format must be a name, a torch dtype or a Format, got {spec!r}")
+
+
+def _parse(name: str) -> Format | None:
+    if found := _FLOAT.fullmatch(name):
+        exponent, mantissa = int(found[1]), int(found[2])
+        bias = None if found[3] is None else int(found[3])
+        specials: Specials = found[4] or "none"  # type: ignore[assignment]
+        try:
+            return Float(exponent, mantissa, bias, specials)  # type: ignore[arg-type]
+        except ValueError:
+            return None
+    if found := _INTEGER.fullmatch(name):
+        return Int(int(found[2]), signed=not found[1]) if 1 <= int(found[2]) <= 32 else None
+    return None
+
+
+def _suggest(name: str) -> str:
+    names = [known for known in _RESOLVED if isinstance(known, str)]
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f": did you mean {close[0]!r}?" if close else ""
+    return hint + " Names are ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23, intN, uintN, and those that `qsim formats` lists."
+
+
+def names(fmt: Format) -> list[str]:
+    """Every name under which `format` finds a format.
+
+    Example:
+        >>> import qsim
+        >>> qsim.formats.names(qsim.Int(8))
+        ['int8']
+    """
+    return [name for name, known in {**NAMED, **_ALIASES}.items() if known == fmt]
+
+
+

@@ -1,0 +1,146 @@
+"""Seeds and streams of random bits.
+
+Random bits come from Philox4x32-10, a pure function of (seed, stream, logical element index): nothing is stored and nothing advances, so
+that any element's bits can be computed alone, on any device. What is drawn is the seed.
+
+Example:
+    >>> import qsim
+    >>> qsim.random.random_bits(4, 6, seed=1)
+    tensor([ 9, 17, 58, 56])
+    >>> qsim.random.random_bits(2, 6, seed=1, offset=2)
+    tensor([58, 56])
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import reference
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_LARGEST = 2**63 - 1
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int = 10) -> tuple[int, int, int, int]:
+    """Philox4x32 of one counter, in plain Python: what the operators are compared with.
+
+    Args:
+        counter: Four 32-bit words.
+        key: Two 32-bit words.
+        rounds: How many rounds.
+
+    Example:
+        >>> from qsim.random import philox4x32
+        >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
+        ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        high0, low0 = divmod(c0 * _MULTIPLIERS[0], 1 << 32)
+        high1, low1 = divmod(c2 * _MULTIPLIERS[1], 1 << 32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def stream(*names: str | int) -> int:
+    """A stream number of one's own for a tensor, layer, point or step, hashed from what names it.
+
+    Args:
+        *names: Strings and integers; their order and kinds matter.
+
+    Returns:
+        A whole number below 2**63.
+
+    Example:
+        >>> import qsim
+        >>> qsim.random.stream("encoder.0", "weight", 7) == qsim.random.stream("encoder.0", "weight", 8)
+        False
+    """
+    for name in names:
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            raise TypeError(f"stream: names must be strings and integers, got {name!r}")
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _LARGEST
+
+
+def random_bits(
+    count: int, bits: int, *, seed: int | Tensor, stream: int = 0, offset: int = 0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The random integers that stochastic rounding with `bits` random bits compares for `count` elements.
+
+    Args:
+        count: How many elements.
+        bits: Random bits of each, 1 to 32.
+        seed: The seed.
+        stream: The seed's stream.
+        offset: Logical index of the first element.
+        device: Where to compute them.
+
+    Returns:
+        An int64 tensor of values below `2**bits`.
+
+    Example:
+        >>> import qsim
+        >>> qsim.random.random_bits(3, 32, seed=0)
+        tensor([1713891541, 3781805453, 3159862348])
+    """
+    if not 1 <= bits <= 32:
+        raise ValueError(f"random_bits: bits must lie in 1…32, got {bits}")
+    if count < 0 or offset < 0:
+        raise ValueError(f"random_bits: count and offset must not be negative, got {count} and {offset}")
+    return reference.random_bits(offset, count, bits, int(seed), stream, torch.device(device))
+
+
+def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """The seed of one call: the one given, or one drawn from a generator, without waiting for the device.
+
+    Without a generator the seed comes from torch's own CPU generator, so that a run is the same on every device. While a CUDA graph is
+    captured or code is compiled it comes from the device's own generator instead, which draws anew at every replay.
+
+    Args:
+        seed: A 64-bit integer, or a 0-d int64 tensor.
+        generator: Where to draw a seed from if none is given.
+        device: The device of the tensor that is rounded.
+
+    Raises:
+        TypeError: If the seed or the generator is of another kind.
+        ValueError: If both are given, or they do not fit the device.
+    """
+    if seed is not None and generator is not None:
+        raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
+    if seed is not None:
+        return _given(seed, device)
+    if generator is not None:
+        _check_generator(generator, device)
+        return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.randint(_LARGEST, (), device=device)
+    return torch.randint(_LARGEST, ())
+
+
+def _given(seed: int | Tensor, device: torch.device) -> Tensor:
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.dim() != 0:
+            raise ValueError(f"seed must be an int or a 0-d int64 tensor, got {seed.dtype} of shape {tuple(seed.shape)}")
+        if seed.device.type not in ("cpu", device.type):
+            raise ValueError(f"seed is on {seed.device}, x on {device}: it must be on the same device or on the CPU")
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int or a 0-d int64 tensor, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must fit 64 signed bits, got {seed}")
+    return torch.tensor(seed, dtype=torch.int64)
+
+
+def _check_generator(generator: torch.Generator, device: torch.device) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
+    if generator.device.type not in ("cpu", device.type):
+        raise ValueError(f"generator is on {generator.device}, x on {device}: it must be on the same device or on the CPU")

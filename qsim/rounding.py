@@ -1,0 +1,154 @@
+"""Roundings: which of its two neighbours in a format a value goes to.
+
+The plain ones are constants and have names; stochastic rounding has parameters.
+
+Example:
+    >>> from qsim import rounding
+    >>> rounding.resolve("nearest_away")
+    NEAREST_AWAY
+    >>> rounding.resolve("stochastic")
+    Stochastic()
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from qsim_kernels.grid import Mode, Rule
+
+Overflow = Literal["saturate", "nonfinite"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What every rounding has.
+
+    Attributes:
+        mode: The rounding as the kernels know it.
+    """
+
+    mode: Mode
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether random bits are drawn."""
+        return self.mode == Mode.STOCHASTIC
+
+
+@dataclass(frozen=True, repr=False)
+class Plain(Rounding):
+    """A rounding without parameters; each is a constant of this module."""
+
+    def __repr__(self) -> str:
+        return self.mode.name
+
+    def __str__(self) -> str:
+        return self.mode.name.lower()
+
+
+#: Ties go to the neighbour whose code ends in 0.
+NEAREST = Plain(Mode.NEAREST)
+#: Ties go away from zero.
+NEAREST_AWAY = Plain(Mode.NEAREST_AWAY)
+#: Ties go toward +infinity: Definition 2 of *Training with Fewer Bits*.
+NEAREST_UP = Plain(Mode.NEAREST_UP)
+#: The neighbour of smaller magnitude.
+TOWARD_ZERO = Plain(Mode.TOWARD_ZERO)
+#: The larger neighbour.
+UP = Plain(Mode.UP)
+#: The smaller neighbour.
+DOWN = Plain(Mode.DOWN)
+#: The neighbour whose code ends in 1; above zero where nothing lies between it and the smallest normal, that one.
+ODD = Plain(Mode.ODD)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Stochastic(Rounding):
+    """Rounds up with the probability that makes the mean exact, as far as the random bits go.
+
+    With r bits and `p` the position between the neighbours, the one of larger magnitude is taken when `R + floor(p * 2**r) >= 2**r` for a
+    uniform r-bit integer `R`: with probability `floor(p * 2**r) / 2**r`, exactly.
+
+    Args:
+        bits: Number of random bits, 1 to 32. `None` means 32 for float32 and float64 tensors, 16 for bfloat16 and float16.
+        correction: Take `floor(p * 2**r + 1/2)` instead, which removes most of the bias of few bits.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.full((8,), 1.1)
+        >>> qsim.quantize(x, "e2m1", rounding=qsim.Stochastic(bits=6), seed=1)
+        tensor([1.5000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+    """
+
+    bits: int | None
+    correction: bool
+
+    def __init__(self, bits: int | None = None, correction: bool = False) -> None:
+        if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
+            raise TypeError(f"Stochastic: bits must be an int or None, got {bits!r}")
+        if bits is not None and not 1 <= bits <= 32:
+            raise ValueError(f"Stochastic: bits must lie in 1…32, got {bits}")
+        object.__setattr__(self, "mode", Mode.STOCHASTIC)
+        object.__setattr__(self, "bits", bits)
+        object.__setattr__(self, "correction", bool(correction))
+
+    def __repr__(self) -> str:
+        given = [f"bits={self.bits}"] if self.bits is not None else []
+        given += ["correction=True"] if self.correction else []
+        return f"Stochastic({', '.join(given)})"
+
+
+#: The roundings that a string can name.
+NAMED: dict[str, Rounding] = {
+    **{str(plain): plain for plain in (NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD)},
+    "stochastic": Stochastic(),
+}
+
+
+def resolve(rounding: str | Rounding) -> Rounding:
+    """Resolves a name or a rounding to a rounding.
+
+    Args:
+        rounding: One of `NAMED`'s names, or a `Rounding`.
+
+    Raises:
+        TypeError: If it is of another kind.
+        ValueError: If no rounding has that name.
+
+    Example:
+        >>> from qsim import rounding
+        >>> rounding.resolve("up")
+        UP
+    """
+    if isinstance(rounding, Rounding):
+        return rounding
+    if not isinstance(rounding, str):
+        raise TypeError(f"rounding must be a name or a Rounding, got {rounding!r}")
+    found = NAMED.get(rounding)
+    if found is None:
+        close = difflib.get_close_matches(rounding, NAMED, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown rounding {rounding!r}{hint} Allowed: {', '.join(NAMED)}, or Stochastic(bits, correction)")
+    return found
+
+
+def check_overflow(overflow: str) -> None:
+    """Refuses an overflow mode that does not exist."""
+    if overflow not in get_args(Overflow):
+        raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
+
+
+def rule(rounding: Rounding, overflow: str, default_bits: int) -> Rule:
+    """A rounding and an overflow mode as the numbers that the kernels take.
+
+    Args:
+        rounding: The rounding.
+        overflow: `"saturate"` or `"nonfinite"`.
+        default_bits: Random bits where the rounding does not say.
+    """
+    saturate = overflow == "saturate"
+    if isinstance(rounding, Stochastic):
+        return Rule(int(rounding.mode), rounding.bits or default_bits, rounding.correction, saturate)
+    return Rule(int(rounding.mode), 0, False, saturate)

@@ -1,0 +1,50 @@
+"""What every test gets: a seed, poisoned memory, and tests for GPUs that are skipped, visibly, where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("qsim", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.load_profile("qsim")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=0, help="seed of torch's generators in every test (default 0)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device: tests marked gpu are skipped"
+    return f"qsim: --seed={config.getoption('--seed')}, torch {torch.__version__}, {device}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def session_seed(request: pytest.FixtureRequest) -> int:
+    """The seed given on the command line."""
+    return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded(session_seed: int) -> None:
+    torch.manual_seed(session_seed)
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Fills memory that `torch.empty` hands out with NaN (the largest number, for integers), so that no result is right by accident."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,203 @@
+"""`qsim` on the command line."""
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+
+import qsim
+from qsim.cli import main
+from qsim.cli.exact import parse, place, round_to_odd
+from qsim.formats import NAMED
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    return json.loads(run(capsys, "inspect", *words, "--json"))["values"]
+
+
+# formats
+
+
+def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "formats").splitlines()
+    assert lines[0].split()[:3] == ["name", "format", "bits"]
+    assert [line.split()[0] for line in lines[1:]] == list(NAMED)
+    assert any(line.split()[0] == "e4m3" and " 448 " in line for line in lines)
+
+
+def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "formats", "--json"))
+    scope = {name: getattr(qsim, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo")}
+    assert {name: eval(entry["format"], scope) for name, entry in found.items()} == NAMED
+    assert all(entry["max"] == NAMED[name].max for name, entry in found.items())
+
+
+def test_one_format_shows_its_facts_and_every_value(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "formats", "E2M1")
+    assert text.startswith(qsim.format("e2m1").describe())
+    assert "0x8   -0  -0.5  -1  -1.5  -2  -3  -4  -6" in text
+
+
+@pytest.mark.parametrize("name", [name for name, fmt in NAMED.items() if fmt.bits <= 8])
+def test_values_by_code_are_those_of_the_format(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    fmt = NAMED[name]
+    values = [float(value) for value in json.loads(run(capsys, "formats", name, "--json"))["values"]]
+    assert len(values) == 2**fmt.bits
+    assert {value for value in values if abs(value) < float("inf")} == set(fmt.values())
+    assert any(value != value for value in values) == fmt.has_nan
+    assert (float("inf") in values) == fmt.has_inf
+
+
+def test_wide_formats_have_no_chart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "0x" not in run(capsys, "formats", "bf16")
+    assert json.loads(run(capsys, "formats", "bf16", "--json"))["values"] is None
+
+
+# inspect
+
+
+def test_inspect_shows_neighbours_position_and_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "inspect", "e4m3", "0.3")
+    assert "below     0.28125  0|0101|001  0x29" in text
+    assert "above     0.3125   0|0101|010  0x2a" in text
+    assert "position  3/5 = 0.6 of the way from 0.28125 to 0.3125" in text
+
+
+@pytest.mark.parametrize("words", [("-0.3",), ("--", "-0.3"), ("-3/10",), ("-3e-1",), ("-.3",)])
+def test_negative_numbers_need_no_quoting(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    # Options come first, because everything behind -- is a value.
+    found = json.loads(run(capsys, "inspect", "e4m3", "--json", *words))["values"][0]
+    assert (found["below"]["value"], found["above"]["value"], found["position"]) == (-0.3125, -0.28125, "3/5")
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "e3m2", "e2m1", "bf16", "int8", "e4m3fnuz"])
+@pytest.mark.parametrize("value", ["0.3", "-0.3", "1/3", "-2.5", "3", "0x1.8p-7", "1e-9", "-0.0"])
+def test_roundings_are_those_of_the_library(capsys: pytest.CaptureFixture[str], name: str, value: str) -> None:
+    (found,) = inspect(capsys, name, value)
+    x = torch.tensor(parse(value).carrier, dtype=torch.float64)
+    for overflow, rounded in found["rounded"].items():
+        assert set(rounded) == set(qsim.rounding.NAMED) - {"stochastic"}
+        for rounding, entry in rounded.items():
+            expected = qsim.quantize(x, name, rounding=rounding, overflow=overflow)
+            assert repr(float(entry["value"])) == repr(expected.item())
+            assert entry["code"] == int(entry["binary"].replace("|", ""), 2)
+
+
+@pytest.mark.parametrize("value", ["0.3", "-0.3", "1.2", "-5.1", "0.1"])
+@pytest.mark.parametrize("bits", [1, 3, 6])
+def test_probabilities_are_those_that_the_library_reaches(capsys: pytest.CaptureFixture[str], value: str, bits: int) -> None:
+    count = 5000
+    drawn = qsim.random.random_bits(count, bits, seed=7)
+    x = torch.full((count,), parse(value).carrier, dtype=torch.float64)
+    for entry in inspect(capsys, "e2m1", value, "--bits", str(bits))[0]["stochastic"]:
+        if entry["bits"] != bits:
+            continue
+        rounding = qsim.Stochastic(bits=bits, correction=entry["correction"])
+        outer = qsim.quantize(x, "e2m1", rounding=rounding, seed=7) == entry["outer"]
+        threshold = 2**bits - Fraction(entry["probability_of_outer"]) * 2**bits
+        assert torch.equal(outer, drawn >= int(threshold))
+
+
+def test_few_bits_and_their_correction(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = inspect(capsys, "e2m1", "0.6", "--bits", "3")
+    odds = {(entry["bits"], entry["correction"]): entry["probability_of_outer"] for entry in found["stochastic"]}
+    # p = 1/5: floor(8/5) = 1, floor(8/5 + 1/2) = 2.
+    assert odds == {(32, False): "858993459/4294967296", (3, False): "1/8", (3, True): "1/4"}
+
+
+def test_overflow_shows_both_modes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "inspect", "e5m2", "1e9", "--rounding", "nearest")
+    assert "above     none   beyond the largest value" in text
+    assert "saturate" in text
+    assert "nonfinite" in text
+    assert "0|11111|00  0x7c" in text
+
+
+def test_special_values(capsys: pytest.CaptureFixture[str]) -> None:
+    nan, infinity, zero, exact = inspect(capsys, "e4m3", "nan", "-inf", "-0.0", "448")
+    assert nan["rounded"]["saturate"]["nearest"] == {"value": "nan", "code": 0x7F, "binary": "0|1111|111"}
+    assert infinity["rounded"]["saturate"]["nearest"]["value"] == -448.0
+    assert infinity["rounded"]["nonfinite"]["nearest"]["value"] == "nan"
+    assert zero["rounded"]["saturate"]["up"]["binary"] == "1|0000|000"
+    assert (exact["position"], exact["below"]) == ("0", exact["above"])
+    assert "a value of the format" in run(capsys, "inspect", "e4m3", "448")
+    assert "no code" in run(capsys, "inspect", "e2m1", "nan")
+
+
+def test_numbers_are_exact_beyond_float64() -> None:
+    fmt = qsim.format("e4m3")
+    just_above_the_tie = parse("1.0625" + "0" * 30 + "1")
+    assert just_above_the_tie.rounded(fmt, "nearest") == 1.125
+    assert parse("1.0625").rounded(fmt, "nearest") == 1.0
+    assert parse("1e-400").rounded(fmt, "up") == fmt.smallest
+    assert parse("-1e400").rounded(fmt, "nearest", "nonfinite") != parse("-448").rounded(fmt, "nearest")
+    assert place(parse("1/3"), fmt).position == Fraction(2, 3)
+
+
+def test_round_to_odd_never_makes_a_tie() -> None:
+    tiny = Fraction(1, 2**200)
+    for value in (Fraction(1), Fraction(3, 2), Fraction(17, 16), Fraction(-17, 16), Fraction(2)):
+        assert round_to_odd(value) == value
+        for exact in (value + tiny, value - tiny):
+            assert (Fraction(round_to_odd(exact)) > value) == (exact > value)
+            assert Fraction(round_to_odd(exact)) != value
+
+
+# errors and help
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "e4m33", "1"], "unknown format 'e4m33': did you mean 'e4m3'?"),
+        (["formats", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
+        (["inspect", "e4m3", "abc"], "'abc' is not a number: write 0.3, -1e-5, 1/3, 0x1.8p-3, inf or nan"),
+        (["inspect", "e4m3", "1/0"], "'1/0' is not a number"),
+        (["inspect", "e4m3", "1e99999999"], "exponents reach from -5000 to 5000"),
+        (["inspect", "e4m3", "1", "--rounding", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
+        (["inspect", "e4m3", "1", "--bits", "33"], "bits must lie in 1…32, got 33"),
+        (["bench", "nothing"], "no measurement is called 'nothing'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("qsim: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["formats", "--help"], ["inspect", "--help"], ["bench", "--help"]])
+def test_help_has_examples(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    assert "examples:\n  qsim " in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"qsim {qsim.__version__}\n"
+
+
+def test_no_words_give_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "usage: qsim" in run(capsys)
+
+
+def test_as_a_process() -> None:
+    command = [sys.executable, "-m", "qsim.cli"]
+    good = subprocess.run([*command, "inspect", "e4m3", "-1e-5"], capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "-0.001953125" in good.stdout
+    bad = subprocess.run([*command, "formats", "fp9"], capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert "Traceback" not in bad.stderr

@@ -1,0 +1,93 @@
+"""Roundings: their names, what they print as, what bad ones get."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+import torch
+
+import qsim
+from qsim import Stochastic, rounding
+from qsim.rounding import Rounding
+
+PLAIN = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd"]
+
+
+def test_names() -> None:
+    assert list(rounding.NAMED) == [*PLAIN, "stochastic"]
+    assert [str(rounding.resolve(name)) for name in PLAIN] == PLAIN
+    assert rounding.resolve("stochastic") == Stochastic()
+    for name in PLAIN:
+        assert rounding.resolve(name) is getattr(rounding, name.upper())
+    assert rounding.resolve(Stochastic(3)) == Stochastic(3)
+
+
+@pytest.mark.parametrize(
+    "how", [*rounding.NAMED.values(), Stochastic(6), Stochastic(bits=32, correction=True), Stochastic(correction=True)], ids=repr
+)
+def test_values(how: Rounding) -> None:
+    assert eval(repr(how), vars(rounding)) == how
+    assert pickle.loads(pickle.dumps(how)) == how
+    assert hash(pickle.loads(pickle.dumps(how))) == hash(how)
+    with pytest.raises(AttributeError):
+        how.mode = 3  # type: ignore[assignment,misc]
+
+
+def test_differences() -> None:
+    every = {*rounding.NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(1, correction=True)}
+    assert len(every) == 11
+    assert [how.is_stochastic for how in rounding.NAMED.values()] == [False] * 7 + [True]
+    assert repr(Stochastic(6, correction=True)) == "Stochastic(bits=6, correction=True)"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nearst", "unknown rounding 'nearst': did you mean 'nearest'?"),
+        ("stochastik", "did you mean 'stochastic'?"),
+        ("xyz", "Allowed: nearest, nearest_away, nearest_up, toward_zero, up, down, odd, stochastic, or Stochastic"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        qsim.quantize(torch.ones(3), "e4m3", rounding=name)
+
+
+@pytest.mark.parametrize("bits", [0, -1, 33])
+def test_impossible_bits(bits: int) -> None:
+    with pytest.raises(ValueError, match=f"Stochastic: bits must lie in 1…32, got {bits}"):
+        Stochastic(bits)
+
+
+@pytest.mark.parametrize("bits", [1.0, "8", True])
+def test_bits_of_another_kind(bits: object) -> None:
+    with pytest.raises(TypeError, match="Stochastic: bits must be an int or None, got"):
+        Stochastic(bits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [3, None, Stochastic])
+def test_another_kind(how: object) -> None:
+    with pytest.raises(TypeError, match="rounding must be a name or a Rounding, got"):
+        qsim.quantize(torch.ones(3), "e4m3", rounding=how)  # type: ignore[arg-type]
+
+
+def test_unknown_overflow() -> None:
+    with pytest.raises(ValueError, match="overflow must be 'saturate' or 'nonfinite', got 'wrap'"):
+        qsim.quantize(torch.ones(3), "e4m3", overflow="wrap")  # type: ignore[arg-type]
+
+
+def test_ties_by_hand() -> None:
+    x = torch.tensor([-3.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.5])
+    ties = {
+        "nearest": [-4.0, -2.0, -2.0, -0.0, 0.0, 2.0, 2.0, 4.0],
+        "nearest_away": [-4.0, -3.0, -2.0, -1.0, 1.0, 2.0, 3.0, 4.0],
+        "nearest_up": [-3.0, -2.0, -1.0, -0.0, 1.0, 2.0, 3.0, 4.0],
+        "toward_zero": [-3.0, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 3.0],
+        "up": [-3.0, -2.0, -1.0, -0.0, 1.0, 2.0, 3.0, 4.0],
+        "down": [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0],
+        "odd": [-3.0, -3.0, -1.0, -1.0, 1.0, 1.0, 3.0, 3.0],
+    }
+    for name, expected in ties.items():
+        assert qsim.quantize(x, qsim.Int(8), rounding=name).tolist() == expected, name
