@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import packing, random, rounding
-from qsim.formats import Format, format as resolve_format, holders, holds
+from qsim import packing
+from qsim.checks import check_dtype, check_input, check_out, draw_seed, overlaps, spelling
+from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
-from qsim_kernels import Rule
+from qsim.threshold import threshold_quantize
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+__all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]
 
 
 def quantize(
@@ -55,25 +56,26 @@ def quantize(
 
     Example:
         >>> import torch, qsim
-        >>> qsim.quantize(torch.tensor([0.3, -1.7, 1000.0]), "e4m3")
-        tensor([   0.3125,   -1.7500,  448.0000])
+        >>> qsim.quantize(torch.tensor([0.3, -1.7, 1000.0]), "e3m2")
+        tensor([ 0.3125, -1.7500, 28.0000])
         >>> qsim.quantize(torch.full((6,), 1.25), "e2m1", rounding="stochastic", seed=0)
-        tensor([1.5000, 1.0000, 1.5000, 1.0000, 1.0000, 1.0000])
+        tensor([1.0000, 1.5000, 1.5000, 1.5000, 1.5000, 1.0000])
     """
-    fmt = resolve_format(format)
-    _check_input("quantize", x)
-    target = _target_dtype(x, fmt, dtype, out)
-    rule = _rule(rounding, overflow, x)
-    drawn = _seed(rule, seed, generator, stream, offset, x)
-    numbers = (*fmt.grid, *rule, stream, offset)
+    check_input("quantize", x)
+    fmt, grid, _, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
     if out is not None:
-        _check_out(x, out, clip_gradient)
-        torch.ops.qsim.quantize_out(x, drawn, *numbers, out)
+        check_out(x, out, dtype)
+        dtype = out.dtype
+    target = x.dtype if dtype is None else dtype
+    check_dtype(fmt, target, "out" if out is not None else "x" if dtype is None else "dtype")
+    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    if out is not None:
+        torch.ops.qsim.quantize_out.default(x, drawn, grid, rule, stream, offset, out)
         return out
     if x.requires_grad and torch.is_grad_enabled():
         limits = (fmt.min, fmt.max) if clip_gradient else None
-        return _StraightThrough.apply(x, drawn, numbers, target, limits)  # type: ignore[no-any-return,no-untyped-call]
-    return torch.ops.qsim.quantize(x, drawn, *numbers, target)  # type: ignore[no-any-return]
+        return _StraightThrough.apply(x, drawn, grid, rule, stream, offset, target, limits)  # type: ignore[no-any-return,no-untyped-call]
+    return torch.ops.qsim.quantize.default(x, drawn, grid, rule, stream, offset, target)  # type: ignore[no-any-return]
 
 
 def quantize_(
@@ -101,16 +103,15 @@ def quantize_(
         >>> qsim.quantize_(x, "e2m1")
         tensor([ 0.5000, -1.5000])
     """
-    fmt = resolve_format(format)
-    _check_input("quantize_", x)
-    _target_dtype(x, fmt, None, None)
+    check_input("quantize_", x)
+    fmt, grid, _, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
+    check_dtype(fmt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("quantize_: x requires a gradient; use quantize, or call this under torch.no_grad()")
-    if _overlaps(x):
+    if overlaps(x):
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
-    rule = _rule(rounding, overflow, x)
-    drawn = _seed(rule, seed, generator, stream, offset, x)
-    torch.ops.qsim.quantize_(x, drawn, *fmt.grid, *rule, stream, offset)
+    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    torch.ops.qsim.quantize_.default(x, drawn, grid, rule, stream, offset)
     return x
 
 
@@ -155,13 +156,12 @@ def encode(
         >>> qsim.encode(torch.tensor([0.5, 1.0, -6.0, 0.0]), "e2m1", packed=True)
         tensor([33, 15], dtype=torch.uint8)
     """
-    fmt = resolve_format(format)
-    _check_input("encode", x)
+    check_input("encode", x)
+    fmt, grid, coding, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
     if packed:
         packing.check(fmt, x.shape)
-    rule = _rule(rounding, overflow, x)
-    drawn = _seed(rule, seed, generator, stream, offset, x)
-    codes = torch.ops.qsim.encode(x, drawn, *fmt.grid, *rule, *fmt.coding, stream, offset, check)
+    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    codes = torch.ops.qsim.encode.default(x, drawn, grid, rule, coding, stream, offset, check)
     return packing.pack(codes, fmt.bits) if packed else codes
 
 
@@ -183,50 +183,18 @@ def decode(codes: Tensor, format: str | torch.dtype | Format, *, dtype: torch.dt
         >>> qsim.decode(torch.tensor([33, 15], dtype=torch.uint8), "e2m1", packed=True)
         tensor([ 0.5000,  1.0000, -6.0000,  0.0000])
     """
-    fmt = resolve_format(format)
+    fmt, grid, coding, _, _ = spelling(format, "nearest", "saturate", torch.float32)
     if not isinstance(codes, Tensor):
         raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
     expected = torch.uint8 if packed or fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
+    if codes.layout != torch.strided:
+        raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
     if codes.dtype != expected:
         raise TypeError(f"decode: {fmt!r} has codes in {expected}, got {codes.dtype}")
-    _check_dtype(fmt, dtype, "dtype")
+    check_dtype(fmt, dtype, "dtype")
     if packed:
         codes = packing.unpack(codes, fmt)
-    return torch.ops.qsim.decode(codes, *fmt.grid, *fmt.coding, dtype)  # type: ignore[no-any-return]
-
-
-def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tensor) -> Tensor:
-    """Definition 1 of *Training with Fewer Bits*: steps of one size, up where the remainder reaches a threshold.
-
-    `step * floor(x / step)` where `x / step - floor(x / step) < threshold`, else one step more. With a threshold of 1/2 this is rounding to
-    nearest with ties toward +infinity; with a uniformly random one it is stochastic rounding. The gradient passes straight through.
-
-    Args:
-        x: A floating tensor.
-        step: The distance between two values; 0 means the identity.
-        threshold: The part of a step from which on it is rounded up, in 0…1: a number, or one for every element.
-
-    Raises:
-        ValueError: If the step is negative or the threshold lies outside 0…1 (numbers alone are checked, tensors are not).
-
-    Example:
-        >>> import torch, qsim
-        >>> qsim.threshold_quantize(torch.tensor([0.3, 0.5, -0.5]), step=1.0, threshold=0.5)
-        tensor([0., 1., 0.])
-    """
-    _check_input("threshold_quantize", x)
-    if not isinstance(step, Tensor) and not step >= 0:
-        raise ValueError(f"threshold_quantize: step must not be negative, got {step}")
-    if not isinstance(threshold, Tensor) and not 0 <= threshold <= 1:
-        raise ValueError(f"threshold_quantize: threshold must lie in 0…1, got {threshold}")
-    if not isinstance(step, Tensor) and step == 0:
-        return x.clone()
-    with torch.no_grad():
-        steps = x / step
-        lower = steps.floor()
-        rounded = step * (lower + ((steps - lower) >= threshold).to(x.dtype))
-        rounded = rounded if not isinstance(step, Tensor) else torch.where(step == 0, x, rounded)
-    return x + (rounded - x).detach() if x.requires_grad else rounded
+    return torch.ops.qsim.decode.default(codes, grid, coding, dtype)  # type: ignore[no-any-return]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -235,82 +203,30 @@ class _StraightThrough(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, seed: Tensor | None, numbers: tuple[Any, ...], dtype: torch.dtype, limits: tuple[float, float] | None) -> Tensor:
-        return torch.ops.qsim.quantize(x, seed, *numbers, dtype)  # type: ignore[no-any-return]
+    def forward(
+        x: Tensor,
+        seed: Tensor | None,
+        grid: str,
+        rule: str,
+        stream: int,
+        offset: int,
+        dtype: torch.dtype,
+        limits: tuple[float, float] | None,
+    ) -> Tensor:
+        return torch.ops.qsim.quantize.default(x, seed, grid, rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, _, _, _, limits = inputs
+        x, limits = inputs[0], inputs[-1]
         ctx.dtype = x.dtype
         ctx.clipped = limits is not None
         if limits is not None:
             ctx.save_for_backward((x < limits[0]) | (x > limits[1]))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[0].to(ctx.dtype)
         if ctx.clipped:
             (saturated,) = ctx.saved_tensors
             gradient = gradient.masked_fill(saturated, 0.0)
-        return gradient, None, None, None, None
-
-
-def _check_input(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name}: x must be dense, got layout {x.layout}; call x.to_dense() first")
-    if x.dtype not in _FLOATS:
-        raise TypeError(f"{name}: x must be float32, bfloat16, float16 or float64, got {x.dtype}")
-
-
-def _check_dtype(fmt: Format, dtype: torch.dtype, name: str) -> None:
-    if dtype not in _FLOATS:
-        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {dtype}; encode() gives codes")
-    if not holds(dtype, fmt):
-        able = ", ".join(str(d).removeprefix("torch.") for d in holders(fmt)) or "no dtype"
-        raise ValueError(f"{name}: {dtype} cannot hold every value of {fmt!r} (max {fmt.max:g}, {fmt.precision} significant bits); {able} can")
-
-
-def _target_dtype(x: Tensor, fmt: Format, dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
-    if out is not None:
-        if not isinstance(out, Tensor):
-            raise TypeError(f"out must be a tensor, got {type(out).__name__}")
-        if dtype is not None and dtype != out.dtype:
-            raise ValueError(f"dtype={dtype} contradicts out=, which is {out.dtype}")
-        _check_dtype(fmt, out.dtype, "out")
-        return out.dtype
-    target = x.dtype if dtype is None else dtype
-    _check_dtype(fmt, target, "x" if dtype is None else "dtype")
-    return target
-
-
-def _check_out(x: Tensor, out: Tensor, clip_gradient: bool) -> None:
-    if out.shape != x.shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}, x has {tuple(x.shape)}: they must be the same")
-    if out.device != x.device:
-        raise ValueError(f"out is on {out.device}, x on {x.device}: they must be on the same device")
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        raise ValueError("out= gives no gradients: leave it out, or call this under torch.no_grad()")
-    if _overlaps(out):
-        raise ValueError("several elements of out share one place in memory (an expanded tensor)")
-
-
-def _overlaps(x: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
-
-
-def _rule(how: str | Rounding, overflow: str, x: Tensor) -> Rule:
-    rounding.check_overflow(overflow)
-    default_bits = 16 if x.dtype in (torch.bfloat16, torch.float16) else 32
-    return rounding.rule(rounding.resolve(how), overflow, default_bits)
-
-
-def _seed(rule: Rule, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, x: Tensor) -> Tensor | None:
-    if offset < 0:
-        raise ValueError(f"offset must not be negative, got {offset}")
-    if not rule.bits:
-        if seed is not None and generator is not None:
-            raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
-        return None
-    return random.seed_tensor(seed, generator, x.device)
+        return gradient, None, None, None, None, None, None, None

@@ -27,7 +27,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Packs uint8 codes of 4 or 6 bits."""
     group = codes.unflatten(-1, (-1, _GROUPS[bits][0]))
     if bits == 4:
-        return group[..., 0] | group[..., 1] << 4
+        both: Tensor = group[..., 0] | group[..., 1] << 4
+        return both
     a, b, c, d = group.unbind(-1)
     return torch.stack([a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2], dim=-1).flatten(-2)
 
@@ -39,6 +40,8 @@ def unpack(packed: Tensor, fmt: Format) -> Tensor:
     if fmt.bits == 4:
         return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     if packed.dim() == 0 or packed.shape[-1] % 3:
-        raise ValueError(f"packed 6-bit codes come in groups of 3 bytes: the last dimension of {tuple(packed.shape)} is not a multiple of 3")
+        raise ValueError(
+            f"packed 6-bit codes come in groups of 3 bytes: the last dimension must be a multiple of 3, got {tuple(packed.shape)}"
+        )
     a, b, c = packed.unflatten(-1, (-1, 3)).unbind(-1)
     return torch.stack([a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2], dim=-1).flatten(-2)

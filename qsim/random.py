@@ -6,9 +6,9 @@ that any element's bits can be computed alone, on any device. What is drawn is t
 Example:
     >>> import qsim
     >>> qsim.random.random_bits(4, 6, seed=1)
-    tensor([ 9, 17, 58, 56])
+    tensor([ 1, 56,  3, 57])
     >>> qsim.random.random_bits(2, 6, seed=1, offset=2)
-    tensor([58, 56])
+    tensor([ 3, 57])
 """
 
 from __future__ import annotations
@@ -86,16 +86,26 @@ def random_bits(
     Returns:
         An int64 tensor of values below `2**bits`.
 
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a number is out of range.
+
     Example:
         >>> import qsim
         >>> qsim.random.random_bits(3, 32, seed=0)
         tensor([1713891541, 3781805453, 3159862348])
     """
+    check_index(stream, offset)
+    for name, number in (("count", count), ("bits", bits)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name} must be an int, got {number!r}")
     if not 1 <= bits <= 32:
-        raise ValueError(f"random_bits: bits must lie in 1…32, got {bits}")
-    if count < 0 or offset < 0:
-        raise ValueError(f"random_bits: count and offset must not be negative, got {count} and {offset}")
-    return reference.random_bits(offset, count, bits, int(seed), stream, torch.device(device))
+        raise ValueError(f"bits must lie in 1…32, got {bits}")
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    place = torch.device(device)
+    check_source(seed, None, place)
+    return reference.random_bits(offset, count, bits, int(seed), stream, place)
 
 
 def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -113,34 +123,46 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
         TypeError: If the seed or the generator is of another kind.
         ValueError: If both are given, or they do not fit the device.
     """
-    if seed is not None and generator is not None:
-        raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if seed is not None or generator is not None:
+        check_source(seed, generator, device)
+        if capturing and (isinstance(seed, Tensor) and seed.device.type == "cpu" or generator is not None and generator.device.type == "cpu"):
+            raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or a generator on the device, or neither")
     if seed is not None:
-        return _given(seed, device)
+        return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
     if generator is not None:
-        _check_generator(generator, device)
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if capturing or torch.compiler.is_compiling():
         return torch.randint(_LARGEST, (), device=device)
     return torch.randint(_LARGEST, ())
 
 
-def _given(seed: int | Tensor, device: torch.device) -> Tensor:
-    if isinstance(seed, Tensor):
+def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:
+    """Refuses a seed or a generator that no seed can come from, for tensors of a device."""
+    if seed is not None and generator is not None:
+        raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
+    if generator is not None:
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
+        if generator.device.type not in ("cpu", device.type):
+            raise ValueError(f"generator is on {generator.device}, x on {device}: it must be on the same device or on the CPU")
+    elif isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.dim() != 0:
             raise ValueError(f"seed must be an int or a 0-d int64 tensor, got {seed.dtype} of shape {tuple(seed.shape)}")
-        if seed.device.type not in ("cpu", device.type):
+        if seed.device.type != "cpu" and seed.device != device:
             raise ValueError(f"seed is on {seed.device}, x on {device}: it must be on the same device or on the CPU")
-        return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    elif isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int or a 0-d int64 tensor, got {seed!r}")
-    if not -(2**63) <= seed < 2**63:
+    elif not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed must fit 64 signed bits, got {seed}")
-    return torch.tensor(seed, dtype=torch.int64)
 
 
-def _check_generator(generator: torch.Generator, device: torch.device) -> None:
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
-    if generator.device.type not in ("cpu", device.type):
-        raise ValueError(f"generator is on {generator.device}, x on {device}: it must be on the same device or on the CPU")
+def check_index(stream: int, offset: int) -> None:
+    """Refuses a stream and an offset that do not name random bits."""
+    for name, number in (("stream", stream), ("offset", offset)):
+        if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)):
+            raise TypeError(f"{name} must be an int, got {number!r}")
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"{name} must fit 64 signed bits, got {number}")
+    if offset < 0:
+        raise ValueError(f"offset must not be negative, got {offset}")

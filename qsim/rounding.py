@@ -79,7 +79,7 @@ class Stochastic(Rounding):
         >>> import torch, qsim
         >>> x = torch.full((8,), 1.1)
         >>> qsim.quantize(x, "e2m1", rounding=qsim.Stochastic(bits=6), seed=1)
-        tensor([1.5000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+        tensor([1.0000, 1.5000, 1.0000, 1.5000, 1.0000, 1.0000, 1.0000, 1.0000])
     """
 
     bits: int | None
@@ -90,9 +90,11 @@ class Stochastic(Rounding):
             raise TypeError(f"Stochastic: bits must be an int or None, got {bits!r}")
         if bits is not None and not 1 <= bits <= 32:
             raise ValueError(f"Stochastic: bits must lie in 1…32, got {bits}")
+        if not isinstance(correction, bool):
+            raise TypeError(f"Stochastic: correction must be True or False, got {correction!r}")
         object.__setattr__(self, "mode", Mode.STOCHASTIC)
         object.__setattr__(self, "bits", bits)
-        object.__setattr__(self, "correction", bool(correction))
+        object.__setattr__(self, "correction", correction)
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
@@ -129,8 +131,8 @@ def resolve(rounding: str | Rounding) -> Rounding:
     found = NAMED.get(rounding)
     if found is None:
         close = difflib.get_close_matches(rounding, NAMED, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"unknown rounding {rounding!r}{hint} Allowed: {', '.join(NAMED)}, or Stochastic(bits, correction)")
+        hint = f"did you mean {close[0]!r}? Allowed are" if close else "allowed are"
+        raise ValueError(f"unknown rounding {rounding!r}: {hint} {', '.join(NAMED)} and Stochastic(bits, correction)")
     return found
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import torch
+
+# Without a GPU the Triton kernels run through Triton's interpreter, which must be chosen before anything imports triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 hypothesis.settings.register_profile("qsim", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.load_profile("qsim")
@@ -33,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def session_seed(request: pytest.FixtureRequest) -> int:
     """The seed given on the command line."""
     return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Every device that a test can have: each with its own implementation of the operators."""
+    return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import oracle
 import qsim
 from catalogue import GFLOAT, GFLOAT_ROUNDINGS, ML_DTYPES, NAMED, VARIETY, sweep
 from oracle_arrays import Bracket, explain, mismatches, numbers
-from qsim.formats import E4M3, E5M2, E8M0, FP16, FP32, Fixed, Float, Format, holds
+from qsim.formats import E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, Fixed, Float, Format, Int, PowerOfTwo, holds
 
 
 def carrier(fmt: Format, dtype: torch.dtype) -> torch.dtype:
@@ -128,6 +128,19 @@ def test_infinity_saturates_or_stays(rounding: str) -> None:
     assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed).tolist() == [448.0, -448.0]
     assert qsim.quantize(x, E5M2, rounding=rounding, seed=seed, overflow="nonfinite").tolist() == [torch.inf, -torch.inf]
     assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed, overflow="nonfinite").isnan().all()
+
+
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
+@pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
+def test_negative_zero_is_zero(rounding: str, overflow: str, device: torch.device) -> None:
+    # Not a number below every value: of a set without zero it becomes the smallest value, as +0 does, and overflows nowhere.
+    seed = 0 if rounding == "stochastic" else None
+    for fmt in (E8M0, PowerOfTwo(3), PowerOfTwo(5, bias=20), Float(4, 3, signed=False), Int(8, signed=False), E4M3FNUZ, Int(8)):
+        for dtype in inputs.DTYPES:
+            x = torch.tensor([-0.0, 0.0], dtype=dtype, device=device)
+            got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, seed=seed, dtype=torch.float64)
+            least = 0.0 if fmt.has_zero else fmt.smallest
+            assert [value.hex() for value in got.tolist()] == [least.hex()] * 2, fmt
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 16], ids=repr)

@@ -213,7 +213,7 @@ def test_describe() -> None:
         "7",
         "448",
         "0.015625",
-        "0.00195312",
+        "0.001953125",
         "0.125",
     )
     assert "NaN" in rows["reserved"]
@@ -221,11 +221,15 @@ def test_describe() -> None:
 
 @pytest.mark.parametrize("fmt", EVERY, ids=repr)
 def test_describe_says_what_the_facts_say(fmt: Format) -> None:
-    text = fmt.describe()
-    assert repr(fmt) in text
-    assert f"{fmt.max:g}" in text
-    assert f"{fmt.smallest:g}" in text
-    assert str(fmt.bits) in text
+    rows = {line[:18].strip(): line[18:].strip() for line in fmt.describe().splitlines()}
+    assert repr(fmt) in fmt.describe()
+    assert rows["bits"].startswith(f"{fmt.bits} (")
+    # In full: nothing of a fact is lost in print.
+    for name, fact in (("max", fmt.max), ("smallest normal", fmt.smallest_normal), ("smallest", fmt.smallest), ("epsilon", fmt.epsilon)):
+        assert repr(float(rows[name])) == repr(fact), name
+        assert not rows[name].endswith(".0"), name
+    if "min" in rows:
+        assert float(rows["min"]) == fmt.min
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in EVERY if fmt.bits <= 16], ids=repr)
@@ -267,6 +271,7 @@ def test_any_float(exponent: int, mantissa: int, specials: str, subnormals: bool
         ((4, 3, None, "inf"), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'none', got 'inf'"),
         ((1, 0, None, "ieee"), "no value but zero"),
         ((4, 3, None, "fnuz", True, False), "which an unsigned format has not"),
+        ((4, 3, None, ["fn"]), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'none', got ['fn']"),
     ],
 )
 def test_impossible_floats(arguments: tuple[object, ...], message: str) -> None:
@@ -285,7 +290,7 @@ def test_impossible_widths(bits: int) -> None:
 def test_other_impossible_formats() -> None:
     with pytest.raises(TypeError, match=r"Float: exponent must be an int, got 4\.0"):
         Float(4.0, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="symmetric"):
+    with pytest.raises(ValueError, match="Fixed: symmetric=True leaves out the lowest negative code, which an unsigned format has not"):
         Int(8, signed=False, symmetric=True)
     with pytest.raises(ValueError, match="at least 2 bits"):
         Int(1, symmetric=True)
@@ -303,8 +308,15 @@ def test_unknown_names(name: str, close: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "e9m3", "e4m24", "e0m3", "int0", "int33", "e4m3 ", "e4_m3", "e1m0ieee"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(ValueError, match="unknown format"):
+    with pytest.raises(ValueError, match=f"unknown format {name!r}: .*ames are ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23"):
         qsim.format(name)
+
+
+def test_suggestions_are_names_of_the_library_alone() -> None:
+    # Whatever other spellings were used before.
+    qsim.format("e4m9")
+    with pytest.raises(ValueError, match="unknown format 'e4m99': did you mean 'e4m3'"):
+        qsim.format("e4m99")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool])
@@ -313,7 +325,16 @@ def test_dtypes_that_are_no_format(dtype: torch.dtype) -> None:
         qsim.format(dtype)
 
 
-@pytest.mark.parametrize("thing", [3, None, 1.5, ("e4m3",), (4, 3), Float, ["e4m3"]])
+@pytest.mark.parametrize("flag", ["signed", "symmetric", "subnormals"])
+@pytest.mark.parametrize("value", [2, 0, "no", None])
+def test_flags_are_true_or_false(flag: str, value: object) -> None:
+    # Fixed(8, 4, signed=2) must not come out two bits short.
+    make, owner = (Float, "Float") if flag == "subnormals" else (Fixed, "Fixed")
+    with pytest.raises(TypeError, match=re.escape(f"{owner}: {flag} must be True or False, got {value!r}")):
+        make(4, 3, **{flag: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("thing", [3, None, 1.5, ("e4m3",), (4, 3), Float, ["e4m3"], {"e4m3"}, {}])
 def test_things_that_are_no_format(thing: object) -> None:
-    with pytest.raises(TypeError, match="a format must be a name, a torch dtype or a Format, got"):
+    with pytest.raises(TypeError, match=re.escape(f"a format must be a name, a torch dtype or a Format, got {thing!r}")):
         qsim.format(thing)  # type: ignore[arg-type]

@@ -47,7 +47,10 @@ def test_differences() -> None:
     [
         ("nearst", "unknown rounding 'nearst': did you mean 'nearest'?"),
         ("stochastik", "did you mean 'stochastic'?"),
-        ("xyz", "Allowed: nearest, nearest_away, nearest_up, toward_zero, up, down, odd, stochastic, or Stochastic"),
+        (
+            "xyz",
+            "unknown rounding 'xyz': allowed are nearest, nearest_away, nearest_up, toward_zero, up, down, odd, stochastic and Stochastic",
+        ),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
@@ -71,6 +74,12 @@ def test_bits_of_another_kind(bits: object) -> None:
 def test_another_kind(how: object) -> None:
     with pytest.raises(TypeError, match="rounding must be a name or a Rounding, got"):
         qsim.quantize(torch.ones(3), "e4m3", rounding=how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("correction", [1, "no", None])
+def test_correction_of_another_kind(correction: object) -> None:
+    with pytest.raises(TypeError, match=f"Stochastic: correction must be True or False, got {correction!r}"):
+        Stochastic(6, correction)  # type: ignore[arg-type]
 
 
 def test_unknown_overflow() -> None:

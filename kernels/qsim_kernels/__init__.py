@@ -4,6 +4,6 @@ Importing this package defines the operators `torch.ops.qsim.*`. It imports no t
 """
 
 from qsim_kernels import ops
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.grid import Coding, Grid, Mode, Rule, read, spell
 
-__all__ = ["Coding", "Grid", "Mode", "Rule", "ops"]
+__all__ = ["Coding", "Grid", "Mode", "Rule", "ops", "read", "spell"]

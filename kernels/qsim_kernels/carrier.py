@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.grid import Grid
+from qsim_kernels.grid import Coding, Grid
 
 
 class Carrier(NamedTuple):
@@ -97,6 +97,11 @@ def fits_single(grid: Grid) -> bool:
 def is_flat(grid: Grid) -> bool:
     """Whether the spacing never grows relative to float32's own: below the grid's lowest binade both are evenly spaced."""
     return grid.exponent == 1 - SINGLE.bias and grid.least < math.ldexp(1.0, grid.exponent)
+
+
+def counts_wide(grid: Grid, coding: Coding) -> bool:
+    """Whether codes must be counted in float64: integers in steps so small that float32 does not hold how many there are in one."""
+    return coding.twos_complement and is_flat(grid)
 
 
 @lru_cache(maxsize=4096)

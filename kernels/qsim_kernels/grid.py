@@ -6,8 +6,10 @@ written as bit patterns is a `Coding`. How to choose between two neighbours is a
 
 from __future__ import annotations
 
+from ast import literal_eval
 from enum import IntEnum
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 
 class Mode(IntEnum):
@@ -80,3 +82,39 @@ class Rule(NamedTuple):
     bits: int
     correction: bool
     saturate: bool
+
+
+Numbers = TypeVar("Numbers", Grid, Coding, Rule)
+
+
+def spell(numbers: Grid | Coding | Rule) -> str:
+    """Numbers as text, which is how operators take them: one short argument that a graph shows and an exported program keeps.
+
+    Example:
+        >>> from qsim_kernels.grid import Coding, spell
+        >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
+        'bits=8 twos_complement=True nan=-1 infinity=-1'
+    """
+    return " ".join(f"{name}={value!r}" for name, value in zip(numbers._fields, numbers, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def read(kind: type[Numbers], text: str) -> Numbers:
+    """Numbers from their text.
+
+    Args:
+        kind: `Grid`, `Coding` or `Rule`.
+        text: What `spell` gave.
+
+    Raises:
+        ValueError: If the text is not that of such numbers.
+
+    Example:
+        >>> from qsim_kernels.grid import Rule, read
+        >>> read(Rule, "mode=7 bits=6 correction=False saturate=True")
+        Rule(mode=7, bits=6, correction=False, saturate=True)
+    """
+    pairs = [part.partition("=") for part in text.split(" ")]
+    if tuple(name for name, _, _ in pairs) != kind._fields:
+        raise ValueError(f"{kind.__name__} is spelt {' '.join(f'{name}=…' for name in kind._fields)}, got {text!r}")
+    return kind(*(literal_eval(value) for _, _, value in pairs))

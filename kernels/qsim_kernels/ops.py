@@ -1,7 +1,7 @@
 """The operators: schema, fake implementation, plain torch for every device, Triton for CUDA.
 
-Formats and roundings come as the plain numbers of `qsim_kernels.grid`, spelt out, so that graphs and exported programs can carry them.
-Noise is a pure function of (seed, stream, logical index): no operator has a state.
+Formats and roundings come as the numbers of `qsim_kernels.grid`, spelt as text, so that graphs and exported programs can carry them. Noise
+is a pure function of (seed, stream, logical index): no operator has a state.
 """
 
 from __future__ import annotations
@@ -13,25 +13,15 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import reference
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
-
-_GRID = "int mantissa, int exponent, float least, float max, float min, bool zero, bool negative_zero, bool infinity"
-_RULE = "int mode, int random_bits, bool correction, bool saturate"
-_NOISE = "int stream, int offset"
-_CODING = "int bits, bool twos_complement, int nan_code, int infinity_code"
-
-# Where the numbers of each group begin, behind the tensors.
-_RULE_AT = len(Grid._fields)
-_CODING_AT = _RULE_AT + len(Rule._fields)
-_CODING_END = _CODING_AT + len(Coding._fields)
+from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
 
 library = torch.library.Library("qsim", "DEF")
 for _schema in (
-    f"quantize(Tensor x, Tensor? seed, {_GRID}, {_RULE}, {_NOISE}, ScalarType dtype) -> Tensor",
-    f"quantize_(Tensor(a!) x, Tensor? seed, {_GRID}, {_RULE}, {_NOISE}) -> ()",
-    f"quantize_out(Tensor x, Tensor? seed, {_GRID}, {_RULE}, {_NOISE}, Tensor(a!) out) -> ()",
-    f"encode(Tensor x, Tensor? seed, {_GRID}, {_RULE}, {_CODING}, {_NOISE}, bool check) -> Tensor",
-    f"decode(Tensor codes, {_GRID}, {_CODING}, ScalarType dtype) -> Tensor",
+    "quantize(Tensor x, Tensor? seed, str grid, str rule, int stream, int offset, ScalarType dtype) -> Tensor",
+    "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, int stream, int offset) -> ()",
+    "quantize_out(Tensor x, Tensor? seed, str grid, str rule, int stream, int offset, Tensor(a!) out) -> ()",
+    "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, int stream, int offset, bool check) -> Tensor",
+    "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -41,13 +31,8 @@ def code_dtype(bits: int) -> torch.dtype:
     return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
 
 
-def _check_seed(seed: Tensor | None, mode: int) -> None:
-    if mode == Mode.STOCHASTIC and seed is None:
-        raise ValueError("stochastic rounding needs a seed")
-
-
 class Implementation:
-    """The operators on one backend: unpack the numbers, allocate, fill.
+    """The operators on one backend: read the numbers, allocate, fill.
 
     Args:
         load: Gives the backend's module when an operator first runs, so that nothing is imported before it is needed.
@@ -56,48 +41,53 @@ class Implementation:
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
 
-    def quantize(self, x: Tensor, seed: Tensor | None, *numbers: Any) -> Tensor:
+    def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Rounds into a new tensor."""
-        out = torch.empty_like(x, dtype=numbers[-1])
-        self._fill(out, x, seed, numbers[:-1])
+        out = torch.empty_like(x, dtype=dtype)
+        self._fill(out, x, seed, grid, rule, stream, offset)
         return out
 
-    def quantize_(self, x: Tensor, seed: Tensor | None, *numbers: Any) -> None:
+    def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         """Rounds in place."""
-        self._fill(x, x, seed, numbers)
+        self._fill(x, x, seed, grid, rule, stream, offset)
 
-    def quantize_out(self, x: Tensor, seed: Tensor | None, *numbers: Any) -> None:
+    def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
         """Rounds into a tensor that is given."""
-        self._fill(numbers[-1], x, seed, numbers[:-1])
+        self._fill(out, x, seed, grid, rule, stream, offset)
 
-    def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, numbers: tuple[Any, ...]) -> None:
-        grid, rule = Grid(*numbers[:_RULE_AT]), Rule(*numbers[_RULE_AT:_CODING_AT])
-        _check_seed(seed, rule.mode)
-        self._load().quantize_into(out, x, seed, grid, rule, *numbers[_CODING_AT:])
+    def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
+        how = read(Rule, rule)
+        _check_seed(seed, how)
+        self._load().quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
-    def encode(self, x: Tensor, seed: Tensor | None, *numbers: Any) -> Tensor:
+    def encode(
+        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool
+    ) -> Tensor:
         """Rounds and writes codes."""
-        grid, rule = Grid(*numbers[:_RULE_AT]), Rule(*numbers[_RULE_AT:_CODING_AT])
-        coding = Coding(*numbers[_CODING_AT:_CODING_END])
-        stream, offset, check = numbers[_CODING_END:]
-        _check_seed(seed, rule.mode)
-        check = check and coding.nan < 0
+        how, written = read(Rule, rule), read(Coding, coding)
+        _check_seed(seed, how)
+        check = check and written.nan < 0
         if check and x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "encode: a format without NaN needs a check for NaN, which cannot be read back while a CUDA graph is captured; "
                 "pass check=False"
             )
-        codes = torch.empty_like(x, dtype=code_dtype(coding.bits))
-        lost = self._load().encode_into(codes, x, seed, grid, rule, coding, stream, offset)
+        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
+        lost = self._load().encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset)
         if check and bool(lost):
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes
 
-    def decode(self, codes: Tensor, *numbers: Any) -> Tensor:
+    def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Reads codes."""
-        values = torch.empty_like(codes, dtype=numbers[-1])
-        self._load().decode_into(values, codes, Grid(*numbers[:_RULE_AT]), Coding(*numbers[_RULE_AT:-1]))
+        values = torch.empty_like(codes, dtype=dtype)
+        self._load().decode_into(values, codes, read(Grid, grid), read(Coding, coding))
         return values
+
+
+def _check_seed(seed: Tensor | None, rule: Rule) -> None:
+    if rule.mode == Mode.STOCHASTIC and seed is None:
+        raise ValueError("stochastic rounding needs a seed")
 
 
 def _triton() -> Any:
@@ -117,28 +107,28 @@ if torch.version.hip is None:
 
 
 @torch.library.register_fake("qsim::quantize", lib=library)
-def _quantize_fake(x: Tensor, seed: Tensor | None, *numbers: Any) -> Tensor:
-    return torch.empty_like(x, dtype=numbers[-1])
+def _quantize_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
 
 
 @torch.library.register_fake("qsim::quantize_", lib=library)
-def _quantize_fake_(x: Tensor, seed: Tensor | None, *numbers: Any) -> None:
+def _quantize_fake_(*arguments: Any) -> None:
     return None
 
 
 @torch.library.register_fake("qsim::quantize_out", lib=library)
-def _quantize_out_fake(x: Tensor, seed: Tensor | None, *numbers: Any) -> None:
+def _quantize_out_fake(*arguments: Any) -> None:
     return None
 
 
 @torch.library.register_fake("qsim::encode", lib=library)
-def _encode_fake(x: Tensor, seed: Tensor | None, *numbers: Any) -> Tensor:
-    return torch.empty_like(x, dtype=code_dtype(numbers[_CODING_AT]))
+def _encode_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, *arguments: Any) -> Tensor:
+    return torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
 
 
 @torch.library.register_fake("qsim::decode", lib=library)
-def _decode_fake(codes: Tensor, *numbers: Any) -> Tensor:
-    return torch.empty_like(codes, dtype=numbers[-1])
+def _decode_fake(codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(codes, dtype=dtype)
 
 
 def _batched(name: str) -> Callable[..., Any]:

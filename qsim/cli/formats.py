@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 import qsim
-from qsim.cli.text import hexadecimal, json_number, number, table
+from qsim.cli.text import hexadecimal, json_number, table
 from qsim.formats import NAMED, Format, names
+from qsim.formats.base import shortest
 
 #: Wider formats have too many codes to print.
 CHART_BITS = 8
@@ -93,7 +94,7 @@ def code_values(fmt: Format) -> list[float]:
 
 def chart(fmt: Format) -> str:
     """Every code with its value. A row starts with its first code; the codes go on to the right."""
-    values = [number(value) for value in code_values(fmt)]
+    values = [shortest(value) for value in code_values(fmt)]
     columns = min(_CHART_COLUMNS if max(map(len, values)) <= _CHART_CELL else _CHART_COLUMNS // 2, len(values))
     rows = [["code", *(f"+{column}" for column in range(columns))]]
     rows += [[hexadecimal(first, fmt), *values[first : first + columns]] for first in range(0, len(values), columns)]

@@ -11,8 +11,9 @@ from typing import Any
 
 import qsim
 from qsim.cli.exact import Number, Place, code_of, parse, place
-from qsim.cli.text import fields, hexadecimal, json_number, number, table
+from qsim.cli.text import fields, hexadecimal, json_number, table
 from qsim.formats import Format
+from qsim.formats.base import shortest
 from qsim.rounding import NAMED, Stochastic, resolve
 
 _EXAMPLES = """\
@@ -92,11 +93,11 @@ def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
     rows = []
     for word, neighbour, end in (("below", where.below, "smallest"), ("above", where.above, "largest")):
         # As wide as the word "position" that comes below.
-        cells = ["none", f"beyond the {end} value"] if neighbour is None else [number(neighbour), _code_text(neighbour, fmt)]
+        cells = ["none", f"beyond the {end} value"] if neighbour is None else [shortest(neighbour), _code_text(neighbour, fmt)]
         rows.append([word.ljust(8), *cells])
     lines = [table(rows, indent="  ")]
     if where.position is not None:
-        way = f"of the way from {number(where.inner)} to {number(where.outer)}"
+        way = f"of the way from {shortest(where.inner)} to {shortest(where.outer)}"
         lines.append(f"  position  {_fraction_text(where.position)} {way}")
     return lines
 
@@ -107,20 +108,20 @@ def _rounding_table(x: Number, fmt: Format, plain: Sequence[str]) -> str:
     overflows = _overflows(x, fmt)
     rows = [["rounding", "saturate", "code", "nonfinite", "code"] if overflows else ["rounding", "result", "code"]]
     for name, value, other in zip(plain, saturated, nonfinite, strict=True):
-        more = [number(other), _code_text(other, fmt)] if overflows else []
-        rows.append([name, number(value), _code_text(value, fmt), *more])
+        more = [shortest(other), _code_text(other, fmt)] if overflows else []
+        rows.append([name, shortest(value), _code_text(value, fmt), *more])
     return table(rows, indent="  ")
 
 
 def _stochastic_table(x: Number, fmt: Format, where: Place, draws: Sequence[Stochastic]) -> str:
     if not where.position:
         condition = " where overflow saturates" if _overflows(x, fmt) else ""
-        return f"  stochastic  always {number(x.rounded(fmt, 'stochastic'))}{condition}"
-    rows = [["stochastic", f"probability of {number(where.outer)}", f"else {number(where.inner)}; mean"]]
+        return f"  stochastic  always {shortest(x.rounded(fmt, 'stochastic'))}{condition}"
+    rows = [["stochastic", f"probability of {shortest(where.outer)}", f"else {shortest(where.inner)}; mean"]]
     for draw, probability in _probabilities(where, draws):
         label = f"{draw.bits} bits" + (", corrected" if draw.correction else "")
-        odds = f"{probability * 2 ** (draw.bits or 0)}/2^{draw.bits} = {number(float(probability))}"
-        rows.append([label, odds, number(float(where.mean(probability)))])
+        odds = f"{probability * 2 ** (draw.bits or 0)}/2^{draw.bits} = {shortest(float(probability))}"
+        rows.append([label, odds, shortest(float(where.mean(probability)))])
     return table(rows, indent="  ")
 
 

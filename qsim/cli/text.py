@@ -7,16 +7,6 @@ from collections.abc import Sequence
 from qsim.formats import Fixed, Float, Format
 
 
-def number(value: float) -> str:
-    """A number in full: the shortest decimal that means exactly this float64, whole numbers without a point.
-
-    Example:
-        >>> number(448.0), number(0.001953125), number(-0.0)
-        ('448', '0.001953125', '-0')
-    """
-    return repr(value).removesuffix(".0")
-
-
 def fields(code: int, fmt: Format) -> str:
     """A code in binary, with a bar between its fields: sign, exponent and mantissa, or the digits before and behind a binary point.
 

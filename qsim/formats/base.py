@@ -22,6 +22,22 @@ def check_integer(owner: str, name: str, value: object, low: int, high: int) -> 
     return value
 
 
+def check_flag(owner: str, name: str, value: object) -> None:
+    """Checks that `value` is `True` or `False`: anything else would be taken for one of them, or for a number."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
+
+
+def shortest(value: float) -> str:
+    """A number in full: the shortest decimal that means exactly this float64, whole numbers without a point.
+
+    Example:
+        >>> shortest(448.0), shortest(0.001953125), shortest(-0.0)
+        ('448', '0.001953125', '-0')
+    """
+    return repr(value).removesuffix(".0")
+
+
 class Format:
     """A finite set of values and the codes that stand for them. Make one of its kinds: `Float`, `Fixed`, `Int` or `PowerOfTwo`.
 
@@ -138,11 +154,11 @@ class Format:
         """
         rows = [
             *self._layout(),
-            ("max", f"{self.max:g}"),
-            *([] if self.min in (-self.max, 0.0) or not self.has_zero else [("min", f"{self.min:g}")]),
-            ("smallest normal", f"{self.smallest_normal:g}"),
-            ("smallest", f"{self.smallest:g}"),
-            ("epsilon", f"{self.epsilon:g}"),
+            ("max", shortest(self.max)),
+            *([] if self.min in (-self.max, 0.0) or not self.has_zero else [("min", shortest(self.min))]),
+            ("smallest normal", shortest(self.smallest_normal)),
+            ("smallest", shortest(self.smallest)),
+            ("epsilon", shortest(self.epsilon)),
             ("reserved", self._reserved()),
         ]
         return "\n".join([repr(self), *(f"  {name:<16} {text}" for name, text in rows)])
@@ -152,5 +168,3 @@ class Format:
 
     def _reserved(self) -> str:
         raise NotImplementedError
-
-

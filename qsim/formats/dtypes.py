@@ -11,6 +11,9 @@ from qsim.formats.base import Format
 #: The dtypes that tensors may have, widest last.
 CARRIERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
+# Significant bits, largest value and smallest positive value of each.
+_FACTS = {d: (1 - round(math.log2(torch.finfo(d).eps)), torch.finfo(d).max, torch.finfo(d).smallest_normal * torch.finfo(d).eps) for d in CARRIERS}
+
 
 def holds(dtype: torch.dtype, fmt: Format) -> bool:
     """Whether every value of a format is exact in a torch dtype.
@@ -25,11 +28,10 @@ def holds(dtype: torch.dtype, fmt: Format) -> bool:
         >>> holds(torch.bfloat16, E4M3), holds(torch.bfloat16, FP16)
         (True, False)
     """
-    facts = torch.finfo(dtype)
-    precision = 1 - round(math.log2(facts.eps))
+    precision, largest, smallest = _FACTS[dtype]
     # Every value is a multiple of the spacing of the lowest binade, or of the smallest value where there is no spacing below.
     step = min(fmt.grid.least, math.ldexp(1.0, fmt.grid.exponent - fmt.grid.mantissa))
-    return fmt.precision <= precision and max(fmt.max, -fmt.min) <= facts.max and step >= facts.smallest_normal * facts.eps
+    return fmt.precision <= precision and max(fmt.max, -fmt.min) <= largest and step >= smallest
 
 
 def holders(fmt: Format) -> list[torch.dtype]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qsim.formats.base import BIAS_LIMIT, Format, check_integer
+from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
 from qsim_kernels.grid import Coding, Grid
 
 
@@ -34,6 +34,8 @@ class Fixed(Format):
     def __post_init__(self) -> None:
         check_integer("Fixed", "bits", self.bits, 1, 32)
         check_integer("Fixed", "fraction", self.fraction, -BIAS_LIMIT, BIAS_LIMIT)
+        check_flag("Fixed", "signed", self.signed)
+        check_flag("Fixed", "symmetric", self.symmetric)
         if self.symmetric and not self.signed:
             raise ValueError("Fixed: symmetric=True leaves out the lowest negative code, which an unsigned format has not")
         if self.symmetric and self.bits == 1:
@@ -100,5 +102,3 @@ def Int(bits: int, signed: bool = True, symmetric: bool = False) -> Fixed:  # no
         (-128.0, -127.0)
     """
     return Fixed(check_integer("Int", "bits", bits, 1, 32), 0, signed, symmetric)
-
-

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from qsim.formats.base import BIAS_LIMIT, Format, check_integer
+from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
 from qsim_kernels.grid import Coding, Grid
 
 Specials = Literal["ieee", "fn", "fnuz", "none"]
@@ -43,6 +43,8 @@ class Float(Format):
     def __post_init__(self) -> None:
         check_integer("Float", "exponent", self.exponent, 1, 8)
         check_integer("Float", "mantissa", self.mantissa, 0, 23)
+        check_flag("Float", "subnormals", self.subnormals)
+        check_flag("Float", "signed", self.signed)
         if self.specials not in get_args(Specials):
             raise ValueError(f"Float: specials must be one of {', '.join(map(repr, get_args(Specials)))}, got {self.specials!r}")
         bias = self._usual_bias if self.bias is None else self.bias

@@ -8,7 +8,7 @@ import re
 import torch
 
 from qsim.formats.base import Format
-from qsim.formats.fixed import Fixed, Int
+from qsim.formats.fixed import Int
 from qsim.formats.floating import Float, PowerOfTwo, Specials
 
 FP32 = Float(8, 23, specials="ieee")
@@ -72,9 +72,12 @@ _ALIASES: dict[str, Format] = {
     "float4_e2m1fn": E2M1,
 }
 
-_RESOLVED: dict[object, Format] = {
-    **NAMED,
-    **_ALIASES,
+_KNOWN: dict[str, Format] = {**NAMED, **_ALIASES}
+
+#: Every spelling that has been resolved so far.
+_FOUND: dict[str, Format] = dict(_KNOWN)
+
+_DTYPES: dict[torch.dtype, Format] = {
     torch.float32: FP32,
     torch.bfloat16: BF16,
     torch.float16: FP16,
@@ -116,17 +119,28 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
     """
     if isinstance(spec, Format):
         return spec
-    known = _RESOLVED.get(spec)
-    if known is not None:
-        return known
     if isinstance(spec, str):
-        found = _RESOLVED.get(spec.lower()) or _parse(spec.lower())
-        if found is None:
-            raise ValueError(f"unknown format {spec!r}{_suggest(spec.lower())}")
-        return _RESOLVED.setdefault(spec, found)
+        return _FOUND.get(spec) or _FOUND.setdefault(spec, _by_name(spec))
     if isinstance(spec, torch.dtype):
-        raise ValueError(f"no format stands for {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits")
+        if spec not in _DTYPES:
+            raise ValueError(
+                f"no format stands for {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits"
+            )
+        return _DTYPES[spec]
     raise TypeError(f"a format must be a name, a torch dtype or a Format, got {spec!r}")
+
+
+def _by_name(spelling: str) -> Format:
+    name = spelling.lower()
+    found = _KNOWN.get(name) or _parse(name)
+    if found is None:
+        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? Names are" if close else "names are"
+        raise ValueError(
+            f"unknown format {spelling!r}: {hint} ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23, intN and uintN with 1 ≤ N ≤ 32, "
+            "and those that `qsim formats` lists"
+        )
+    return found
 
 
 def _parse(name: str) -> Format | None:
@@ -143,13 +157,6 @@ def _parse(name: str) -> Format | None:
     return None
 
 
-def _suggest(name: str) -> str:
-    names = [known for known in _RESOLVED if isinstance(known, str)]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f": did you mean {close[0]!r}?" if close else ""
-    return hint + " Names are ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23, intN, uintN, and those that `qsim formats` lists."
-
-
 def names(fmt: Format) -> list[str]:
     """Every name under which `format` finds a format.
 
@@ -158,7 +165,4 @@ def names(fmt: Format) -> list[str]:
         >>> qsim.formats.names(qsim.Int(8))
         ['int8']
     """
-    return [name for name, known in {**NAMED, **_ALIASES}.items() if known == fmt]
-
-
-
+    return [name for name, known in _KNOWN.items() if known == fmt]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import Plan, plan
+from qsim_kernels.carrier import Plan, counts_wide, plan
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
@@ -34,15 +34,13 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         target.copy_(_as_values(rounded, how, out.dtype).view(source.shape))
 
 
-def encode_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int
-) -> bool:
+def encode_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int) -> bool:
     """Rounds `x` onto a grid and writes the codes into `out`.
 
     Returns:
         Whether a NaN was met that has no code; the code of the largest value stands in its place.
     """
-    how = plan(grid, wide=x.dtype == torch.float64)
+    how = plan(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):

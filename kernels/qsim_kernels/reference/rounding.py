@@ -104,6 +104,8 @@ def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rul
     """Puts what lies beyond the largest value where the rule says."""
     if rule.saturate and plan.top == plan.bottom:
         return rounded.clamp_(max=plan.top)
+    # -0 is zero, not a number below every value of a set without zero.
+    negative = negative & (magnitude > 0)
     largest = torch.where(negative, plan.bottom, plan.top)
     end = torch.where(negative, plan.floor, plan.top)
     beyond = rounded > largest

@@ -5,98 +5,88 @@ import triton.language as tl
 
 
 @triton.jit
-def codes_of(
-    bits, shift, lowest, least, top, width, nan_code, infinity_code,
-    HAS_NAN: tl.constexpr, HAS_INFINITY: tl.constexpr, TWOS_COMPLEMENT: tl.constexpr, ZERO: tl.constexpr, SIGNED: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
-    """The codes of values of a grid.
+def codes_of(bits, coding, V: tl.constexpr):
+    """The codes of values of a grid, and where a value is NaN.
 
     Args:
-        bits: The values' patterns, int32 or, if `WIDE`, int64.
-        shift: Mantissa bits of the carrier that the grid has not.
-        lowest: The exponent field of the grid's smallest normal value.
-        least: The smallest positive value, a float of the carrier.
-        top: The pattern of the largest value.
-        width: Bits of a code.
-        nan_code: The code of NaN.
-        infinity_code: The code of +infinity.
+        bits: The values' patterns; of a NaN any.
+        coding: `Codes`.
+        V: The `CodeVariant`.
     """
-    MANTISSA: tl.constexpr = 52 if WIDE else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if WIDE else 0x7F800000
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
-    CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
-    magnitude = bits & MASK
-    is_nan = magnitude > INFINITY
-    if not HAS_NAN:
-        magnitude = tl.where(is_nan, top, magnitude)
-    value = magnitude.to(CARRIER, bitcast=True)
-    if TWOS_COMPLEMENT:
-        steps = (value / least).to(tl.int64)
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
+    value = bits.to(CARRIER, bitcast=True)
+    is_nan = value != value
+    if V.twos_complement:
+        steps = (tl.abs(value) * coding.scale).to(tl.uint32).to(tl.int32, bitcast=True)
         code = tl.where(bits < 0, -steps, steps)
     else:
-        smallest_normal = lowest << MANTISSA
-        below = magnitude < smallest_normal
-        offset = smallest_normal.to(CARRIER, bitcast=True)
-        shifted = tl.where(below, value + offset, value).to(bits.dtype, bitcast=True) >> shift
-        base = (lowest - 1 if ZERO else lowest) << (MANTISSA - shift)
-        step = (base * 0 + 1) << (MANTISSA - shift)
-        code = shifted - tl.where(below, base + step, base)
-        if HAS_INFINITY:
-            code = tl.where(magnitude == INFINITY, infinity_code.to(bits.dtype), code)
-        if SIGNED:
-            code = tl.where(bits < 0, code | ((base * 0 + 1) << (width - 1)), code)
-        if HAS_NAN:
-            code = tl.where(is_nan, nan_code.to(bits.dtype), code)
-    return code, is_nan
+        if V.zero:
+            # The exponent field becomes the code's own, and subnormal values become subnormal numbers.
+            magnitude = tl.abs(value) * coding.scale * coding.rest
+            code = magnitude.to(bits.dtype, bitcast=True) >> coding.shift
+        else:
+            code = ((bits & MASK) >> coding.shift) - coding.lowest
+        if V.infinity:
+            code = tl.where((bits & MASK) == INFINITY, coding.infinity, code)
+        if V.signed:
+            code |= (bits >> (coding.unused + (32 if V.wide else 0))) & coding.sign
+    return tl.where(is_nan, coding.nan, code), is_nan
 
 
 @triton.jit
-def values_of(
-    codes, shift, lowest, least, top, width, nan_code, infinity_code,
-    HAS_NAN: tl.constexpr, HAS_INFINITY: tl.constexpr, TWOS_COMPLEMENT: tl.constexpr, ZERO: tl.constexpr, SIGNED: tl.constexpr,
-    SUBNORMALS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The values of codes, as bit patterns of the carrier.
+def integers_of(codes, coding, V: tl.constexpr):
+    """The values of two's complement codes, as patterns of the carrier."""
+    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
+    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
+    if V.signed:
+        unused = coding.unused.to(tl.int32)
+        integer = ((codes.to(tl.int32, bitcast=True) << unused) >> unused).to(CARRIER)
+    else:
+        integer = codes.to(CARRIER)
+    return (integer * coding.scale).to(PATTERN, bitcast=True)
+
+
+@triton.jit
+def floats_of(codes, coding, V: tl.constexpr):
+    """The values of codes of sign and magnitude, as patterns of the carrier."""
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    SIGN: tl.constexpr = -0x8000000000000000 if V.wide else -0x80000000
+    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
+    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
+    code = codes.to(PATTERN)
+    magnitude = code
+    if V.signed:
+        magnitude = code & (coding.sign - 1)
+    if V.zero:
+        placed = (magnitude << coding.shift).to(CARRIER, bitcast=True)
+        bits = (placed * coding.scale * coding.rest).to(PATTERN, bitcast=True)
+        if not V.subnormals:
+            bits = tl.where(magnitude < coding.binade, 0, bits)
+    else:
+        bits = (magnitude + coding.lowest) << coding.shift
+    if V.infinity:
+        bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
+    if V.signed:
+        bits |= (code << (coding.unused + (32 if V.wide else 0))) & SIGN
+    if V.nan:
+        bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
+    return bits
+
+
+@triton.jit
+def values_of(codes, coding, V: tl.constexpr):
+    """The values of codes, as patterns of the carrier.
 
     Args:
-        codes: int64 or int32 codes, without sign extension where they are int64 or the width is below 32.
+        codes: uint32 codes without sign extension.
+        coding: `Codes`.
+        V: The `CodeVariant`.
     """
-    MANTISSA: tl.constexpr = 52 if WIDE else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if WIDE else 0x7F800000
-    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
-    SIGN: tl.constexpr = -0x8000000000000000 if WIDE else -0x80000000
-    CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
-    PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
-    one = (shift * 0 + 1).to(codes.dtype)
-    negative = ((codes >> (width - 1)) & 1) == 1
-    if TWOS_COMPLEMENT:
-        wide = codes.to(tl.int64)
-        if SIGNED:
-            wide = tl.where(negative, wide - ((wide * 0 + 1) << width), wide)
-        return (wide.to(CARRIER) * least).to(PATTERN, bitcast=True)
-    magnitude = codes
-    if SIGNED:
-        magnitude = codes & ((one << (width - 1)) - 1)
-    mantissa = MANTISSA - shift
-    if ZERO:
-        subnormal = (magnitude >> mantissa) == 0
-        field = tl.where(subnormal, lowest, lowest - 1).to(PATTERN)
+    if V.twos_complement:
+        bits = integers_of(codes, coding, V)
     else:
-        field = (magnitude * 0 + lowest).to(PATTERN)
-    bits = (magnitude.to(PATTERN) + (field << mantissa)) << shift
-    if ZERO:
-        value = bits.to(CARRIER, bitcast=True)
-        if SUBNORMALS:
-            value = tl.where(subnormal, value - (lowest.to(PATTERN) << MANTISSA).to(CARRIER, bitcast=True), value)
-        else:
-            value = tl.where(subnormal, 0.0, value)
-        bits = value.to(PATTERN, bitcast=True)
-    bits = tl.where(bits > top, QUIET, bits)
-    if HAS_INFINITY:
-        bits = tl.where(magnitude == infinity_code.to(codes.dtype), INFINITY, bits)
-    if SIGNED:
-        bits = tl.where(negative & (bits <= INFINITY), bits | SIGN, bits)
-    if HAS_NAN:
-        bits = tl.where(codes == nan_code.to(codes.dtype), QUIET, bits)
+        bits = floats_of(codes, coding, V)
     return bits

@@ -9,140 +9,158 @@ import torch
 import triton
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, SINGLE, Plan, is_flat, plan
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.carrier import counts_wide
+from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.triton import arguments
 from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_kernel
 
-BLOCK = 1024
-
-_FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
-@lru_cache(maxsize=4096)
-def rounding_arguments(grid: Grid, rule: Rule, wide: bool) -> tuple[Plan, dict[str, Any]]:
-    """The numbers and the variant that a grid and a rule mean to a kernel."""
-    late = rule.correction and rule.bits in (16, 32)
-    how = plan(grid, wide or late)
-    width = 32 if how.carrier == SINGLE else 33
-    halves = 0 < rule.bits <= 16
-    drawn = 16 if halves else 32
-    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
-    # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.
-    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
-    numbers = {
-        "keep": keep,
-        "correction": correction,
-        "late_correction": (1 << (32 - rule.bits)) if late else 0,
-        "shift": how.shift,
-        "low": how.low,
-        "least": how.least,
-        "half": how.half,
-        "parity": how.parity,
-        "top": how.top,
-        "bottom": how.bottom,
-        "floor": how.floor,
-        "over": how.over,
-        "under": how.under,
-        "scale": how.carrier.pattern(how.scale * 2.0 ** (width - 33)),
-    }
-    variant = {
-        "MODE": int(rule.mode),
-        "SATURATE": rule.saturate,
-        "FAST": _is_fast(how, rule),
-        "FLAT": is_flat(grid) and how.carrier == SINGLE,
-        "SYMMETRIC": grid.min == -grid.max,
-        "ZERO": grid.zero,
-        "SIGNED": how.signed,
-        "KEEP_SIGN": how.negative_zero,
-        "WIDE": how.carrier == DOUBLE,
-        "HALVES": halves,
-        "WHOLE": rule.bits == drawn,
-        "BINARY": grid.mantissa == 0,
-    }
-    return how, {**numbers, **variant}
+class Launcher:
+    """A kernel and all of its arguments that do not change from call to call.
 
+    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
+    little: the device, whether the pointers are aligned, and one thing that a kernel may have or not.
 
-def _is_fast(how: Plan, rule: Rule) -> bool:
-    """Whether adding a power of two and taking it away again rounds: the power must exist, and leave room for a carry."""
-    room = 1 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254 and how.shift >= 2
-    return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
+    Args:
+        kernel: The kernel.
+        numbers: Its arguments that are never specialized, the last ones before the constants.
+        constants: What it is compiled for; the last is the number of elements in a block.
+    """
 
+    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...]) -> None:
+        self._kernel = kernel
+        self._tail = (*numbers, *constants)
+        self._block = constants[-1]
+        self._compiled: dict[tuple[Any, ...], Any] = {}
 
-@lru_cache(maxsize=4096)
-def coding_arguments(grid: Grid, coding: Coding, how: Plan) -> dict[str, Any]:
-    """The numbers and the variant that a coding means to a kernel."""
-    return {
-        "lowest": grid.exponent + how.carrier.bias,
-        "width": coding.bits,
-        "nan_code": max(coding.nan, 0),
-        "infinity_code": max(coding.infinity, 0),
-        "HAS_NAN": coding.nan >= 0,
-        "HAS_INFINITY": coding.infinity >= 0,
-        "TWOS_COMPLEMENT": coding.twos_complement,
-    }
+    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, variant: bool = False) -> None:
+        """Launches the kernel on the current stream of `x`'s device.
 
-
-def _flat(x: Tensor) -> Tensor:
-    """The elements in logical order, without a copy where they lie so."""
-    return x.reshape(-1)
-
-
-def _seed_arguments(seed: Tensor | None) -> dict[str, Any]:
-    if seed is None:
-        return {"seed_pointer": None, "seed": 0}
-    if seed.is_cuda or not torch.cuda.is_available():
-        return {"seed_pointer": seed, "seed": 0}
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("a seed on the CPU would be the same at every replay of the CUDA graph; pass a seed or generator on the device")
-    return {"seed_pointer": None, "seed": int(seed)}
+        Args:
+            x: What is read, contiguous.
+            out: What is written, contiguous.
+            count: How many elements.
+            *others: The arguments between these and the numbers.
+            variant: The one thing.
+        """
+        grid = (-(-count // self._block), 1, 1)
+        if _INTERPRETED:
+            self._kernel[grid](x, out, count, *others, *self._tail)
+            return
+        device = x.device.index
+        if device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(x, out, count, *others, variant=variant)
+            return
+        form = (device, x.data_ptr() % 16, out.data_ptr() % 16, variant)
+        compiled = self._compiled.get(form)
+        if compiled is None:
+            self._compiled[form] = self._kernel[grid](x, out, count, *others, *self._tail)
+        else:
+            compiled[grid](x, out, count, *others, *self._tail)
 
 
 def quantize_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int, block: int = BLOCK
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int, block: int | None = None
 ) -> None:
-    """Rounds `x` onto a grid, into `out`; see `reference.quantize_into`."""
+    """Rounds `x` onto a grid, into `out`; see `reference.quantize_into`.
+
+    Args:
+        out: Of `x`'s shape, in a dtype that holds the grid.
+        x: Values.
+        seed: A 0-d int64 tensor, needed for stochastic rounding alone.
+        grid: The values to choose from.
+        rule: How to choose.
+        stream: Which of a seed's streams of random bits.
+        offset: Logical index of `x`'s first element.
+        block: Elements of a block, if not the number that is fastest.
+    """
     count = x.numel()
-    if not count:
-        return
-    _, arguments = rounding_arguments(grid, rule, torch.float64 in (x.dtype, out.dtype))
-    source = _flat(x)
-    target = out.view(-1) if out.is_contiguous() else torch.empty(count, dtype=out.dtype, device=out.device)
-    quantize_kernel[(triton.cdiv(count, block),)](
-        source, target, **_seed_arguments(seed), noise_stream=stream, offset=offset, count=count, **arguments, ALIGNED=offset % 8 == 0, BLOCK=block
-    )
-    if not out.is_contiguous():
-        out.copy_(target.view(out.shape))
+    if count:
+        source, target = _flat(x), _target(out)
+        pointer, number = _seed(seed, x)
+        launcher = _quantizer(grid, rule, x.dtype, out.dtype, offset % 8 == 0, block)
+        launcher(source, target, count, pointer, number, stream, offset, variant=pointer is None)
+        _finish(out, target)
 
 
 def encode_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, block: int = BLOCK
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, block: int | None = None
 ) -> Tensor | bool:
-    """Rounds `x` onto a grid and writes the codes into `out`; see `reference.encode_into`."""
+    """Rounds `x` onto a grid and writes the codes into `out`; see `reference.encode_into`.
+
+    Returns:
+        Whether a NaN was met that has no code, on the device of `x`.
+    """
     count = x.numel()
     if not count:
         return False
-    how, arguments = rounding_arguments(grid, rule, x.dtype == torch.float64)
-    target = out.view(-1) if out.is_contiguous() else torch.empty(count, dtype=out.dtype, device=out.device)
+    source, target = _flat(x), _target(out)
+    pointer, number = _seed(seed, x)
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if coding.nan < 0 else None
-    encode_kernel[(triton.cdiv(count, block),)](
-        _flat(x), target, lost, **_seed_arguments(seed), noise_stream=stream, offset=offset, count=count, **arguments,
-        **coding_arguments(grid, coding, how), ALIGNED=offset % 8 == 0, BLOCK=block,
-    )  # fmt: skip
-    if not out.is_contiguous():
-        out.copy_(target.view(out.shape))
+    launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, offset % 8 == 0, block)
+    launcher(source, target, count, lost, pointer, number, stream, offset, variant=pointer is None)
+    _finish(out, target)
     return False if lost is None else lost
 
 
-def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int = BLOCK) -> None:
+def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Writes the values of `codes` into `out`; see `reference.decode_into`."""
     count = codes.numel()
-    if not count:
-        return
-    how = plan(grid, out.dtype == torch.float64)
-    target = out.view(-1) if out.is_contiguous() else torch.empty(count, dtype=out.dtype, device=out.device)
-    decode_kernel[(triton.cdiv(count, block),)](
-        _flat(codes), target, count=count, shift=how.shift, least=how.least, top=how.top, **coding_arguments(grid, coding, how),
-        ZERO=how.zero, SIGNED=how.signed, SUBNORMALS=grid.least < 2.0**grid.exponent, WIDE=how.carrier == DOUBLE, BLOCK=block,
-    )  # fmt: skip
-    if not out.is_contiguous():
-        out.copy_(target.view(out.shape))
+    if count:
+        source, target = _flat(codes), _target(out)
+        _decoder(grid, coding, codes.dtype, out.dtype, block)(source, target, count)
+        _finish(out, target)
+
+
+@lru_cache(maxsize=4096)
+def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
+    run, block = _shape(source, target, block)
+    return Launcher(quantize_kernel, numbers, (variant, run, aligned, block))
+
+
+@lru_cache(maxsize=4096)
+def _encoder(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
+    code_variant, code_numbers = arguments.writing(grid, rule, coding, variant.wide)
+    run, block = _shape(source, target, block)
+    return Launcher(encode_kernel, (*numbers, *code_numbers), (variant, code_variant, run, aligned, block))
+
+
+@lru_cache(maxsize=4096)
+def _decoder(grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None) -> Launcher:
+    variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
+    _, block = _shape(source, target, block)
+    return Launcher(decode_kernel, numbers, (variant, block))
+
+
+def _shape(source: torch.dtype, target: torch.dtype, block: int | None) -> tuple[int, int]:
+    """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once, and elements of a block."""
+    run = max(4, 16 // min(source.itemsize, target.itemsize))
+    return run, block or (1024 if run == 4 else 2048)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The elements in logical order."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _target(out: Tensor) -> Tensor:
+    """Where to write the elements in logical order."""
+    return out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+
+
+def _finish(out: Tensor, target: Tensor) -> None:
+    """Puts what was written elsewhere into its place."""
+    if target is not out:
+        out.copy_(target)
+
+
+def _seed(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
+    """The seed by pointer where it lies on the device, which nothing waits for; else by value."""
+    if seed is None:
+        return None, 0
+    return (seed, 0) if seed.device == x.device else (None, int(seed))

@@ -32,44 +32,67 @@ def interleave4(a, b, c, d):
 
 
 @triton.jit
-def noise(
-    first, seed, stream, keep, correction,
-    HALVES: tl.constexpr, WHOLE: tl.constexpr, EIGHT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The random integers of `BLOCK` elements from logical index `first` on, in the top bits of 16 or 32.
+def interleave8(a, b, c, d, e, f, g, h):
+    """a0 b0 … h0 a1 b1 …"""
+    return tl.interleave(interleave4(a, c, e, g), interleave4(b, d, f, h))
+
+
+@triton.jit
+def run_of_words(first, seed, stream, RUN: tl.constexpr, COUNT: tl.constexpr):
+    """`COUNT` words from word number `first` on, of which a thread makes `RUN` neighbours: 4, 8 or 16."""
+    if RUN == 4:
+        a, b, c, d = words(first // 4 + tl.arange(0, COUNT // 4), seed, stream)
+        drawn = interleave4(a, b, c, d)
+    else:
+        block = first // 4 + (RUN // 4) * tl.arange(0, COUNT // RUN)
+        a, b, c, d = words(block, seed, stream)
+        e, f, g, h = words(block + 1, seed, stream)
+        if RUN == 8:
+            drawn = interleave8(a, b, c, d, e, f, g, h)
+        else:
+            i, j, k, m = words(block + 2, seed, stream)
+            n, o, p, q = words(block + 3, seed, stream)
+            drawn = tl.interleave(interleave8(a, c, e, g, i, k, n, p), interleave8(b, d, f, h, j, m, o, q))
+    return drawn
+
+
+@triton.jit
+def half_words(first, seed, stream, RUN: tl.constexpr, COUNT: tl.constexpr):
+    """`COUNT` half words from half word number `first` on, of which a thread makes `RUN` neighbours: 8 or 16."""
+    drawn = run_of_words(first // 2, seed, stream, RUN // 2, COUNT // 2)
+    return tl.interleave(drawn & 0xFFFF, drawn >> 16)
+
+
+@triton.jit
+def single_words(index, seed, stream, HALVES: tl.constexpr):
+    """The word or half word of each index, wherever it lies in its Philox block: a call for each element."""
+    place = (index % 8 // 2 if HALVES else index % 4).to(tl.int32)
+    a, b, c, d = words(index // 8 if HALVES else index // 4, seed, stream)
+    drawn = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
+    if HALVES:
+        drawn = tl.where(index % 2 == 0, drawn & 0xFFFF, drawn >> 16)
+    return drawn
+
+
+@triton.jit
+def random_integers(noise, first, HALVES: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """The random integers of `BLOCK` elements, in the top bits of 16 or 32.
 
     Args:
+        noise: A `Noise`.
         first: Logical index of the block's first element.
-        seed: 64 bits.
-        stream: 64 bits.
-        keep: Mask of the random bits that the rounding uses.
-        correction: What stands behind the last of them.
         HALVES: Half a word for each element, 16 bits; otherwise a whole one, 32 bits.
         WHOLE: Whether all of those bits are used, with nothing behind them.
-        EIGHT: Whether a thread holds eight neighbours, as it does where 16-bit numbers are loaded or stored; otherwise four. The words go
-            to the registers of the elements they belong to, or shared memory would have to carry them there.
+        RUN: How many neighbours a thread holds, so that words are made where they are used; shared memory would carry them there otherwise.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: How many elements.
     """
-    if ALIGNED and HALVES:
-        a, b, c, d = words(first // 8 + tl.arange(0, BLOCK // 8), seed, stream)
-        even = interleave4(a & 0xFFFF, b & 0xFFFF, c & 0xFFFF, d & 0xFFFF)
-        drawn = tl.interleave(even, interleave4(a >> 16, b >> 16, c >> 16, d >> 16))
-    elif ALIGNED and EIGHT:
-        pair = first // 4 + 2 * tl.arange(0, BLOCK // 8)
-        a, b, c, d = words(pair, seed, stream)
-        e, f, g, h = words(pair + 1, seed, stream)
-        drawn = tl.interleave(interleave4(a, c, e, g), interleave4(b, d, f, h))
-    elif ALIGNED:
-        a, b, c, d = words(first // 4 + tl.arange(0, BLOCK // 4), seed, stream)
-        drawn = interleave4(a, b, c, d)
+    if not ALIGNED:
+        drawn = single_words(first + tl.arange(0, BLOCK), noise.seed, noise.stream, HALVES)
+    elif HALVES:
+        drawn = half_words(first, noise.seed, noise.stream, max(RUN, 8), BLOCK)
     else:
-        index = first + tl.arange(0, BLOCK)
-        place = (index % 8 // 2 if HALVES else index % 4).to(tl.int32)
-        a, b, c, d = words(index // 8 if HALVES else index // 4, seed, stream)
-        drawn = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
-        if HALVES:
-            drawn = tl.where(index % 2 == 0, drawn & 0xFFFF, drawn >> 16)
+        drawn = run_of_words(first, noise.seed, noise.stream, RUN, BLOCK)
     if not WHOLE:
-        drawn = (drawn & keep.to(tl.uint32)) | correction.to(tl.uint32)
+        drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
     return drawn

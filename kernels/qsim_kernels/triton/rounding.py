@@ -38,11 +38,7 @@ def add_toward_zero(a, b):
 
 
 @triton.jit
-def round_single(
-    x, noise, lowest, lift, parity, top, bottom,
-    MODE: tl.constexpr, HALVES: tl.constexpr, BINARY: tl.constexpr, SYMMETRIC: tl.constexpr, KEEP_SIGN: tl.constexpr,
-    FIX_NAN: tl.constexpr,
-):  # fmt: skip
+def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
     """Rounds float32 values, saturating, onto a grid with evenly spaced values around zero.
 
     Next to a large enough power of two float32's spacing is the grid's spacing at `x`. To add that power and take it away again leaves `x`
@@ -50,56 +46,46 @@ def round_single(
 
     Args:
         x: Values.
-        noise: Random integers of 16 bits, if `HALVES`, or 32.
-        lowest: The bits of the grid's smallest normal value.
-        lift: What to add to the bits of a binade's power of two to get the power of two that is added.
-        parity: What makes the last bit of the exponent field of the power added the inverse of the last bit of the grid's code.
-        top: The largest value.
-        bottom: The smallest value.
-        MODE: `NEAREST`, `TOWARD_ZERO`, `UP`, `DOWN` or `STOCHASTIC`.
-        HALVES: Width of the random integers.
-        BINARY: Whether the grid holds powers of two alone.
-        SYMMETRIC: Whether `bottom` is `-top`.
-        KEEP_SIGN: Whether zero keeps its sign.
+        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
+        grid: `Numbers`.
+        V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
 
     Returns:
         Bits of the rounded values.
     """
-    if SYMMETRIC:
+    top = grid.top.to(tl.float32, bitcast=True)
+    if V.symmetric:
         y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
-        x = tl.maximum(x, bottom, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, -grid.bottom.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
         x = tl.minimum(x, top, propagate_nan=tl.PropagateNan.ALL)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
-    power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7F800000, lowest) + lift
-    if MODE == NEAREST:
-        if BINARY:
-            # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
-            power |= ((power >> 23) + parity) & 1
-        magic = power.to(tl.float32, bitcast=True)
+    power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + (grid.shift << 23)
+    if V.mode == NEAREST and V.binary:
+        # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
+        power |= ((power >> 23) + (grid.parity >> 23)) & 1
+    magic = power.to(tl.float32, bitcast=True)
+    if V.mode == NEAREST:
         rounded = (y + magic) - magic
-    elif MODE == STOCHASTIC:
-        magic = power.to(tl.float32, bitcast=True)
-        if HALVES:
-            # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
-            share = noise.to(tl.uint16).to(tl.float32) * (magic * 1.8189894035458565e-12)
-            rounded = add_toward_zero(add_toward_zero(y, share), magic) - magic
-        else:
-            lower = add_toward_zero(y, magic) - magic
-            # 2**32 / spacing: its exponent field is 55 + 2 * 127 less that of the power, modulo 2**32.
-            inverse = (-1702887424 - power).to(tl.float32, bitcast=True)
-            position = ((y - lower) * inverse).to(tl.uint32)
-            rounded = tl.where(position + noise < position, lower + magic * 1.1920928955078125e-07, lower)
+    elif V.mode == STOCHASTIC and V.halves:
+        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
+        share = drawn.to(tl.uint16).to(tl.float32) * (magic * 1.8189894035458565e-12)
+        rounded = add_toward_zero(add_toward_zero(y, share), magic) - magic
+    elif V.mode == STOCHASTIC:
+        lower = add_toward_zero(y, magic) - magic
+        # 2**32 / spacing: its exponent field is 55 + 2 * 127 less that of the power, modulo 2**32.
+        inverse = (-1702887424 - power).to(tl.float32, bitcast=True)
+        position = ((y - lower) * inverse).to(tl.uint32)
+        rounded = tl.where(position + drawn < position, lower + magic * 1.1920928955078125e-07, lower)
     else:
-        magic = power.to(tl.float32, bitcast=True)
         rounded = add_toward_zero(y, magic) - magic
-        if MODE != TOWARD_ZERO:
-            away = (rounded < y) & ((bits >= 0) if MODE == UP else (bits < 0))
+        if V.mode != TOWARD_ZERO:
+            away = (rounded < y) & ((bits >= 0) if V.mode == UP else (bits < 0))
             rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)
     result = rounded.to(tl.int32, bitcast=True) | (bits & SIGN)
-    if not KEEP_SIGN:
+    if not V.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:
         result = tl.where(x == x, result, NAN)
@@ -107,91 +93,80 @@ def round_single(
 
 
 @triton.jit
-def round_bits(
-    bits, noise, shift, low, least, half, parity, top, bottom, floor, over, under, scale,
-    MODE: tl.constexpr, SATURATE: tl.constexpr, FLAT: tl.constexpr, SYMMETRIC: tl.constexpr, ZERO: tl.constexpr, SIGNED: tl.constexpr,
-    KEEP_SIGN: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+def round_bits(bits, drawn, grid, V: tl.constexpr):
     """Rounds values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
 
     Args:
-        bits: int32 or, if `WIDE`, int64 patterns.
-        noise: Random bits, in the top of 32; if `WIDE`, in the top of `NOISE_BITS` in an int64.
-        scale: Takes a magnitude below the smallest value to its position between zero and it, in units of the noise.
-        MODE: The rounding.
-        SATURATE: Whether what overflows goes to the largest value.
-        FLAT: Whether the number of rounded bits is the same for all values.
-        SYMMETRIC: Whether the smallest value is the negative of the largest.
-        ZERO: Whether zero is a value.
-        SIGNED: Whether negative values exist.
-        KEEP_SIGN: Whether zero keeps its sign.
-        WIDE: Whether the carrier is float64.
+        bits: Patterns of the carrier.
+        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
+        grid: `Numbers`, whose scale takes a magnitude below the smallest value to its position between zero and it, in units of the noise.
+        V: The `Variant`.
     """
-    MANTISSA: tl.constexpr = 52 if WIDE else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if WIDE else 0x7F800000
-    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if WIDE else 0x7FFFFFFF
+    MANTISSA: tl.constexpr = 52 if V.wide else 23
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
     magnitude = bits & MASK
-    negative = bits < 0
     inexact = magnitude > 0
+    negative = (bits < 0) & inexact
     is_nan = magnitude > INFINITY
-    if FLAT:
-        steps = shift
+    if V.flat:
+        steps = grid.shift
     else:
-        steps = shift + tl.minimum(tl.maximum(low - (magnitude >> MANTISSA), 0), MANTISSA - shift)
+        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
     unit = (magnitude * 0 + 1) << steps
     ones = unit - 1
-    if MODE == NEAREST:
-        increment = (((magnitude + parity) >> steps) & ones & 1) + (ones >> 1)
-        away = magnitude > half
-    elif MODE == NEAREST_AWAY:
+    if V.mode == NEAREST:
+        increment = (((magnitude + grid.parity) >> steps) & ones & 1) + (ones >> 1)
+        away = magnitude > grid.half
+    elif V.mode == NEAREST_AWAY:
         increment = unit >> 1
-        away = (magnitude >= half) & inexact
-    elif MODE == NEAREST_UP:
+        away = (magnitude >= grid.half) & inexact
+    elif V.mode == NEAREST_UP:
         increment = tl.where(negative, ones, unit) >> 1
-        away = (magnitude > half) | ((magnitude == half) & inexact & (bits > 0))
-    elif MODE == TOWARD_ZERO:
+        away = (magnitude > grid.half) | ((magnitude == grid.half) & inexact & (bits > 0))
+    elif V.mode == TOWARD_ZERO:
         increment = magnitude * 0
         away = magnitude < 0
-    elif MODE == UP:
+    elif V.mode == UP:
         increment = tl.where(negative, 0, ones)
         away = bits > 0
-    elif MODE == DOWN:
+    elif V.mode == DOWN:
         increment = tl.where(negative, ones, 0)
         away = negative & inexact
-    elif MODE == ODD:
-        increment = ((((magnitude + parity) >> steps) & 1) ^ 1) * ones
+    elif V.mode == ODD:
+        increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
         away = inexact
-    elif WIDE:
-        increment = (noise << 19) >> (52 - steps)
-        position = (tl.minimum(magnitude, least).to(tl.float64, bitcast=True) * scale).to(tl.int64)
-        away = position + noise >= 8589934592
+    elif V.wide:
+        increment = (drawn << 19) >> (52 - steps)
+        position = (tl.minimum(magnitude, grid.least).to(tl.float64, bitcast=True) * grid.scale).to(tl.int64)
+        away = position + drawn >= 8589934592
     else:
-        increment = (noise >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
-        position = (tl.minimum(magnitude, least).to(tl.float32, bitcast=True) * scale).to(tl.uint32)
-        away = position + noise < position
+        increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
+        position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
+        away = position + drawn < position
     rounded = (magnitude + increment) & ~ones
-    if not ZERO:
-        rounded = tl.maximum(rounded, least)
-    elif not FLAT:
-        rounded = tl.where(magnitude < least, tl.where(away, least, 0), rounded)
-    if SATURATE and SYMMETRIC:
-        rounded = tl.minimum(rounded, top)
+    if not V.zero:
+        rounded = tl.maximum(rounded, grid.least)
+    elif not V.flat:
+        rounded = tl.where(magnitude < grid.least, tl.where(away, grid.least, 0), rounded)
+    if V.saturate and V.symmetric:
+        rounded = tl.minimum(rounded, grid.top)
     else:
-        end = tl.where(negative, floor, top)
-        if not SATURATE:
-            if MODE == TOWARD_ZERO:
+        end = tl.where(negative, grid.floor, grid.top)
+        if not V.saturate:
+            if V.mode == TOWARD_ZERO:
                 outward = magnitude == INFINITY
-            elif MODE == UP:
+            elif V.mode == UP:
                 outward = (magnitude == INFINITY) | (bits >= 0)
-            elif MODE == DOWN:
+            elif V.mode == DOWN:
                 outward = (magnitude == INFINITY) | negative
             else:
                 outward = magnitude >= 0
-            end = tl.where(outward, tl.where(negative, under, over), end)
-        rounded = tl.where(rounded > tl.where(negative, bottom, top), end, rounded)
+            end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
+        rounded = tl.where(rounded > tl.where(negative, grid.bottom, grid.top), end, rounded)
         is_nan |= rounded > INFINITY
-    if SIGNED:
-        signed = rounded | (bits & ~MASK)
-        rounded = signed if KEEP_SIGN else tl.where(rounded == 0, 0, signed)
+    if V.signed:
+        with_sign = rounded | (bits & ~MASK)
+        rounded = with_sign if V.keep_sign else tl.where(rounded == 0, 0, with_sign)
     return tl.where(is_nan, QUIET, rounded)

@@ -1,0 +1,125 @@
+"""What a grid, a rounding and a coding mean to a kernel: the variant it is compiled for, and the numbers it gets at run time."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, is_flat, plan
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.triton.values import CodeVariant, Variant
+
+_FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+
+
+@lru_cache(maxsize=4096)
+def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ...]]:
+    """The variant and the numbers of a rounding, from `keep` to `scale` in the kernels' order.
+
+    Args:
+        grid: The values to choose from.
+        rule: How to choose.
+        wide: Use float64 even if float32 would do.
+    """
+    late = rule.correction and rule.bits in (16, 32)
+    how = plan(grid, wide or late)
+    halves = 0 < rule.bits <= 16
+    drawn = 16 if halves else 32
+    variant = Variant(
+        mode=int(rule.mode),
+        saturate=rule.saturate,
+        fast=_is_fast(how, rule),
+        flat=is_flat(grid) and how.carrier == SINGLE,
+        symmetric=grid.min == -grid.max,
+        zero=grid.zero,
+        signed=how.signed,
+        keep_sign=how.negative_zero,
+        wide=how.carrier == DOUBLE,
+        halves=halves,
+        whole=rule.bits == drawn,
+        binary=grid.mantissa == 0,
+    )
+    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
+    # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.
+    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
+    noise = (keep, correction, 1 << (32 - rule.bits) if late else 0)
+    # On float32 positions are counted in units of 32 random bits.
+    scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
+    return variant, (*noise, how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under, scale)
+
+
+def _is_fast(how: Plan, rule: Rule) -> bool:
+    """Whether adding a power of two and taking it away again rounds: the power must exist, and leave room for a carry."""
+    room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
+    return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
+
+
+@lru_cache(maxsize=4096)
+def writing(grid: Grid, rule: Rule, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
+    """The variant and the numbers by which values are written as codes, from `lowest` on in the kernels' order.
+
+    Args:
+        grid: The values.
+        rule: How they were rounded.
+        coding: Their codes.
+        wide: Whether they come in float64.
+    """
+    variant = _code_variant(grid, coding, wide)._replace(infinity=coding.infinity >= 0 and not rule.saturate)
+    return variant, _code_numbers(grid, coding, wide, -1)[1:]
+
+
+@lru_cache(maxsize=4096)
+def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
+    """The variant and the numbers by which codes are read, in the kernel's order.
+
+    Args:
+        grid: The values.
+        coding: Their codes.
+        wide: Use float64 even if float32 would do.
+    """
+    wide = plan(grid, wide).carrier == DOUBLE
+    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, 1)
+
+
+def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
+    return CodeVariant(
+        twos_complement=coding.twos_complement,
+        zero=grid.zero,
+        subnormals=grid.least < 2.0**grid.exponent,
+        signed=grid.min < 0,
+        infinity=coding.infinity >= 0,
+        nan=coding.nan >= 0,
+        nan_is_zero=coding.nan == 1 << (coding.bits - 1) and grid.min < 0,
+        wide=wide,
+    )
+
+
+def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
+    how = plan(grid, wide)
+    carrier = how.carrier
+    # A code whose lowest binade is the carrier's own stands for a value smaller by this power of two.
+    power = round(math.log2(grid.least)) if coding.twos_complement else grid.exponent + carrier.bias - 1
+    first = max(-carrier.bias, min(carrier.bias, power))
+    largest = _largest_code(grid, coding)
+    return (
+        how.shift,
+        grid.exponent + carrier.bias,
+        carrier.pattern(2.0 ** (direction * first)),
+        carrier.pattern(2.0 ** (direction * (power - first))),
+        1 << (coding.bits - 1),
+        32 - coding.bits,
+        1 << grid.mantissa,
+        (1 << coding.bits) - 1 if coding.twos_complement else max(largest, coding.infinity),
+        coding.infinity,
+        coding.nan if coding.nan >= 0 else largest,
+    )
+
+
+def _largest_code(grid: Grid, coding: Coding) -> int:
+    """The code of the largest value."""
+    if coding.twos_complement:
+        return round(grid.max / grid.least)
+    if grid.max < 2.0**grid.exponent:
+        return round(math.ldexp(grid.max, grid.mantissa - grid.exponent))
+    fraction, exponent = math.frexp(grid.max)
+    return ((exponent - 1 - grid.exponent + grid.zero) << grid.mantissa) + round(math.ldexp(2 * fraction - 1, grid.mantissa))

@@ -1,0 +1,79 @@
+"""Results as rows of plain values, and how such rows are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: What JSON shows as it is. A row that holds a "note" instead of numbers says there why it has none.
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: What stands above it.
+        key: Which of a row's values it shows.
+        show: Makes a number a text. Columns with numbers are aligned on the right.
+    """
+
+    title: str
+    key: str
+    show: Callable[[Any], str] | None = None
+
+
+def whole(value: float) -> str:
+    """A number without decimals."""
+    return f"{value:.0f}"
+
+
+def tenths(value: float) -> str:
+    """A number with one decimal."""
+    return f"{value:.1f}"
+
+
+def hundredths(value: float) -> str:
+    """A number with two decimals."""
+    return f"{value:.2f}"
+
+
+def thousandths(value: float) -> str:
+    """A number with three decimals."""
+    return f"{value:.3f}"
+
+
+def render(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Rows as a table of fixed width.
+
+    Args:
+        rows: The rows.
+        columns: Those of its values to show: texts first, then numbers. A row's note takes the place of its numbers.
+
+    Example:
+        >>> columns = [Column("work", "work"), Column("GB/s", "speed", tenths)]
+        >>> print(render([{"work": "copy", "speed": 12.34}, {"work": "paste", "note": "not done"}], columns))
+        work   GB/s
+        copy   12.3
+        paste  not done
+    """
+    texts = [column for column in columns if column.show is None]
+    numbers = [column for column in columns if column.show is not None]
+    cells = [[column.title for column in texts], *([str(row.get(column.key, "")) for column in texts] for row in rows)]
+    figures = [[column.title for column in numbers], *(_figures(row, numbers) for row in rows)]
+    text_widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*(own for own in figures if own), strict=True)]
+    lines = []
+    for index, (left, right) in enumerate(zip(cells, figures, strict=True)):
+        parts = [cell.ljust(width) for cell, width in zip(left, text_widths, strict=True)]
+        parts += [cell.rjust(width) for cell, width in zip(right, widths, strict=True)] if right else [rows[index - 1]["note"]]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def _figures(row: Row, numbers: Sequence[Column]) -> list[str]:
+    if "note" in row:
+        return []
+    return [column.show(row[column.key]) for column in numbers if column.show is not None]

@@ -1,0 +1,120 @@
+"""How calls are timed: a clock for each kind of device, and calls that take turns, so that whatever slows the machine slows them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], object]
+
+#: Rounds before the first that counts: they compile, fill caches and wake the processor up.
+WARMUP = 3
+
+
+class Clock(Protocol):
+    """Marks moments on a device and tells the time between two of them."""
+
+    def mark(self) -> Any:
+        """This moment, behind all work given to the device so far."""
+
+    def wait(self) -> None:
+        """Returns when the device has done all its work."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """The time between two marks; only after a `wait`."""
+
+
+class WallClock:
+    """For the CPU, where a call that has returned has done its work."""
+
+    def mark(self) -> float:
+        """This moment."""
+        return time.perf_counter()
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def seconds(self, begin: float, end: float) -> float:
+        """The time between two marks."""
+        return end - begin
+
+
+class EventClock:
+    """For CUDA: events in the stream. As long as the device has work queued, they do not see how long the host takes to launch more."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all work queued so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        """Returns when the queue is empty."""
+        torch.cuda.synchronize()
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """The time between two events."""
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1e3
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock that sees a device's work."""
+    return EventClock() if device.type == "cuda" else WallClock()
+
+
+def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float]:
+    """Times calls that take turns.
+
+    Args:
+        calls: What to time.
+        clock: The clock of the device that they run on.
+        repeats: How often each has its turn.
+
+    Returns:
+        The median time of each call, in seconds.
+    """
+    for _ in range(WARMUP):
+        for call in calls:
+            call()
+    clock.wait()
+    spans: list[list[tuple[Any, Any]]] = [[] for _ in calls]
+    for _ in range(repeats):
+        for call, own in zip(calls, spans, strict=True):
+            begin = clock.mark()
+            call()
+            own.append((begin, clock.mark()))
+    clock.wait()
+    return [statistics.median(clock.seconds(*span) for span in own) for own in spans]
+
+
+def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Times how long the host is busy with calls that take turns in batches; the device's work is not waited for within a batch.
+
+    Args:
+        calls: What to time.
+        clock: The clock of the device, to let it finish between two batches.
+        repeats: How many batches of each.
+        batch: Calls in a batch. Few enough that no queue of the device fills up.
+        now: The host's own clock.
+
+    Returns:
+        The median time of one call, in seconds.
+    """
+    for _ in range(WARMUP):
+        for call in calls:
+            call()
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats):
+        for call, own in zip(calls, found, strict=True):
+            clock.wait()
+            begin = now()
+            for _ in range(batch):
+                call()
+            own.append((now() - begin) / batch)
+    clock.wait()
+    return [statistics.median(own) for own in found]

@@ -1,0 +1,133 @@
+"""What operations check before any work is done, and what a format and a rounding come to as the operators' arguments."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim import random, rounding
+from qsim.formats import Format, format as resolve_format, holders, holds
+from qsim.formats.base import shortest
+from qsim.rounding import Rounding
+from qsim_kernels import spell
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Spelling(NamedTuple):
+    """A format and a rounding as the operators take them.
+
+    Attributes:
+        format: The format.
+        grid: Its values.
+        coding: Its codes.
+        rule: The rounding and the overflow mode.
+        random_bits: How many random bits an element needs.
+    """
+
+    format: Format
+    grid: str
+    coding: str
+    rule: str
+    random_bits: int
+
+
+def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
+    """Resolves and checks a format, a rounding and an overflow mode, for tensors of a dtype."""
+    if torch.compiler.is_compiling():
+        return _spelling(format, how, overflow, dtype)
+    try:
+        return _known_spelling(format, how, overflow, dtype)
+    except TypeError:
+        # What has no hash is none of the three; without the cache it is refused in words.
+        return _spelling(format, how, overflow, dtype)
+
+
+def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
+    fmt = resolve_format(format)
+    rounding.check_overflow(overflow)
+    default_bits = 16 if dtype in (torch.bfloat16, torch.float16) else 32
+    rule = rounding.rule(rounding.resolve(how), overflow, default_bits)
+    return Spelling(fmt, spell(fmt.grid), spell(fmt.coding), spell(rule), rule.bits)
+
+
+_known_spelling = lru_cache(maxsize=4096)(_spelling)
+
+
+def check_input(name: str, x: object) -> None:
+    """Refuses all but dense floating tensors."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name}: x must be dense, got layout {x.layout}; call x.to_dense() first")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name}: x must be float32, bfloat16, float16 or float64, got {x.dtype}")
+
+
+def check_dtype(fmt: Format, dtype: torch.dtype, name: str) -> None:
+    """Refuses dtypes that do not hold every value of a format."""
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {dtype}; encode() gives codes")
+    if not holds(dtype, fmt):
+        able = ", ".join(str(d).removeprefix("torch.") for d in holders(fmt)) or "no dtype"
+        facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
+        raise ValueError(f"{name}: {dtype} cannot hold every value of {fmt!r} ({facts}); {able} can")
+
+
+def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:
+    """Refuses to write a result where it does not fit."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a tensor, got {type(out).__name__}")
+    if dtype is not None and dtype != out.dtype:
+        raise ValueError(f"dtype={dtype} contradicts out=, which is {out.dtype}")
+    if out.shape != x.shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, x has {tuple(x.shape)}: they must be the same")
+    if out.device != x.device:
+        raise ValueError(f"out is on {out.device}, x on {x.device}: they must be on the same device")
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ValueError("out= gives no gradients: leave it out, or call this under torch.no_grad()")
+    if overlaps(out):
+        raise ValueError("several elements of out share one place in memory (an expanded tensor)")
+    if not torch.compiler.is_compiling() and _shares(x, out):
+        raise ValueError("out and x lie in the same memory, shifted against each other: give another out, or x.clone()")
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether several elements may share one place in memory: a step along one dimension stays within those along the narrower ones."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _shares(x: Tensor, out: Tensor) -> bool:
+    """Whether two tensors reach into the same memory without being the same."""
+    if x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() or not x.numel() or x.is_set_to(out):
+        return False
+    start, end = _reach(x)
+    out_start, out_end = _reach(out)
+    return start < out_end and out_start < end
+
+
+def _reach(x: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one behind its last."""
+    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def draw_seed(
+    random_bits: int, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
+) -> Tensor | None:
+    """The seed of one call, if it needs one; checks all that says which random bits are meant."""
+    random.check_index(stream, offset)
+    if random_bits:
+        return random.seed_tensor(seed, generator, device)
+    if seed is not None or generator is not None:
+        random.check_source(seed, generator, device)
+    return None

@@ -1,0 +1,31 @@
+"""Comparing tensors bit for bit: a NaN equals itself, and a negative zero is no zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def raw(x: Tensor) -> Tensor:
+    """A tensor's bits, as integers."""
+    return x.detach().contiguous().view(_WORDS[x.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree in dtype, shape and every bit; they may lie in different places."""
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(raw(a), raw(b).to(a.device))
+
+
+def first_difference(x: Tensor, a: Tensor, b: Tensor) -> str:
+    """Where results for `x` first differ, in words; empty if they agree."""
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    where = (raw(a) != raw(b)).reshape(-1).nonzero().reshape(-1)
+    if not len(where):
+        return ""
+    i = int(where[0])
+    values = [t.reshape(-1)[i].item() for t in (x, a, b)]
+    return (
+        f"{len(where)} differ; first at {i}: {values[0]!r} became {values[1]!r} and {values[2]!r} (bits {raw(x).reshape(-1)[i].item():#x})"
+    )
