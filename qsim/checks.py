@@ -12,7 +12,6 @@ from qsim import random, rounding
 from qsim.formats import Format, format as resolve_format, holders, holds
 from qsim.formats.base import shortest
 from qsim.rounding import Rounding
-from qsim_kernels import spell
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -25,14 +24,14 @@ class Spelling(NamedTuple):
         grid: Its values.
         coding: Its codes.
         rule: The rounding and the overflow mode.
-        random_bits: How many random bits an element needs.
+        is_stochastic: Whether the rounding needs a seed.
     """
 
     format: Format
     grid: str
     coding: str
     rule: str
-    random_bits: int
+    is_stochastic: bool
 
 
 def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
@@ -47,11 +46,10 @@ def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: 
 
 
 def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
-    fmt = resolve_format(format)
+    fmt, chosen = resolve_format(format), rounding.resolve(how)
     rounding.check_overflow(overflow)
-    default_bits = 16 if dtype in (torch.bfloat16, torch.float16) else 32
-    rule = rounding.rule(rounding.resolve(how), overflow, default_bits)
-    return Spelling(fmt, spell(fmt.grid), spell(fmt.coding), spell(rule), rule.bits)
+    rule = chosen.spelling[overflow, rounding.DEFAULT_BITS[8 * dtype.itemsize]]
+    return Spelling(fmt, *fmt.spelling, rule, chosen.is_stochastic)
 
 
 _known_spelling = lru_cache(maxsize=4096)(_spelling)
@@ -97,6 +95,8 @@ def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:
 
 def overlaps(x: Tensor) -> bool:
     """Whether several elements may share one place in memory: a step along one dimension stays within those along the narrower ones."""
+    if torch.compiler.is_compiling():
+        return False  # compiled code has no memory yet
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
@@ -108,7 +108,7 @@ def overlaps(x: Tensor) -> bool:
 
 def _shares(x: Tensor, out: Tensor) -> bool:
     """Whether two tensors reach into the same memory without being the same."""
-    if x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() or not x.numel() or x.is_set_to(out):
+    if x.untyped_storage()._cdata != out.untyped_storage()._cdata or not x.numel() or x.is_set_to(out):
         return False
     start, end = _reach(x)
     out_start, out_end = _reach(out)
@@ -116,17 +116,19 @@ def _shares(x: Tensor, out: Tensor) -> bool:
 
 
 def _reach(x: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor and the one behind its last."""
-    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+    """The first byte of a tensor in its storage and the one behind its last."""
+    first = x.storage_offset()
+    last = first + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return first * x.element_size(), (last + 1) * x.element_size()
 
 
 def draw_seed(
-    random_bits: int, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
+    is_stochastic: bool, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
 ) -> Tensor | None:
     """The seed of one call, if it needs one; checks all that says which random bits are meant."""
-    random.check_index(stream, offset)
-    if random_bits:
+    if not torch.compiler.is_compiling():
+        random.check_index(stream, offset)
+    if is_stochastic:
         return random.seed_tensor(seed, generator, device)
     if seed is not None or generator is not None:
         random.check_source(seed, generator, device)

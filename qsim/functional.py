@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qsim import packing
 from qsim.checks import check_dtype, check_input, check_out, draw_seed, overlaps, spelling
@@ -62,19 +63,21 @@ def quantize(
         tensor([1.0000, 1.5000, 1.5000, 1.5000, 1.5000, 1.0000])
     """
     check_input("quantize", x)
-    fmt, grid, _, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
+    fmt, grid, _, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
     if out is not None:
         check_out(x, out, dtype)
         dtype = out.dtype
     target = x.dtype if dtype is None else dtype
     check_dtype(fmt, target, "out" if out is not None else "x" if dtype is None else "dtype")
-    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
     if out is not None:
         torch.ops.qsim.quantize_out.default(x, drawn, grid, rule, stream, offset, out)
         return out
-    if x.requires_grad and torch.is_grad_enabled():
+    forward_mode = forward_ad._current_level >= 0
+    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         limits = (fmt.min, fmt.max) if clip_gradient else None
-        return _StraightThrough.apply(x, drawn, grid, rule, stream, offset, target, limits)  # type: ignore[no-any-return,no-untyped-call]
+        function = _ForwardStraightThrough if forward_mode else _StraightThrough
+        return function.apply(x, drawn, grid, rule, stream, offset, target, limits)  # type: ignore[no-any-return,no-untyped-call]
     return torch.ops.qsim.quantize.default(x, drawn, grid, rule, stream, offset, target)  # type: ignore[no-any-return]
 
 
@@ -104,13 +107,13 @@ def quantize_(
         tensor([ 0.5000, -1.5000])
     """
     check_input("quantize_", x)
-    fmt, grid, _, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
+    fmt, grid, _, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
     check_dtype(fmt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("quantize_: x requires a gradient; use quantize, or call this under torch.no_grad()")
     if overlaps(x):
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
-    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
     torch.ops.qsim.quantize_.default(x, drawn, grid, rule, stream, offset)
     return x
 
@@ -157,10 +160,10 @@ def encode(
         tensor([33, 15], dtype=torch.uint8)
     """
     check_input("encode", x)
-    fmt, grid, coding, rule, random_bits = spelling(format, rounding, overflow, x.dtype)
+    fmt, grid, coding, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
     if packed:
         packing.check(fmt, x.shape)
-    drawn = draw_seed(random_bits, seed, generator, stream, offset, x.device)
+    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
     codes = torch.ops.qsim.encode.default(x, drawn, grid, rule, coding, stream, offset, check)
     return packing.pack(codes, fmt.bits) if packed else codes
 
@@ -217,16 +220,28 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, limits = inputs[0], inputs[-1]
-        ctx.dtype = x.dtype
+        x, dtype, limits = inputs[0], inputs[-2], inputs[-1]
+        ctx.dtypes = x.dtype, dtype
         ctx.clipped = limits is not None
         if limits is not None:
-            ctx.save_for_backward((x < limits[0]) | (x > limits[1]))
+            beyond = (x < limits[0]) | (x > limits[1])
+            ctx.save_for_backward(beyond)
+            ctx.save_for_forward(beyond)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradients[0].to(ctx.dtype)
-        if ctx.clipped:
-            (saturated,) = ctx.saved_tensors
-            gradient = gradient.masked_fill(saturated, 0.0)
-        return gradient, None, None, None, None, None, None, None
+        return _pass(ctx, gradients[0], ctx.dtypes[0]), None, None, None, None, None, None, None
+
+
+class _ForwardStraightThrough(_StraightThrough):
+    """The same in forward mode: a class of its own, because torch.compile takes none that has a `jvp`."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _pass(ctx, tangents[0], ctx.dtypes[1])
+
+
+def _pass(ctx: Any, change: Tensor, dtype: torch.dtype) -> Tensor:
+    """Takes a gradient or a tangent through, as far as values were not clipped."""
+    passed = change.to(dtype)
+    return passed.masked_fill(ctx.saved_tensors[0], 0.0) if ctx.clipped else passed

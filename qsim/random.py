@@ -123,18 +123,22 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
         TypeError: If the seed or the generator is of another kind.
         ValueError: If both are given, or they do not fit the device.
     """
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if seed is not None or generator is not None:
-        check_source(seed, generator, device)
-        if capturing and (isinstance(seed, Tensor) and seed.device.type == "cpu" or generator is not None and generator.device.type == "cpu"):
-            raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or a generator on the device, or neither")
-    if seed is not None:
-        return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
+    if seed is None and generator is None:
+        if torch.compiler.is_compiling() or _is_capturing(device):
+            return torch.randint(_LARGEST, (), device=device)
+        return torch.randint(_LARGEST, ())
+    check_source(seed, generator, device)
+    drawn_on_cpu = generator.device.type == "cpu" if generator is not None else isinstance(seed, Tensor) and seed.device.type == "cpu"
+    if drawn_on_cpu and _is_capturing(device):
+        raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or generator on the device, or none")
     if generator is not None:
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
-    if capturing or torch.compiler.is_compiling():
-        return torch.randint(_LARGEST, (), device=device)
-    return torch.randint(_LARGEST, ())
+    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on a device."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:
@@ -159,6 +163,8 @@ def check_source(seed: int | Tensor | None, generator: torch.Generator | None, d
 
 def check_index(stream: int, offset: int) -> None:
     """Refuses a stream and an offset that do not name random bits."""
+    if stream == 0 and offset == 0:
+        return
     for name, number in (("stream", stream), ("offset", offset)):
         if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)):
             raise TypeError(f"{name} must be an int, got {number!r}")

@@ -13,12 +13,17 @@ Example:
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.grid import Mode, Rule, spell
 
 Overflow = Literal["saturate", "nonfinite"]
+
+
+#: How many random bits stochastic rounding uses, by the width of a tensor's dtype, where it does not say.
+DEFAULT_BITS = {16: 16, 32: 32, 64: 32}
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,24 @@ class Rounding:
 
     Attributes:
         mode: The rounding as the kernels know it.
+        spelling: It and an overflow mode as text, which is how operators take them, for a number of random bits where it does not say.
     """
 
     mode: Mode
+    spelling: dict[tuple[str, int], str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        cases = itertools.product(get_args(Overflow), set(DEFAULT_BITS.values()))
+        object.__setattr__(self, "spelling", {case: spell(self.rule(*case)) for case in cases})
+
+    def rule(self, overflow: str, default_bits: int) -> Rule:
+        """The rounding and an overflow mode as the numbers that the kernels take.
+
+        Args:
+            overflow: `"saturate"` or `"nonfinite"`.
+            default_bits: Random bits where the rounding does not say.
+        """
+        return Rule(int(self.mode), 0, False, overflow == "saturate")
 
     @property
     def is_stochastic(self) -> bool:
@@ -95,6 +115,10 @@ class Stochastic(Rounding):
         object.__setattr__(self, "mode", Mode.STOCHASTIC)
         object.__setattr__(self, "bits", bits)
         object.__setattr__(self, "correction", correction)
+        self.__post_init__()
+
+    def rule(self, overflow: str, default_bits: int) -> Rule:  # noqa: D102 (documented above)
+        return Rule(int(self.mode), self.bits or default_bits, self.correction, overflow == "saturate")
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []
@@ -141,16 +165,3 @@ def check_overflow(overflow: str) -> None:
     if overflow not in get_args(Overflow):
         raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
 
-
-def rule(rounding: Rounding, overflow: str, default_bits: int) -> Rule:
-    """A rounding and an overflow mode as the numbers that the kernels take.
-
-    Args:
-        rounding: The rounding.
-        overflow: `"saturate"` or `"nonfinite"`.
-        default_bits: Random bits where the rounding does not say.
-    """
-    saturate = overflow == "saturate"
-    if isinstance(rounding, Stochastic):
-        return Rule(int(rounding.mode), rounding.bits or default_bits, rounding.correction, saturate)
-    return Rule(int(rounding.mode), 0, False, saturate)

@@ -25,7 +25,6 @@ def first_difference(x: Tensor, a: Tensor, b: Tensor) -> str:
     if not len(where):
         return ""
     i = int(where[0])
-    values = [t.reshape(-1)[i].item() for t in (x, a, b)]
-    return (
-        f"{len(where)} differ; first at {i}: {values[0]!r} became {values[1]!r} and {values[2]!r} (bits {raw(x).reshape(-1)[i].item():#x})"
-    )
+    value, first, second = (t.reshape(-1)[i].item() for t in (x, a, b))
+    bits = [hex(int(raw(t).reshape(-1)[i])) for t in (x, a, b)]
+    return f"{len(where)} differ; at {i}, {value!r} became {first!r} and {second!r}: bits {bits[0]}, {bits[1]} and {bits[2]}"

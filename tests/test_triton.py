@@ -20,8 +20,8 @@ from random123 import ANSWERS
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from qsim_kernels import triton as kernels
-from qsim_kernels.triton.noise import words
+from qsim_kernels import triton as kernels  # noqa: E402
+from qsim_kernels.triton.noise import words  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: The interpreter's time goes by blocks, not by elements: few large ones there, on a GPU what the kernels choose themselves.
@@ -74,7 +74,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 
 def rule(rounding: str | roundings.Rounding, overflow: str, dtype: torch.dtype) -> Rule:
     """A rounding for tensors of a dtype, as the numbers that kernels take."""
-    return roundings.rule(roundings.resolve(rounding), overflow, 32 if dtype.itemsize > 2 else 16)
+    return roundings.resolve(rounding).rule(overflow, 32 if dtype.itemsize > 2 else 16)
 
 
 def code_dtype(fmt: Format) -> torch.dtype:
@@ -222,6 +222,25 @@ def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | 
             assert same_bits(there, b)
 
 
+@pytest.mark.parametrize("source", inputs.DTYPES)
+@pytest.mark.parametrize("offset", [0, 5])
+def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torch.dtype, offset: int) -> None:
+    # How many neighbours a thread holds depends on the narrower of the two types, and so does the order in which it makes random words.
+    x = torch.linspace(-3, 3, 501, device=DEVICE, dtype=torch.float64).to(source)
+    for bits in (6, 16, 17, 32):
+        how = rule(Stochastic(bits), "saturate", source)
+        first = torch.empty_like(x, dtype=torch.float64)
+        reference.quantize_into(first, x, seed(), E4M3.grid, how, 3, offset)
+        assert first.unique().numel() > 80
+        for target in inputs.DTYPES:
+            out = torch.full_like(x, 77, dtype=target)
+            kernels.quantize_into(out, x, seed(), E4M3.grid, how, 3, offset, **options(kernels))
+            assert same_bits(out, first.to(target)), (bits, target)
+        codes = torch.full_like(x, 99, dtype=torch.uint8)
+        kernels.encode_into(codes, x, seed(), E4M3.grid, how, E4M3.coding, 3, offset, **options(kernels))
+        assert same_bits(qsim.decode(codes, E4M3, dtype=torch.float64), first), bits
+
+
 @pytest.mark.parametrize("block", [64, 256, 1024, 4096])
 @pytest.mark.parametrize("offset", [0, 5])
 def test_block_size_leaves_no_trace(block: int, offset: int) -> None:
@@ -331,7 +350,7 @@ def test_all_numbers_of_16_bits(fmt: Format, rounding: str, dtype: torch.dtype) 
     assert not first_difference(x, a, b), first_difference(x, a, b)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def words_kernel(blocks, seeds, streams, out):  # type: ignore[no-untyped-def]
     """Writes the four words of each block into a row."""
     place = tl.arange(0, 4)

@@ -6,21 +6,22 @@ is a pure function of (seed, stream, logical index): no operator has a state.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qsim_kernels import reference
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
 
 library = torch.library.Library("qsim", "DEF")
 for _schema in (
-    "quantize(Tensor x, Tensor? seed, str grid, str rule, int stream, int offset, ScalarType dtype) -> Tensor",
-    "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, int stream, int offset) -> ()",
-    "quantize_out(Tensor x, Tensor? seed, str grid, str rule, int stream, int offset, Tensor(a!) out) -> ()",
-    "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, int stream, int offset, bool check) -> Tensor",
+    "quantize(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype) -> Tensor",
+    "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset) -> ()",
+    "quantize_out(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, Tensor(a!) out) -> ()",
+    "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, SymInt stream, SymInt offset, bool check) -> Tensor",
     "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -35,11 +36,15 @@ class Implementation:
     """The operators on one backend: read the numbers, allocate, fill.
 
     Args:
-        load: Gives the backend's module when an operator first runs, so that nothing is imported before it is needed.
+        name: The backend's module, imported when an operator first runs.
     """
 
-    def __init__(self, load: Callable[[], Any]) -> None:
-        self._load = load
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _backend(self) -> Any:
+        return importlib.import_module(self._name)
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Rounds into a new tensor."""
@@ -58,7 +63,7 @@ class Implementation:
     def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         how = read(Rule, rule)
         _check_seed(seed, how)
-        self._load().quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
+        self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
     def encode(
         self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool
@@ -73,7 +78,7 @@ class Implementation:
                 "pass check=False"
             )
         codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        lost = self._load().encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset)
+        lost = self._backend.encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset)
         if check and bool(lost):
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes
@@ -81,7 +86,7 @@ class Implementation:
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Reads codes."""
         values = torch.empty_like(codes, dtype=dtype)
-        self._load().decode_into(values, codes, read(Grid, grid), read(Coding, coding))
+        self._backend.decode_into(values, codes, read(Grid, grid), read(Coding, coding))
         return values
 
 
@@ -90,20 +95,14 @@ def _check_seed(seed: Tensor | None, rule: Rule) -> None:
         raise ValueError("stochastic rounding needs a seed")
 
 
-def _triton() -> Any:
-    from qsim_kernels import triton
-
-    return triton
-
-
 def _register(implementation: Implementation, key: str) -> None:
     for name in ("quantize", "quantize_", "quantize_out", "encode", "decode"):
         library.impl(name, getattr(implementation, name), key)
 
 
-_register(Implementation(lambda: reference), "CompositeExplicitAutograd")
+_register(Implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
 if torch.version.hip is None:
-    _register(Implementation(_triton), "CUDA")
+    _register(Implementation("qsim_kernels.triton"), "CUDA")
 
 
 @torch.library.register_fake("qsim::quantize", lib=library)
@@ -142,7 +141,9 @@ def _batched(name: str) -> Callable[..., Any]:
             return operator(x.movedim(x_dim, 0), *arguments), 0
         assert isinstance(seed, Tensor)
         seed_dim = in_dims[1]
-        xs = x.movedim(x_dim, 0).unbind() if x_dim is not None else [x] * info.batch_size
+        xs = x.movedim(x_dim, 0) if x_dim is not None else x.expand(info.batch_size, *x.shape)
+        if not info.batch_size:
+            return operator(xs, seed.new_zeros(()), *arguments[1:]), 0
         seeds = seed.movedim(seed_dim, 0).unbind() if seed_dim is not None else [seed] * info.batch_size
         return torch.stack([operator(x, seed, *arguments[1:]) for x, seed in zip(xs, seeds, strict=True)]), 0
 

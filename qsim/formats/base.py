@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.grid import Coding, Grid, spell
 
 #: Formats wider than this have too many values to list.
 LISTABLE_BITS = 20
@@ -45,15 +45,18 @@ class Format:
         bits: Width of a code.
         grid: The finite values, as the numbers that the kernels take.
         coding: The codes, as the numbers that the kernels take.
+        spelling: Both as text, which is how operators take them.
     """
 
     bits: int
     grid: Grid
     coding: Coding
+    spelling: tuple[str, str]
 
     def _derive(self, grid: Grid, coding: Coding) -> None:
         object.__setattr__(self, "grid", grid)
         object.__setattr__(self, "coding", coding)
+        object.__setattr__(self, "spelling", (spell(grid), spell(coding)))
 
     @property
     def precision(self) -> int:

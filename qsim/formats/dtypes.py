@@ -12,7 +12,10 @@ from qsim.formats.base import Format
 CARRIERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 # Significant bits, largest value and smallest positive value of each.
-_FACTS = {d: (1 - round(math.log2(torch.finfo(d).eps)), torch.finfo(d).max, torch.finfo(d).smallest_normal * torch.finfo(d).eps) for d in CARRIERS}
+_FACTS = {
+    dtype: (1 - round(math.log2(facts.eps)), facts.max, facts.smallest_normal * facts.eps)
+    for dtype, facts in ((dtype, torch.finfo(dtype)) for dtype in CARRIERS)
+}
 
 
 def holds(dtype: torch.dtype, fmt: Format) -> bool:

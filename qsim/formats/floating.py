@@ -77,7 +77,7 @@ class Float(Format):
             largest = math.ldexp((1 << self.mantissa) + fraction, field - self.bias - self.mantissa)
         infinity = top + 1 if self.specials == "ieee" else -1
         nan = {
-            "ieee": infinity + (1 << self.mantissa >> 1) if self.mantissa else -1,
+            "ieee": ones if self.mantissa else -1,
             "fn": ones,
             "fnuz": 1 << width,
             "none": -1,

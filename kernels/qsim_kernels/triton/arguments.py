@@ -55,17 +55,15 @@ def _is_fast(how: Plan, rule: Rule) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def writing(grid: Grid, rule: Rule, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
+def writing(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
     """The variant and the numbers by which values are written as codes, from `lowest` on in the kernels' order.
 
     Args:
         grid: The values.
-        rule: How they were rounded.
         coding: Their codes.
         wide: Whether they come in float64.
     """
-    variant = _code_variant(grid, coding, wide)._replace(infinity=coding.infinity >= 0 and not rule.saturate)
-    return variant, _code_numbers(grid, coding, wide, -1)[1:]
+    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, -1)[1:]
 
 
 @lru_cache(maxsize=4096)
@@ -90,24 +88,36 @@ def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
         infinity=coding.infinity >= 0,
         nan=coding.nan >= 0,
         nan_is_zero=coding.nan == 1 << (coding.bits - 1) and grid.min < 0,
+        far=_power(grid, coding, wide) > _bias(wide),
         wide=wide,
     )
+
+
+def _bias(wide: bool) -> int:
+    return (DOUBLE if wide else SINGLE).bias
+
+
+def _power(grid: Grid, coding: Coding, wide: bool) -> int:
+    """log2 of how much larger a value is than the number whose pattern, shifted, is its code; for integers, than their number of steps."""
+    return round(math.log2(grid.least)) if coding.twos_complement else grid.exponent + _bias(wide) - 1
 
 
 def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
     how = plan(grid, wide)
     carrier = how.carrier
-    # A code whose lowest binade is the carrier's own stands for a value smaller by this power of two.
-    power = round(math.log2(grid.least)) if coding.twos_complement else grid.exponent + carrier.bias - 1
-    first = max(-carrier.bias, min(carrier.bias, power))
+    power = _power(grid, coding, wide)
+    first = min(carrier.bias, power)
+    unused = (64 if carrier == DOUBLE else 32) - coding.bits
     largest = _largest_code(grid, coding)
     return (
         how.shift,
         grid.exponent + carrier.bias,
         carrier.pattern(2.0 ** (direction * first)),
         carrier.pattern(2.0 ** (direction * (power - first))),
+        1 << max(0, unused - how.shift),
+        ~carrier.sign,
         1 << (coding.bits - 1),
-        32 - coding.bits,
+        unused,
         1 << grid.mantissa,
         (1 << coding.bits) - 1 if coding.twos_complement else max(largest, coding.infinity),
         coding.infinity,

@@ -3,8 +3,7 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.noise import random_integers
-from qsim_kernels.triton.rounding import INTERPRETED, STOCHASTIC, round_bits, round_single
+from qsim_kernels.triton.rounding import INTERPRETED, round_bits, round_single
 
 
 @triton.jit
@@ -39,56 +38,41 @@ def as_single(x):
 
 
 @triton.jit
-def as_values(bits, TARGET: tl.constexpr, WIDE: tl.constexpr):
-    """Patterns of the carrier as values of a type that holds them exactly; NaN as that type's with all bits set."""
-    if TARGET == tl.float64:
-        values = bits.to(tl.float64, bitcast=True)
+def as_dtype(values, TARGET: tl.constexpr):
+    """float32 or float64 values in a type that holds them exactly; NaN, which is positive, as that type's with all bits set."""
+    if values.dtype == TARGET:
+        result = values
+    elif TARGET == tl.float32:
+        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+        result = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+    elif not INTERPRETED:
+        # The processor's own conversion to 16 bits makes every NaN the one with all bits set.
+        result = values.to(tl.float32).to(TARGET)
+    elif TARGET == tl.bfloat16:
+        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
+        result = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
-        if WIDE:
-            bits = bits.to(tl.float64, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
-        if TARGET == tl.float32:
-            if WIDE:
-                bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
-            values = bits.to(tl.float32, bitcast=True)
-        elif not INTERPRETED:
-            # The processor's own conversion makes every NaN the one with all bits set.
-            values = bits.to(tl.float32, bitcast=True).to(TARGET)
-        elif TARGET == tl.bfloat16:
-            bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
-            values = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        else:
-            half = bits.to(tl.float32, bitcast=True).to(tl.float16).to(tl.int16, bitcast=True)
-            values = tl.where((half & 0x7FFF) > 0x7C00, 0x7FFF, half).to(tl.int16).to(tl.float16, bitcast=True)
-    return values
+        bits = values.to(tl.float32).to(tl.float16).to(tl.int16, bitcast=True)
+        result = tl.where((bits & 0x7FFF) > 0x7C00, 0x7FFF, bits).to(tl.int16).to(tl.float16, bitcast=True)
+    return result
 
 
 @triton.jit
-def rounded(x, first, noise, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of values, rounded, as patterns of the carrier.
+def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
+    """A block of values, rounded, as floats of the carrier.
 
     Args:
-        x: The values.
-        first: Logical index of the first.
-        noise: `Noise`.
+        x: float32 or float64 values.
+        drawn: What `random_integers` gave.
         grid: `Numbers`.
         V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
-        RUN: See `random_integers`.
-        ALIGNED: See `random_integers`.
-        BLOCK: How many values.
     """
-    x = as_single(x)
-    drawn = 0
-    if V.mode == STOCHASTIC:
-        drawn = random_integers(noise, first, V.halves, V.whole, RUN, ALIGNED, BLOCK)
-        if V.halves and not V.fast:
-            drawn <<= 16
-        if V.wide:
-            drawn = (drawn.to(tl.int64) << 1) | noise.late
     if V.fast:
         bits = round_single(x, drawn, grid, V, FIX_NAN)
     elif V.wide:
         bits = round_bits(x.to(tl.float64).to(tl.int64, bitcast=True), drawn, grid, V)
     else:
         bits = round_bits(x.to(tl.int32, bitcast=True), drawn, grid, V)
-    return bits
+    return bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)

@@ -5,64 +5,78 @@ import triton.language as tl
 
 
 @triton.jit
-def codes_of(bits, coding, V: tl.constexpr):
-    """The codes of values of a grid, and where a value is NaN.
+def codes_of(values, signs, coding, V: tl.constexpr):
+    """The codes of values of a grid.
 
     Args:
-        bits: The values' patterns; of a NaN any.
+        values: The values as floats of the carrier, whatever their sign.
+        signs: Patterns with the values' sign bits. That of NaN is clear.
         coding: `Codes`.
         V: The `CodeVariant`.
     """
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
-    value = bits.to(CARRIER, bitcast=True)
-    is_nan = value != value
+    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
+    UNSIGNED: tl.constexpr = tl.uint64 if V.wide else tl.uint32
     if V.twos_complement:
-        steps = (tl.abs(value) * coding.scale).to(tl.uint32).to(tl.int32, bitcast=True)
-        code = tl.where(bits < 0, -steps, steps)
-    else:
-        if V.zero:
-            # The exponent field becomes the code's own, and subnormal values become subnormal numbers.
-            magnitude = tl.abs(value) * coding.scale * coding.rest
-            code = magnitude.to(bits.dtype, bitcast=True) >> coding.shift
-        else:
-            code = ((bits & MASK) >> coding.shift) - coding.lowest
-        if V.infinity:
-            code = tl.where((bits & MASK) == INFINITY, coding.infinity, code)
+        steps = (tl.abs(values) * coding.scale).to(tl.uint32).to(tl.int32, bitcast=True)
+        code = tl.where(signs < 0, -steps, steps) & coding.last.to(tl.int32)
+    elif V.zero:
+        # The exponent field becomes the code's own, and subnormal values become subnormal numbers. Then all moves to the top of the word.
+        placed = values * coding.scale
+        if V.far:
+            placed *= coding.rest
+        placed = placed.to(PATTERN, bitcast=True) * coding.lift
+        if V.nan_is_zero:
+            signs = tl.where(values == 0, 0, signs)
         if V.signed:
-            code |= (bits >> (coding.unused + (32 if V.wide else 0))) & coding.sign
-    return tl.where(is_nan, coding.nan, code), is_nan
+            # One instruction, as long as the compiler does not know the mask and make an "and" and an "or" of it.
+            placed = ((placed ^ signs) & coding.mask) ^ signs
+        code = (placed.to(UNSIGNED, bitcast=True) >> coding.unused.to(UNSIGNED)).to(PATTERN, bitcast=True)
+        if V.nan_is_zero:
+            code = tl.where(values == values, code, coding.nan)
+    else:
+        code = (values.to(PATTERN, bitcast=True) >> coding.shift) - coding.lowest
+        code = tl.where(values == values, code, coding.nan)
+    return code
+
+
+@triton.jit
+def narrow_integers_of(values, coding):
+    """The codes, below 2**16, of float32 values of a grid of integers: 1.5 * 2**23 puts them into the sum's low bits."""
+    return (values * coding.scale + 12582912.0).to(tl.int32, bitcast=True) & coding.last
 
 
 @triton.jit
 def integers_of(codes, coding, V: tl.constexpr):
-    """The values of two's complement codes, as patterns of the carrier."""
+    """The values of two's complement codes, as floats of the carrier."""
     CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
-    PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
     if V.signed:
-        unused = coding.unused.to(tl.int32)
+        unused = coding.unused.to(tl.int32) - (32 if V.wide else 0)
         integer = ((codes.to(tl.int32, bitcast=True) << unused) >> unused).to(CARRIER)
     else:
         integer = codes.to(CARRIER)
-    return (integer * coding.scale).to(PATTERN, bitcast=True)
+    return integer * coding.scale
 
 
 @triton.jit
 def floats_of(codes, coding, V: tl.constexpr):
-    """The values of codes of sign and magnitude, as patterns of the carrier."""
+    """The values of codes of sign and magnitude, as floats of the carrier."""
     INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
     QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
     SIGN: tl.constexpr = -0x8000000000000000 if V.wide else -0x80000000
     CARRIER: tl.constexpr = tl.float64 if V.wide else tl.float32
     PATTERN: tl.constexpr = tl.int64 if V.wide else tl.int32
+    one = coding.shift * 0 + 1
     code = codes.to(PATTERN)
     magnitude = code
     if V.signed:
         magnitude = code & (coding.sign - 1)
     if V.zero:
-        placed = (magnitude << coding.shift).to(CARRIER, bitcast=True)
-        bits = (placed * coding.scale * coding.rest).to(PATTERN, bitcast=True)
+        # To multiply by a power of two is to shift, on a part of the processor that has less to do.
+        placed = (magnitude * (one << coding.shift)).to(CARRIER, bitcast=True)
+        placed *= coding.scale
+        if V.far:
+            placed *= coding.rest
+        bits = placed.to(PATTERN, bitcast=True)
         if not V.subnormals:
             bits = tl.where(magnitude < coding.binade, 0, bits)
     else:
@@ -70,23 +84,26 @@ def floats_of(codes, coding, V: tl.constexpr):
     if V.infinity:
         bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
     if V.signed:
-        bits |= (code << (coding.unused + (32 if V.wide else 0))) & SIGN
+        bits |= (code * (one << coding.unused)) & SIGN
     if V.nan:
         bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
-    return bits
+    return bits.to(CARRIER, bitcast=True)
 
 
 @triton.jit
 def values_of(codes, coding, V: tl.constexpr):
-    """The values of codes, as patterns of the carrier.
+    """The values of codes, as floats of the carrier.
 
     Args:
-        codes: uint32 codes without sign extension.
+        codes: uint32 codes; what stands above their bits is ignored.
         coding: `Codes`.
         V: The `CodeVariant`.
     """
+    if not V.signed or V.nan_is_zero:
+        # The others' sign bit is cut out or shifted to the top anyway.
+        codes &= (2 * coding.sign - 1).to(tl.uint32)
     if V.twos_complement:
-        bits = integers_of(codes, coding, V)
+        values = integers_of(codes, coding, V)
     else:
-        bits = floats_of(codes, coding, V)
-    return bits
+        values = floats_of(codes, coding, V)
+    return values

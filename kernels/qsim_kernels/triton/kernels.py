@@ -6,14 +6,16 @@ Full blocks are read and written without a mask, since what a mask hangs on is k
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.blocks import as_values, load, rounded, store
-from qsim_kernels.triton.codes import codes_of, values_of
+from qsim_kernels.triton.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.triton.codes import codes_of, narrow_integers_of, values_of
+from qsim_kernels.triton.noise import random_integers
+from qsim_kernels.triton.rounding import NEAREST, clamp, round_magnitude, round_nearest
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
 # None of these is worth a variant of its own.
 _NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
 _NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
-_CODES = ["shift", "lowest", "code_scale", "rest", "sign", "unused", "binade", "last", "infinity", "nan"]
+_CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
 
 
 @triton.jit
@@ -25,8 +27,9 @@ def quantize_block(
     place = tl.arange(0, BLOCK)
     values = load(x + start, place, count - start, MASKED)
     # A conversion to 16 bits makes every NaN the same by itself.
-    bits = rounded(values, offset + start, noise, grid, V, out.dtype.element_ty == tl.float32, RUN, ALIGNED, BLOCK)
-    store(out + start, as_values(bits, out.dtype.element_ty, V.wide), place, count - start, MASKED)
+    drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
+    values = rounded(as_single(values), drawn, grid, V, out.dtype.element_ty == tl.float32)
+    store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
 @triton.jit(do_not_specialize=_NOISE + _NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
@@ -56,15 +59,30 @@ def encode_block(
 ):  # fmt: skip
     """Rounds one block of values and writes their codes."""
     place = tl.arange(0, BLOCK)
-    values = load(x + start, place, count - start, MASKED)
-    bits = rounded(values, offset + start, noise, grid, V, False, RUN, ALIGNED, BLOCK)
-    codes, is_nan = codes_of(bits, coding, C)
-    if C.twos_complement:
-        codes &= coding.last
+    values = as_single(load(x + start, place, count - start, MASKED))
+    drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
+    if V.fast:
+        clean = clamp(values, grid, C.nan)
+        signs = clean.to(tl.int32, bitcast=True)
+        if V.mode == NEAREST:
+            clean = round_nearest(clean, grid, V)
+        else:
+            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
+            if C.twos_complement:
+                clean = tl.where(signs < 0, -clean, clean)
+        if C.twos_complement and out.dtype.element_ty != tl.int32:
+            codes = narrow_integers_of(clean, coding)
+        else:
+            codes = codes_of(clean, signs, coding, C)
+    else:
+        values = rounded(values, drawn, grid, V, True)
+        clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
+        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
     store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
     if not C.nan:
-        # What a mask lets in from behind the last element is zero, never NaN.
-        tl.store(lost + place * 0, 1, mask=is_nan)
+        # A sum of magnitudes is NaN if one of them is. A thread adds up its own; what lies behind the last element counts as zero.
+        total = tl.sum(tl.reshape(tl.abs(values), (BLOCK // RUN, RUN)), axis=1)
+        tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
 
 
 @triton.jit(do_not_specialize=_NOISE + _NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
@@ -73,7 +91,7 @@ def encode_kernel(
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
-    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64, last: tl.int64,
+    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64, last: tl.int64,
     infinity: tl.int64, nan: tl.int64,
     V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +100,7 @@ def encode_kernel(
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-    coding = as_codes(shift, lowest, code_scale, rest, sign, unused, binade, last, infinity, nan, V.wide)
+    coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
         encode_block(x, out, lost, start, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, False)
@@ -95,21 +113,19 @@ def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.co
     """Writes the values of one block of codes."""
     place = tl.arange(0, BLOCK)
     read = load(codes + start, place, count - start, MASKED).to(tl.int32)
-    if codes.dtype.element_ty == tl.int16:
-        read &= 0xFFFF
-    bits = values_of(read.to(tl.uint32, bitcast=True), coding, C)
-    store(out + start, as_values(bits, out.dtype.element_ty, C.wide), place, count - start, MASKED)
+    values = values_of(read.to(tl.uint32, bitcast=True), coding, C)
+    store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
 @triton.jit(do_not_specialize=["count", *_CODES])
 def decode_kernel(
     codes, out, count: tl.int64,
-    shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64,
+    shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64,
     last: tl.int64, infinity: tl.int64, nan: tl.int64,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the values of `count` codes."""
-    coding = as_codes(shift, lowest, code_scale, rest, sign, unused, binade, last, infinity, nan, C.wide)
+    coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, C.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
         decode_block(codes, out, start, count, coding, C, BLOCK, False)

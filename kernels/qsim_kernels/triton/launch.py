@@ -54,12 +54,13 @@ class Launcher:
             with torch.cuda.device(device):
                 self(x, out, count, *others, variant=variant)
             return
-        form = (device, x.data_ptr() % 16, out.data_ptr() % 16, variant)
+        source, target = x.data_ptr(), out.data_ptr()
+        form = (device, source % 16, target % 16, variant)
         compiled = self._compiled.get(form)
         if compiled is None:
             self._compiled[form] = self._kernel[grid](x, out, count, *others, *self._tail)
         else:
-            compiled[grid](x, out, count, *others, *self._tail)
+            compiled[grid](source, target, count, *others, *self._tail)
 
 
 def quantize_into(
@@ -125,7 +126,7 @@ def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype,
 @lru_cache(maxsize=4096)
 def _encoder(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
-    code_variant, code_numbers = arguments.writing(grid, rule, coding, variant.wide)
+    code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     run, block = _shape(source, target, block)
     return Launcher(encode_kernel, (*numbers, *code_numbers), (variant, code_variant, run, aligned, block))
 

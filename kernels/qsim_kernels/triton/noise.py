@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from qsim_kernels.triton.rounding import STOCHASTIC
+
 
 @triton.jit
 def multiply(a, b: tl.constexpr):
@@ -27,13 +29,13 @@ def words(index, seed, stream):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """a0 b0 c0 d0 a1 b1 …"""
+    """The elements of four blocks in turn: a0, b0, c0, d0, a1, b1 and so on."""
     return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
 
 
 @triton.jit
 def interleave8(a, b, c, d, e, f, g, h):
-    """a0 b0 … h0 a1 b1 …"""
+    """The elements of eight blocks in turn."""
     return tl.interleave(interleave4(a, c, e, g), interleave4(b, d, f, h))
 
 
@@ -75,24 +77,32 @@ def single_words(index, seed, stream, HALVES: tl.constexpr):
 
 
 @triton.jit
-def random_integers(noise, first, HALVES: tl.constexpr, WHOLE: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The random integers of `BLOCK` elements, in the top bits of 16 or 32.
+def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """The random integers of `BLOCK` elements as `round_bits` and `round_magnitude` want them; zero where the rounding needs none.
 
     Args:
         noise: A `Noise`.
         first: Logical index of the block's first element.
-        HALVES: Half a word for each element, 16 bits; otherwise a whole one, 32 bits.
-        WHOLE: Whether all of those bits are used, with nothing behind them.
+        V: The `Variant`.
         RUN: How many neighbours a thread holds, so that words are made where they are used; shared memory would carry them there otherwise.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: How many elements.
+
+    Returns:
+        Integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
     """
-    if not ALIGNED:
-        drawn = single_words(first + tl.arange(0, BLOCK), noise.seed, noise.stream, HALVES)
-    elif HALVES:
-        drawn = half_words(first, noise.seed, noise.stream, max(RUN, 8), BLOCK)
-    else:
-        drawn = run_of_words(first, noise.seed, noise.stream, RUN, BLOCK)
-    if not WHOLE:
-        drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
+    drawn = 0
+    if V.mode == STOCHASTIC:
+        if not ALIGNED:
+            drawn = single_words(first + tl.arange(0, BLOCK), noise.seed, noise.stream, V.halves)
+        elif V.halves:
+            drawn = half_words(first, noise.seed, noise.stream, max(RUN, 8), BLOCK)
+        else:
+            drawn = run_of_words(first, noise.seed, noise.stream, RUN, BLOCK)
+        if not V.whole:
+            drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
+        if V.halves and not V.fast:
+            drawn <<= 16
+        if V.wide:
+            drawn = (drawn.to(tl.int64) << 1) | noise.late
     return drawn

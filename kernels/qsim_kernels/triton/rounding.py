@@ -33,16 +33,90 @@ def add_toward_zero(a, b):
         second = total - a
         error = (a - (total - second)) + (b - second)
         return (total.to(tl.int32, bitcast=True) - (error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
+    return tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def multiply_add_toward_zero(a, b, c):
+    """`a * b + c`, rounded once, toward zero, where the product is exact and nothing is negative."""
+    if INTERPRETED:
+        return add_toward_zero(a * b, c)
+    return tl.inline_asm_elementwise("fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def clamp(x, grid, NAN_STAYS: tl.constexpr):
+    """float32 values between a grid's smallest and largest; NaN stays, as the positive one with all bits set, or becomes the largest."""
+    top = grid.top.to(tl.float32, bitcast=True)
+    bottom = -grid.bottom.to(tl.float32, bitcast=True)
+    if NAN_STAYS:
+        x = tl.minimum(x, top, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, bottom, propagate_nan=tl.PropagateNan.ALL)
+        if INTERPRETED:
+            x = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     else:
-        return tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
+        x = tl.maximum(tl.minimum(x, top), bottom)
+    return x
+
+
+@triton.jit
+def nearby_power(x, grid, V: tl.constexpr, HALF: tl.constexpr):
+    """Bits of a power of two, or one and a `HALF` times it, next to which float32's spacing is the grid's spacing at `x`."""
+    lift = (grid.shift << 23) + (0x400000 if HALF else 0)
+    power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + lift
+    if V.mode == NEAREST and V.binary:
+        # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
+        power |= ((power >> 23) + (grid.parity >> 23)) & 1
+    return power
+
+
+@triton.jit
+def round_nearest(x, grid, V: tl.constexpr):
+    """Rounds clamped float32 values to nearest onto a grid with evenly spaced values around zero, without heed of a zero's sign.
+
+    To add a large power of two and take it away again leaves `x` rounded to the spacing of its neighbourhood. With one and a half times the
+    power the sum stays in the same binade for either sign.
+    """
+    magic = nearby_power(x, grid, V, True).to(tl.float32, bitcast=True)
+    return (x + magic) - magic
+
+
+@triton.jit
+def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
+    """Rounds clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
+
+    Args:
+        y: Magnitudes.
+        negative: Whether they stand for negative values.
+        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
+        grid: `Numbers`.
+        V: The `Variant`.
+    """
+    power = nearby_power(y, grid, V, False)
+    magic = power.to(tl.float32, bitcast=True)
+    if V.mode == NEAREST:
+        rounded = (y + magic) - magic
+    elif V.mode == STOCHASTIC and V.halves:
+        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
+        raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
+        rounded = add_toward_zero(raised, magic) - magic
+    elif V.mode == STOCHASTIC:
+        lower = add_toward_zero(y, magic) - magic
+        # 2**32 / spacing: its exponent field is 55 + 2 * 127 less that of the power, modulo 2**32.
+        inverse = (-1702887424 - power).to(tl.float32, bitcast=True)
+        position = ((y - lower) * inverse).to(tl.uint32)
+        rounded = tl.where(position + drawn < position, lower + magic * 1.1920928955078125e-07, lower)
+    else:
+        rounded = add_toward_zero(y, magic) - magic
+        if V.mode != TOWARD_ZERO:
+            away = (rounded < y) & (negative if V.mode == DOWN else ~negative)
+            rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)
+    return rounded
 
 
 @triton.jit
 def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
     """Rounds float32 values, saturating, onto a grid with evenly spaced values around zero.
-
-    Next to a large enough power of two float32's spacing is the grid's spacing at `x`. To add that power and take it away again leaves `x`
-    rounded onto the grid, in the way that the addition rounds.
 
     Args:
         x: Values.
@@ -54,37 +128,14 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
     Returns:
         Bits of the rounded values.
     """
-    top = grid.top.to(tl.float32, bitcast=True)
     if V.symmetric:
-        y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
+        # One instruction less than from both sides.
+        y = tl.minimum(tl.abs(x), grid.top.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
     else:
-        x = tl.maximum(x, -grid.bottom.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
-        x = tl.minimum(x, top, propagate_nan=tl.PropagateNan.ALL)
+        x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
-    power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + (grid.shift << 23)
-    if V.mode == NEAREST and V.binary:
-        # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
-        power |= ((power >> 23) + (grid.parity >> 23)) & 1
-    magic = power.to(tl.float32, bitcast=True)
-    if V.mode == NEAREST:
-        rounded = (y + magic) - magic
-    elif V.mode == STOCHASTIC and V.halves:
-        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
-        share = drawn.to(tl.uint16).to(tl.float32) * (magic * 1.8189894035458565e-12)
-        rounded = add_toward_zero(add_toward_zero(y, share), magic) - magic
-    elif V.mode == STOCHASTIC:
-        lower = add_toward_zero(y, magic) - magic
-        # 2**32 / spacing: its exponent field is 55 + 2 * 127 less that of the power, modulo 2**32.
-        inverse = (-1702887424 - power).to(tl.float32, bitcast=True)
-        position = ((y - lower) * inverse).to(tl.uint32)
-        rounded = tl.where(position + drawn < position, lower + magic * 1.1920928955078125e-07, lower)
-    else:
-        rounded = add_toward_zero(y, magic) - magic
-        if V.mode != TOWARD_ZERO:
-            away = (rounded < y) & ((bits >= 0) if V.mode == UP else (bits < 0))
-            rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)
-    result = rounded.to(tl.int32, bitcast=True) | (bits & SIGN)
+    result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
     if not V.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:

@@ -51,6 +51,7 @@ class CodeVariant(NamedTuple):
         infinity: Whether codes of the infinities are met.
         nan: Whether a code of NaN exists.
         nan_is_zero: Whether that is the code of negative zero.
+        far: Whether the grid's exponents are so far from the carrier's that it takes two factors to go from the ones to the others.
         wide: Whether the carrier is float64; otherwise float32.
     """
 
@@ -61,6 +62,7 @@ class CodeVariant(NamedTuple):
     infinity: bool
     nan: bool
     nan_is_zero: bool
+    far: bool
     wide: bool
 
 
@@ -88,8 +90,10 @@ class Codes(NamedTuple):
         lowest: The smallest value's exponent field, where there is no zero.
         scale: Takes a value to the number whose pattern, shifted, is the code, or the other way; for integers, to units of the step.
         rest: What of that factor one number cannot hold.
+        lift: Takes that pattern to the top of the carrier's word.
+        mask: All bits of the carrier's word but the sign.
         sign: The code's sign bit.
-        unused: Bits of a 32-bit word that a code leaves.
+        unused: Bits of the carrier's word that a code leaves.
         binade: The code of the smallest normal value.
         last: The largest code that is not NaN.
         infinity: The code of +infinity.
@@ -100,6 +104,8 @@ class Codes(NamedTuple):
     lowest: Any
     scale: Any
     rest: Any
+    lift: Any
+    mask: Any
     sign: Any
     unused: Any
     binade: Any
@@ -138,11 +144,11 @@ def as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under,
 
 
 @triton.jit
-def as_codes(shift, lowest, scale, rest, sign, unused, binade, last, infinity, nan, WIDE: tl.constexpr):
+def as_codes(shift, lowest, scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, WIDE: tl.constexpr):
     """What came as int64, in the carrier's width and types."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
     CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Codes(
         shift.to(PATTERN), lowest.to(PATTERN), scale.to(PATTERN).to(CARRIER, bitcast=True), rest.to(PATTERN).to(CARRIER, bitcast=True),
-        sign.to(PATTERN), unused.to(PATTERN), binade.to(PATTERN), last.to(PATTERN), infinity.to(PATTERN), nan.to(PATTERN),
+        lift.to(PATTERN), mask.to(PATTERN), sign.to(PATTERN), unused.to(PATTERN), binade.to(PATTERN), last.to(PATTERN), infinity.to(PATTERN), nan.to(PATTERN),
     )  # fmt: skip

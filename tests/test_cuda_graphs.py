@@ -1,0 +1,92 @@
+"""CUDA graphs: what is captured once draws fresh noise, and reads its inputs and its seed, at every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from calls import noisy, same, seeded
+
+pytestmark = pytest.mark.gpu
+
+
+def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    call()  # compiles the kernel, which must not happen while a graph is captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def test_replays_draw_fresh_noise() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    graph, result = captured(lambda: noisy(x))
+    draws = []
+    for _ in range(3):
+        graph.replay()
+        draws.append(result.clone())
+    assert all(not torch.equal(draws[i], draws[j]) for i in range(3) for j in range(i))
+    assert all(set(draw.unique().tolist()) == {1.0, 1.125} for draw in draws)
+
+
+def test_generator_registered_with_the_graph() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(3)
+    call = lambda: qsim.quantize(x, "e4m3", rounding="stochastic", generator=generator)  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        result = call()
+    graph.replay()
+    first = result.clone()
+    graph.replay()
+    assert not torch.equal(first, result)
+
+
+def test_seed_tensor_is_read_at_every_replay() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    seed = torch.tensor(1, device="cuda")
+    graph, result = captured(lambda: seeded(x, seed))
+    for number in (1, 2, -7, 2**62):
+        seed.fill_(number)
+        graph.replay()
+        assert torch.equal(result, seeded(x, number))
+
+
+def test_inputs_are_read_at_every_replay() -> None:
+    x = torch.zeros(4096, device="cuda")
+    graph, result = captured(lambda: qsim.quantize(x, "e4m3", dtype=torch.bfloat16))
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert same(result, qsim.quantize(x, "e4m3", dtype=torch.bfloat16))
+
+
+def test_encode_without_a_check() -> None:
+    x = torch.randn(4096, device="cuda")
+    graph, result = captured(lambda: qsim.encode(x, "e2m1", check=False))
+    x.normal_()
+    graph.replay()
+    assert torch.equal(result, qsim.encode(x, "e2m1"))
+
+
+def test_encode_with_a_check_is_refused() -> None:
+    x = torch.randn(4096, device="cuda")
+    qsim.encode(x, "e2m1")
+    torch.cuda.synchronize()
+    refused = pytest.raises(RuntimeError, match="cannot be read back while a CUDA graph is captured; pass check=False")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        qsim.encode(x, "e2m1")
+
+
+def test_compiled_into_graphs() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    compiled = torch.compile(noisy, fullgraph=True, mode="reduce-overhead")
+    draws = [compiled(x).clone() for _ in range(5)]
+    assert all(not torch.equal(draws[i], draws[j]) for i in range(5) for j in range(i))
