@@ -164,4 +164,3 @@ def check_overflow(overflow: str) -> None:
     """Refuses an overflow mode that does not exist."""
     if overflow not in get_args(Overflow):
         raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")
-

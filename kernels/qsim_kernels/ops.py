@@ -65,9 +65,7 @@ class Implementation:
         _check_seed(seed, how)
         self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
-    def encode(
-        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool
-    ) -> Tensor:
+    def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
         """Rounds and writes codes."""
         how, written = read(Rule, rule), read(Coding, coding)
         _check_seed(seed, how)

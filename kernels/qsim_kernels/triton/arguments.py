@@ -45,7 +45,20 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     noise = (keep, correction, 1 << (32 - rule.bits) if late else 0)
     # On float32 positions are counted in units of 32 random bits.
     scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
-    return variant, (*noise, how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under, scale)
+    return variant, (
+        *noise,
+        how.shift,
+        how.low,
+        how.least,
+        how.half,
+        how.parity,
+        how.top,
+        how.bottom,
+        how.floor,
+        how.over,
+        how.under,
+        scale,
+    )
 
 
 def _is_fast(how: Plan, rule: Rule) -> bool:

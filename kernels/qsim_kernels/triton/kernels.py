@@ -101,11 +101,14 @@ def encode_kernel(
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
     coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
-        encode_block(x, out, lost, start, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, False)
+    # What a thread does once weighs less on two blocks; the traffic alone would leave no time for it.
+    start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
+    if start + 2 * BLOCK <= count:
+        for step in range(2):
+            encode_block(x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, False)
     else:
-        encode_block(x, out, lost, start, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, True)
+        for step in range(2):
+            encode_block(x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, True)
 
 
 @triton.jit

@@ -26,13 +26,16 @@ class Launcher:
     Args:
         kernel: The kernel.
         numbers: Its arguments that are never specialized, the last ones before the constants.
-        constants: What it is compiled for; the last is the number of elements in a block.
+        constants: What it is compiled for, the elements of a block last.
+        share: How many elements a program works on.
+        options: What the compiler is told: `num_warps`, `maxnreg`.
     """
 
-    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...]) -> None:
+    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], share: int, **options: int) -> None:
         self._kernel = kernel
         self._tail = (*numbers, *constants)
-        self._block = constants[-1]
+        self._share = share
+        self._options = {} if _INTERPRETED else options
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, variant: bool = False) -> None:
@@ -45,22 +48,21 @@ class Launcher:
             *others: The arguments between these and the numbers.
             variant: The one thing.
         """
-        grid = (-(-count // self._block), 1, 1)
-        if _INTERPRETED:
-            self._kernel[grid](x, out, count, *others, *self._tail)
-            return
         device = x.device.index
-        if device != torch.cuda.current_device():
+        if not _INTERPRETED and device != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(x, out, count, *others, variant=variant)
             return
+        programs = (-(-count // self._share), 1, 1)
         source, target = x.data_ptr(), out.data_ptr()
         form = (device, source % 16, target % 16, variant)
         compiled = self._compiled.get(form)
-        if compiled is None:
-            self._compiled[form] = self._kernel[grid](x, out, count, *others, *self._tail)
-        else:
-            compiled[grid](source, target, count, *others, *self._tail)
+        if compiled is not None:
+            compiled[programs](source, target, count, *others, *self._tail)
+            return
+        compiled = self._kernel[programs](x, out, count, *others, *self._tail, **self._options)
+        if not _INTERPRETED:
+            self._compiled[form] = compiled
 
 
 def quantize_into(
@@ -112,36 +114,41 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     count = codes.numel()
     if count:
         source, target = _flat(codes), _target(out)
-        _decoder(grid, coding, codes.dtype, out.dtype, block)(source, target, count)
+        _decoder(grid, coding, out.dtype, block)(source, target, count)
         _finish(out, target)
 
 
 @lru_cache(maxsize=4096)
 def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    run, block = _shape(source, target, block)
-    return Launcher(quantize_kernel, numbers, (variant, run, aligned, block))
+    run = _run(source, target)
+    block = block or (1024 if run == 4 else 2048)
+    # Where there is little to move, as many threads as fit must share the work.
+    scarce = {"maxnreg": 32} if source.itemsize == target.itemsize == 2 and aligned and not variant.wide else {}
+    return Launcher(quantize_kernel, numbers, (variant, run, aligned, block), block, **scarce)
 
 
 @lru_cache(maxsize=4096)
-def _encoder(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
+def _encoder(
+    grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None
+) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
-    run, block = _shape(source, target, block)
-    return Launcher(encode_kernel, (*numbers, *code_numbers), (variant, code_variant, run, aligned, block))
+    block = block or 2048
+    constants = (variant, code_variant, _run(source, target), aligned, block)
+    return Launcher(encode_kernel, (*numbers, *code_numbers), constants, 2 * block)
 
 
 @lru_cache(maxsize=4096)
-def _decoder(grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None) -> Launcher:
+def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None) -> Launcher:
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
-    _, block = _shape(source, target, block)
-    return Launcher(decode_kernel, numbers, (variant, block))
+    block = block or 1024
+    return Launcher(decode_kernel, numbers, (variant, block), block, num_warps=2 if target.itemsize == 2 else 4)
 
 
-def _shape(source: torch.dtype, target: torch.dtype, block: int | None) -> tuple[int, int]:
-    """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once, and elements of a block."""
-    run = max(4, 16 // min(source.itemsize, target.itemsize))
-    return run, block or (1024 if run == 4 else 2048)
+def _run(source: torch.dtype, target: torch.dtype) -> int:
+    """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
+    return max(4, 16 // min(source.itemsize, target.itemsize))
 
 
 def _flat(x: Tensor) -> Tensor:
