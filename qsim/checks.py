@@ -115,7 +115,7 @@ def _shares(x: Tensor, out: Tensor) -> bool:
     return start < out_end and out_start < end
 
 
-def _reach(x: Tensor) -> tuple[int, int]:
+def _reach(x: Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     """The first byte of a tensor in its storage and the one behind its last."""
     first = x.storage_offset()
     last = first + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))

@@ -123,22 +123,17 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
         TypeError: If the seed or the generator is of another kind.
         ValueError: If both are given, or they do not fit the device.
     """
+    compiling = torch.compiler.is_compiling()
+    capturing = not compiling and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if seed is None and generator is None:
-        if torch.compiler.is_compiling() or _is_capturing(device):
-            return torch.randint(_LARGEST, (), device=device)
-        return torch.randint(_LARGEST, ())
+        return torch.randint(_LARGEST, (), device=device) if compiling or capturing else torch.randint(_LARGEST, ())
     check_source(seed, generator, device)
     drawn_on_cpu = generator.device.type == "cpu" if generator is not None else isinstance(seed, Tensor) and seed.device.type == "cpu"
-    if drawn_on_cpu and _is_capturing(device):
+    if drawn_on_cpu and capturing:
         raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or generator on the device, or none")
     if generator is not None:
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on a device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:

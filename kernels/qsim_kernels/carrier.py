@@ -21,6 +21,11 @@ class Carrier(NamedTuple):
     bias: int
 
     @property
+    def last(self) -> int:
+        """The number of the sign bit: shifting by it spreads it over the whole pattern."""
+        return 31 if self.mantissa == 23 else 63
+
+    @property
     def infinity(self) -> int:
         """The bits of +infinity; every magnitude above it is NaN."""
         return (2 * self.bias + 1) << self.mantissa

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
 
@@ -33,7 +34,7 @@ def code_dtype(bits: int) -> torch.dtype:
 
 
 class Implementation:
-    """The operators on one backend: read the numbers, allocate, fill.
+    """The operators on one backend: read the numbers, allocate, fill. What kernels write behind torch's back it is told of.
 
     Args:
         name: The backend's module, imported when an operator first runs.
@@ -48,17 +49,19 @@ class Implementation:
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Rounds into a new tensor."""
-        out = torch.empty_like(x, dtype=dtype)
+        out = torch.empty_like(x) if dtype == x.dtype else torch.empty_like(x, dtype=dtype)
         self._fill(out, x, seed, grid, rule, stream, offset)
         return out
 
     def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         """Rounds in place."""
         self._fill(x, x, seed, grid, rule, stream, offset)
+        increment_version(x)
 
     def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
         """Rounds into a tensor that is given."""
         self._fill(out, x, seed, grid, rule, stream, offset)
+        increment_version(out)
 
     def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         how = read(Rule, rule)

@@ -32,26 +32,37 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
         An int64 tensor of shape (count, 4) with values below 2**32.
     """
     block = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    words = [block & _WORD, block >> 32, torch.full_like(block, stream & _WORD), torch.full_like(block, (stream >> 32) & _WORD)]
-    spare = [torch.empty_like(block), torch.empty_like(block)]
-    key = [seed & _WORD, (seed >> 32) & _WORD]
+    upper = (first >> 32) & _WORD
+    # A word that is the same in all counters stays a plain number until the rounds have mixed it with the others.
+    high: Tensor | int = upper if (first + count - 1) >> 32 == first >> 32 else block >> 32
+    words: tuple[Tensor | int, ...] = (block & _WORD, high, stream & _WORD, (stream >> 32) & _WORD)
+    key = (seed & _WORD, (seed >> 32) & _WORD)
     for _ in range(10):
-        words, spare = _round(words, spare, key)
-        key = [(k + w) & _WORD for k, w in zip(key, _WEYL, strict=True)]
-    return torch.stack(words, dim=1).bitwise_and_(_WORD)
-
-
-def _round(words: list[Tensor], spare: list[Tensor], key: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """One round, in place: the multiplied words' storage becomes spare, the spare takes the products."""
+        words = _round(words, key)
+        key = ((key[0] + _WEYL[0]) & _WORD, (key[1] + _WEYL[1]) & _WORD)
     c0, c1, c2, c3 = words
-    p0, p1 = spare
-    torch.mul(c0, _MULTIPLIERS[0], out=p0)
-    torch.mul(c2, _MULTIPLIERS[1], out=p1)
-    torch.bitwise_right_shift(p1, 32, out=c0)
-    torch.bitwise_right_shift(p0, 32, out=c2)
-    c0.bitwise_xor_(c1).bitwise_xor_(key[0]).bitwise_and_(_WORD)
-    c2.bitwise_xor_(c3).bitwise_xor_(key[1]).bitwise_and_(_WORD)
-    return [c0, p1, c2, p0], [c1, c3]
+    c1 &= _WORD
+    c3 &= _WORD
+    return torch.stack([c0, c1, c2, c3], dim=1)  # type: ignore[list-item]
+
+
+def _round(words: tuple[Tensor | int, ...], key: tuple[int, int]) -> tuple[Tensor | int, ...]:
+    """One round. The operators work in place on tensors, and on numbers as on any."""
+    c0, c1, c2, c3 = words
+    p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+    high0, high1 = p0 >> 32, p1 >> 32
+    high1 ^= c1
+    high1 ^= key[0]
+    high1 &= _WORD
+    high0 ^= c3
+    high0 ^= key[1]
+    high0 &= _WORD
+    return high1, _low(p1), high0, _low(p0)
+
+
+def _low(product: Tensor | int) -> Tensor | int:
+    """The product itself, where its upper half does no harm."""
+    return product & _WORD if isinstance(product, int) else product
 
 
 def random_bits(first: int, count: int, bits: int, seed: int, stream: int, device: torch.device) -> Tensor:
@@ -76,10 +87,11 @@ def random_bits(first: int, count: int, bits: int, seed: int, stream: int, devic
     if bits <= 16:
         words = torch.stack([words & 0xFFFF, words >> 16], dim=2)
     elements = words.reshape(-1)[skip : skip + count]
-    return elements >> ((16 if bits <= 16 else 32) - bits)
+    spare = (16 if bits <= 16 else 32) - bits
+    return elements >> spare if spare else elements
 
 
 def noise(first: int, count: int, bits: int, correction: bool, seed: int, stream: int, device: torch.device) -> Tensor:
     """The elements' random integers as they are added: `NOISE_BITS` wide, with the correction behind their last bit."""
-    drawn = random_bits(first, count, bits, seed, stream, device) << (NOISE_BITS - bits)
+    drawn = random_bits(first, count, bits, seed, stream, device).bitwise_left_shift_(NOISE_BITS - bits)
     return drawn.bitwise_or_(1 << (NOISE_BITS - 1 - bits)) if correction else drawn

@@ -16,6 +16,8 @@ from qsim_kernels.grid import Mode, Rule
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Rounds values, given and returned as bit patterns of the carrier.
 
+    Conditions are masks, integers with all bits set or none: arithmetic on integers is several times faster than choosing by booleans.
+
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values.
         plan: The grid.
@@ -23,68 +25,105 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
         noise: What `reference.philox.noise` gives, for stochastic rounding.
     """
     magnitude = bits & ~plan.carrier.sign
-    negative = bits < 0
-    infinity = plan.carrier.infinity
-    nan = magnitude > infinity
-    shift = _shift(magnitude, plan)
-    ones = (1 << shift) - 1 if isinstance(shift, int) else torch.bitwise_left_shift(torch.ones_like(shift), shift).sub_(1)
-    rounded = (magnitude + _increment(magnitude, negative, shift, ones, plan, rule, noise)).bitwise_and_(~ones)
-    if plan.least:
-        away = _leaves_zero(magnitude, negative, plan, rule, noise) if plan.zero else torch.ones_like(negative)
-        rounded = torch.where(magnitude < plan.least, away.to(bits.dtype).mul_(plan.least), rounded)
-    rounded = _limit(rounded, magnitude, negative, plan, rule)
+    if rule.mode == Mode.NEAREST and rule.saturate and _adds_exactly(plan):
+        rounded = _nearest_by_addition(magnitude, plan)
+    else:
+        rounded = _rounded(magnitude, bits, plan, rule, noise)
     if plan.signed:
         sign = bits & plan.carrier.sign
-        rounded = rounded | (sign if plan.negative_zero else torch.where(rounded == 0, 0, sign))
+        if not plan.negative_zero:
+            sign &= -rounded >> plan.carrier.last
+        rounded |= sign
+    # To look whether there is a NaN at all is cheaper than to put one where none is.
+    if rule.saturate and int(magnitude.amax()) <= plan.carrier.infinity:
+        return rounded
+    nan = magnitude > plan.carrier.infinity
     if not rule.saturate:
-        nan = nan | ((rounded & ~plan.carrier.sign) > infinity)
+        nan |= (rounded & ~plan.carrier.sign) > plan.carrier.infinity
     return rounded.masked_fill_(nan, plan.carrier.nan)
+
+
+def _adds_exactly(plan: Plan) -> bool:
+    """Whether `_nearest_by_addition` can: evenly spaced down to zero, symmetric, more than one value a binade, and room for the power."""
+    room = 1 <= plan.shift < plan.carrier.mantissa and (plan.top >> plan.carrier.mantissa) + plan.shift <= 2 * plan.carrier.bias
+    return plan.low > 0 and plan.top == plan.bottom and room
+
+
+def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
+    """Adds a power of two next to which the carrier's spacing is the grid's, and takes it away: the addition rounds, ties to even."""
+    mantissa = plan.carrier.mantissa
+    carrier = torch.float32 if magnitude.dtype == torch.int32 else torch.float64
+    within = magnitude.clamp(max=plan.top)
+    power = (within & plan.carrier.infinity).clamp_(min=plan.low << mantissa).add_(plan.shift << mantissa).view(carrier)
+    within.view(carrier).add_(power).sub_(power)
+    return within
+
+
+def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+    """The magnitudes rounded, whatever stands for a NaN."""
+    negative = bits >> plan.carrier.last
+    shift = _shift(magnitude, plan)
+    kept = -1 << shift if isinstance(shift, int) else torch.bitwise_left_shift(-1, shift)
+    rounded = _increment(magnitude, negative, shift, kept, plan, rule, noise)
+    rounded = rounded.add_(magnitude).bitwise_and_(kept)
+    if plan.least:
+        below = (magnitude - plan.least) >> plan.carrier.last
+        if plan.zero:
+            chosen = _leaves_zero(magnitude, negative, plan, rule, noise).bitwise_and_(plan.least)
+            rounded.bitwise_xor_(chosen.bitwise_xor_(rounded).bitwise_and_(below))
+        else:
+            rounded.clamp_(min=plan.least)
+    return _limit(rounded, magnitude, negative, plan, rule)
 
 
 def _shift(magnitude: Tensor, plan: Plan) -> Tensor | int:
     """How many low bits are rounded away: constant, or more the further a value lies below the lowest binade with a spacing of its own."""
     if not plan.low:
         return plan.shift
-    below = plan.low - (magnitude >> plan.carrier.mantissa)
-    return below.clamp_(0, plan.carrier.mantissa - plan.shift).add_(plan.shift)
+    # The same as plan.low - field, from the plan's shift upwards.
+    mantissa = plan.carrier.mantissa
+    return (plan.low + plan.shift - (magnitude >> mantissa)).clamp_(plan.shift, mantissa)
 
 
 def _increment(
-    magnitude: Tensor, negative: Tensor, shift: Tensor | int, ones: Tensor | int, plan: Plan, rule: Rule, noise: Tensor | None
-) -> Tensor | int:
-    """What to add so that clearing the low bits, `ones`, leaves the neighbour that the rounding chooses."""
+    magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, plan: Plan, rule: Rule, noise: Tensor | None
+) -> Tensor:
+    """What to add so that clearing the low bits, those not in the mask `kept`, leaves the neighbour that the rounding chooses."""
+    ones = ~kept
     match rule.mode:
         case Mode.NEAREST:
-            return ((magnitude + plan.parity) >> shift).bitwise_and_(ones & 1).add_(ones >> 1)
+            last = (magnitude + plan.parity if plan.parity else magnitude) >> shift
+            return last.bitwise_and_(1 if plan.shift else ones & 1).add_(ones >> 1)
         case Mode.NEAREST_AWAY:
-            return (ones + 1) >> 1
+            return torch.zeros_like(magnitude).add_((ones + 1) >> 1)
         case Mode.NEAREST_UP:
-            return torch.where(negative, ones >> 1, (ones + 1) >> 1).to(magnitude.dtype)
+            return (ones + 1 + negative) >> 1
         case Mode.TOWARD_ZERO:
-            return 0
+            return torch.zeros_like(magnitude)
         case Mode.UP:
-            return torch.where(negative, 0, ones).to(magnitude.dtype)
+            return ~negative & ones
         case Mode.DOWN:
-            return torch.where(negative, ones, 0).to(magnitude.dtype)
+            return negative & ones
         case Mode.ODD:
             even = ((magnitude + plan.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
             return even * ones
     assert noise is not None  # the operators refuse stochastic rounding without a seed
-    kept = plan.carrier.mantissa
-    aligned = noise >> (NOISE_BITS - kept) if kept < NOISE_BITS else noise << (kept - NOISE_BITS)
-    return aligned.to(magnitude.dtype) >> (kept - shift)
+    mantissa = plan.carrier.mantissa
+    aligned = noise >> (NOISE_BITS - mantissa) if mantissa < NOISE_BITS else noise << (mantissa - NOISE_BITS)
+    return aligned.to(magnitude.dtype).bitwise_right_shift_(mantissa - shift)
 
 
 def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
-    """Whether a magnitude below the smallest value goes to it instead of zero."""
-    inexact = magnitude > 0
+    """Mask of the magnitudes below the smallest value that go to it instead of zero."""
+    last = plan.carrier.last
+    inexact = -magnitude >> last
     match rule.mode:
         case Mode.NEAREST:
-            return magnitude > plan.half
+            return (plan.half - magnitude) >> last
         case Mode.NEAREST_AWAY:
-            return (magnitude >= plan.half) & inexact
+            return (plan.half - 1 - magnitude) >> last & inexact
         case Mode.NEAREST_UP:
-            return (magnitude > plan.half) | ((magnitude == plan.half) & inexact & ~negative)
+            return (plan.half - 1 - negative - magnitude) >> last & inexact
         case Mode.TOWARD_ZERO:
             return torch.zeros_like(inexact)
         case Mode.UP:
@@ -97,7 +136,7 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, no
     carrier = torch.float32 if magnitude.dtype == torch.int32 else torch.float64
     # Above the smallest value the position means nothing, and might not fit an int64.
     position = magnitude.clamp(max=plan.least).view(carrier) * plan.scale
-    return position.to(torch.int64).add_(noise) >= 1 << NOISE_BITS
+    return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).neg_().to(magnitude.dtype)
 
 
 def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule) -> Tensor:
@@ -105,13 +144,13 @@ def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rul
     if rule.saturate and plan.top == plan.bottom:
         return rounded.clamp_(max=plan.top)
     # -0 is zero, not a number below every value of a set without zero.
-    negative = negative & (magnitude > 0)
-    largest = torch.where(negative, plan.bottom, plan.top)
-    end = torch.where(negative, plan.floor, plan.top)
+    is_negative = (negative < 0) & (magnitude > 0)
+    largest = torch.where(is_negative, plan.bottom, plan.top)
+    end = torch.where(is_negative, plan.floor, plan.top)
     beyond = rounded > largest
     if not rule.saturate:
-        inward = _is_inward(negative, rule) & (magnitude < plan.carrier.infinity)
-        end = torch.where(inward, end, torch.where(negative, plan.under, plan.over))
+        inward = _is_inward(is_negative, rule) & (magnitude < plan.carrier.infinity)
+        end = torch.where(inward, end, torch.where(is_negative, plan.under, plan.over))
     return torch.where(beyond, end, rounded).to(rounded.dtype)
 
 

@@ -37,7 +37,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         wide=how.carrier == DOUBLE,
         halves=halves,
         whole=rule.bits == drawn,
-        binary=grid.mantissa == 0,
+        binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
     keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
     # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.

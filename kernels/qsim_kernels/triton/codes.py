@@ -58,7 +58,7 @@ def integers_of(codes, coding, V: tl.constexpr):
 
 
 @triton.jit
-def floats_of(codes, coding, V: tl.constexpr):
+def floats_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
     """The values of codes of sign and magnitude, as floats of the carrier."""
     INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
     QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
@@ -81,23 +81,27 @@ def floats_of(codes, coding, V: tl.constexpr):
             bits = tl.where(magnitude < coding.binade, 0, bits)
     else:
         bits = (magnitude + coding.lowest) << coding.shift
-    if V.infinity:
+    if V.infinity and FIX_NAN:
         bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
+    elif V.infinity:
+        # The carrier's own infinity or NaN, as the mantissa says.
+        bits = tl.where(magnitude >= coding.infinity, bits | INFINITY, bits)
     if V.signed:
         bits |= (code * (one << coding.unused)) & SIGN
-    if V.nan:
+    if V.nan and (FIX_NAN or not V.infinity):
         bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
     return bits.to(CARRIER, bitcast=True)
 
 
 @triton.jit
-def values_of(codes, coding, V: tl.constexpr):
+def values_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
     """The values of codes, as floats of the carrier.
 
     Args:
         codes: uint32 codes; what stands above their bits is ignored.
         coding: `Codes`.
         V: The `CodeVariant`.
+        FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
     """
     if not V.signed or V.nan_is_zero:
         # The others' sign bit is cut out or shifted to the top anyway.
@@ -105,5 +109,5 @@ def values_of(codes, coding, V: tl.constexpr):
     if V.twos_complement:
         values = integers_of(codes, coding, V)
     else:
-        values = floats_of(codes, coding, V)
+        values = floats_of(codes, coding, V, FIX_NAN)
     return values

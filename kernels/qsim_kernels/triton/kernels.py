@@ -91,8 +91,8 @@ def encode_kernel(
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
-    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64, last: tl.int64,
-    infinity: tl.int64, nan: tl.int64,
+    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
+    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rounds `count` values and writes their codes; where a NaN has none, sets `lost`."""
@@ -116,15 +116,16 @@ def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.co
     """Writes the values of one block of codes."""
     place = tl.arange(0, BLOCK)
     read = load(codes + start, place, count - start, MASKED).to(tl.int32)
-    values = values_of(read.to(tl.uint32, bitcast=True), coding, C)
+    # A conversion to 16 bits makes every NaN the same by itself.
+    values = values_of(read.to(tl.uint32, bitcast=True), coding, C, C.wide or out.dtype.element_ty == tl.float32)
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
 @triton.jit(do_not_specialize=["count", *_CODES])
 def decode_kernel(
     codes, out, count: tl.int64,
-    shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64, binade: tl.int64,
-    last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64,
+    unused: tl.int64, binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the values of `count` codes."""

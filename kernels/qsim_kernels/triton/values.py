@@ -23,7 +23,7 @@ class Variant(NamedTuple):
         wide: Whether the carrier is float64; otherwise float32.
         halves: Whether 16 random bits come for each element; otherwise 32.
         whole: Whether all of those are used, with nothing behind them.
-        binary: Whether the grid holds powers of two alone.
+        binary: Whether the grid holds powers of two alone, and ties are met.
     """
 
     mode: int
@@ -150,5 +150,6 @@ def as_codes(shift, lowest, scale, rest, lift, mask, sign, unused, binade, last,
     CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Codes(
         shift.to(PATTERN), lowest.to(PATTERN), scale.to(PATTERN).to(CARRIER, bitcast=True), rest.to(PATTERN).to(CARRIER, bitcast=True),
-        lift.to(PATTERN), mask.to(PATTERN), sign.to(PATTERN), unused.to(PATTERN), binade.to(PATTERN), last.to(PATTERN), infinity.to(PATTERN), nan.to(PATTERN),
+        lift.to(PATTERN), mask.to(PATTERN), sign.to(PATTERN), unused.to(PATTERN),
+        binade.to(PATTERN), last.to(PATTERN), infinity.to(PATTERN), nan.to(PATTERN),
     )  # fmt: skip
