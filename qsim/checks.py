@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from qsim import random, rounding
-from qsim.formats import Format, format as resolve_format, holders, holds
+from qsim.formats import Format, format as resolve_format, holders
 from qsim.formats.base import shortest
 from qsim.rounding import Rounding
 
@@ -25,6 +25,7 @@ class Spelling(NamedTuple):
         coding: Its codes.
         rule: The rounding and the overflow mode.
         is_stochastic: Whether the rounding needs a seed.
+        holders: The dtypes that hold every value.
     """
 
     format: Format
@@ -32,6 +33,7 @@ class Spelling(NamedTuple):
     coding: str
     rule: str
     is_stochastic: bool
+    holders: list[torch.dtype]
 
 
 def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
@@ -49,7 +51,7 @@ def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow:
     fmt, chosen = resolve_format(format), rounding.resolve(how)
     rounding.check_overflow(overflow)
     rule = chosen.spelling[overflow, rounding.DEFAULT_BITS[8 * dtype.itemsize]]
-    return Spelling(fmt, *fmt.spelling, rule, chosen.is_stochastic)
+    return Spelling(fmt, *fmt.spelling, rule, chosen.is_stochastic, holders(fmt))
 
 
 _known_spelling = lru_cache(maxsize=4096)(_spelling)
@@ -65,14 +67,14 @@ def check_input(name: str, x: object) -> None:
         raise TypeError(f"{name}: x must be float32, bfloat16, float16 or float64, got {x.dtype}")
 
 
-def check_dtype(fmt: Format, dtype: torch.dtype, name: str) -> None:
-    """Refuses dtypes that do not hold every value of a format."""
+def refuse_dtype(spelt: Spelling, dtype: torch.dtype, name: str) -> NoReturn:
+    """Says why a dtype is not one of those that hold a format."""
     if dtype not in FLOATS:
         raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {dtype}; encode() gives codes")
-    if not holds(dtype, fmt):
-        able = ", ".join(str(d).removeprefix("torch.") for d in holders(fmt)) or "no dtype"
-        facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
-        raise ValueError(f"{name}: {dtype} cannot hold every value of {fmt!r} ({facts}); {able} can")
+    fmt = spelt.format
+    able = ", ".join(str(d).removeprefix("torch.") for d in spelt.holders) or "no dtype"
+    facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
+    raise ValueError(f"{name}: {dtype} cannot hold every value of {fmt!r} ({facts}); {able} can")
 
 
 def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from qsim import packing
-from qsim.checks import check_dtype, check_input, check_out, draw_seed, overlaps, spelling
+from qsim.checks import check_input, check_out, draw_seed, overlaps, refuse_dtype, spelling
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.threshold import threshold_quantize
@@ -63,12 +63,14 @@ def quantize(
         tensor([1.0000, 1.5000, 1.5000, 1.5000, 1.5000, 1.0000])
     """
     check_input("quantize", x)
-    fmt, grid, _, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
+    spelt = spelling(format, rounding, overflow, x.dtype)
+    fmt, grid, _, rule, is_stochastic, holders = spelt
     if out is not None:
         check_out(x, out, dtype)
         dtype = out.dtype
     target = x.dtype if dtype is None else dtype
-    check_dtype(fmt, target, "out" if out is not None else "x" if dtype is None else "dtype")
+    if target not in holders:
+        refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
     drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
     if out is not None:
         torch.ops.qsim.quantize_out.default(x, drawn, grid, rule, stream, offset, out)
@@ -107,14 +109,15 @@ def quantize_(
         tensor([ 0.5000, -1.5000])
     """
     check_input("quantize_", x)
-    fmt, grid, _, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
-    check_dtype(fmt, x.dtype, "x")
+    spelt = spelling(format, rounding, overflow, x.dtype)
+    if x.dtype not in spelt.holders:
+        refuse_dtype(spelt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("quantize_: x requires a gradient; use quantize, or call this under torch.no_grad()")
     if overlaps(x):
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
-    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
-    torch.ops.qsim.quantize_.default(x, drawn, grid, rule, stream, offset)
+    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
     return x
 
 
@@ -160,7 +163,7 @@ def encode(
         tensor([33, 15], dtype=torch.uint8)
     """
     check_input("encode", x)
-    fmt, grid, coding, rule, is_stochastic = spelling(format, rounding, overflow, x.dtype)
+    fmt, grid, coding, rule, is_stochastic, _ = spelling(format, rounding, overflow, x.dtype)
     if packed:
         packing.check(fmt, x.shape)
     drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
@@ -186,7 +189,8 @@ def decode(codes: Tensor, format: str | torch.dtype | Format, *, dtype: torch.dt
         >>> qsim.decode(torch.tensor([33, 15], dtype=torch.uint8), "e2m1", packed=True)
         tensor([ 0.5000,  1.0000, -6.0000,  0.0000])
     """
-    fmt, grid, coding, _, _ = spelling(format, "nearest", "saturate", torch.float32)
+    spelt = spelling(format, "nearest", "saturate", torch.float32)
+    fmt = spelt.format
     if not isinstance(codes, Tensor):
         raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
     expected = torch.uint8 if packed or fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
@@ -194,10 +198,11 @@ def decode(codes: Tensor, format: str | torch.dtype | Format, *, dtype: torch.dt
         raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
     if codes.dtype != expected:
         raise TypeError(f"decode: {fmt!r} has codes in {expected}, got {codes.dtype}")
-    check_dtype(fmt, dtype, "dtype")
+    if dtype not in spelt.holders:
+        refuse_dtype(spelt, dtype, "dtype")
     if packed:
         codes = packing.unpack(codes, fmt)
-    return torch.ops.qsim.decode.default(codes, grid, coding, dtype)  # type: ignore[no-any-return]
+    return torch.ops.qsim.decode.default(codes, spelt.grid, spelt.coding, dtype)  # type: ignore[no-any-return]
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -79,7 +79,7 @@ class Implementation:
                 "pass check=False"
             )
         codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        lost = self._backend.encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset)
+        lost = self._backend.encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset, check)
         if check and bool(lost):
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes

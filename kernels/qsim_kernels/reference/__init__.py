@@ -34,18 +34,31 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         target.copy_(_as_values(rounded, how, out.dtype).view(source.shape))
 
 
-def encode_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int) -> bool:
-    """Rounds `x` onto a grid and writes the codes into `out`.
+def encode_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
+) -> bool:
+    """Rounds `x` onto a grid and writes the codes into `out`; the arguments are those of `quantize_into`, and two more.
+
+    Args:
+        out: For the codes.
+        x: Values.
+        seed: See `quantize_into`.
+        grid: See `quantize_into`.
+        rule: See `quantize_into`.
+        coding: The codes. A NaN that has none gets that of the largest value.
+        stream: See `quantize_into`.
+        offset: See `quantize_into`.
+        check: Look for such NaN.
 
     Returns:
-        Whether a NaN was met that has no code; the code of the largest value stands in its place.
+        Whether there is one, as far as it was looked for.
     """
     how = plan(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
         rounded = _rounded(source, how, rule, number, stream, index)
-        if coding.nan < 0:
+        if check and coding.nan < 0:
             lost = lost or bool((rounded == how.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
         target.copy_(codes_of(rounded, grid, coding, how).view(source.shape))

@@ -79,7 +79,7 @@ def encode_block(
         clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
         codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
     store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
-    if not C.nan:
+    if lost is not None:
         # A sum of magnitudes is NaN if one of them is. A thread adds up its own; what lies behind the last element counts as zero.
         total = tl.sum(tl.reshape(tl.abs(values), (BLOCK // RUN, RUN)), axis=1)
         tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
@@ -95,7 +95,7 @@ def encode_kernel(
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds `count` values and writes their codes; where a NaN has none, sets `lost`."""
+    """Rounds `count` values and writes their codes; sets `lost`, if there is one, where a NaN has none."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,7 @@ class Launcher:
     """A kernel and all of its arguments that do not change from call to call.
 
     Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
-    little: the device, whether the pointers are aligned, and one thing that a kernel may have or not.
+    little: the device, whether the pointers are aligned, and which optional arguments there are.
 
     Args:
         kernel: The kernel.
@@ -38,7 +39,7 @@ class Launcher:
         self._options = {} if _INTERPRETED else options
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
-    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, variant: bool = False) -> None:
+    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
         """Launches the kernel on the current stream of `x`'s device.
 
         Args:
@@ -46,16 +47,16 @@ class Launcher:
             out: What is written, contiguous.
             count: How many elements.
             *others: The arguments between these and the numbers.
-            variant: The one thing.
+            absent: Which of the kernel's optional arguments are not there.
         """
         device = x.device.index
         if not _INTERPRETED and device != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self(x, out, count, *others, variant=variant)
+                self(x, out, count, *others, absent=absent)
             return
         programs = (-(-count // self._share), 1, 1)
         source, target = x.data_ptr(), out.data_ptr()
-        form = (device, source % 16, target % 16, variant)
+        form = (device, source % 16, target % 16, absent)
         compiled = self._compiled.get(form)
         if compiled is not None:
             compiled[programs](source, target, count, *others, *self._tail)
@@ -85,12 +86,21 @@ def quantize_into(
         source, target = _flat(x), _target(out)
         pointer, number = _seed(seed, x)
         launcher = _quantizer(grid, rule, x.dtype, out.dtype, offset % 8 == 0, block)
-        launcher(source, target, count, pointer, number, stream, offset, variant=pointer is None)
+        launcher(source, target, count, pointer, number, stream, offset, absent=pointer is None)
         _finish(out, target)
 
 
 def encode_into(
-    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, block: int | None = None
+    out: Tensor,
+    x: Tensor,
+    seed: Tensor | None,
+    grid: Grid,
+    rule: Rule,
+    coding: Coding,
+    stream: int,
+    offset: int,
+    check: bool = True,
+    block: int | None = None,
 ) -> Tensor | bool:
     """Rounds `x` onto a grid and writes the codes into `out`; see `reference.encode_into`.
 
@@ -102,9 +112,10 @@ def encode_into(
         return False
     source, target = _flat(x), _target(out)
     pointer, number = _seed(seed, x)
-    lost = torch.zeros((), dtype=torch.int32, device=x.device) if coding.nan < 0 else None
+    check = check and coding.nan < 0
+    lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
     launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, offset % 8 == 0, block)
-    launcher(source, target, count, lost, pointer, number, stream, offset, variant=pointer is None)
+    launcher(source, target, count, lost, pointer, number, stream, offset, absent=(lost is None, pointer is None))
     _finish(out, target)
     return False if lost is None else lost
 

@@ -160,7 +160,9 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
     magnitude = bits & MASK
     inexact = magnitude > 0
     negative = (bits < 0) & inexact
-    is_nan = magnitude > INFINITY
+    # Not by the bits: where they come from a conversion, the compiler may take the sign off before it, and leaves a NaN's undefined.
+    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+    is_nan = value != value
     if V.flat:
         steps = grid.shift
     else:
