@@ -136,7 +136,7 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, no
     carrier = torch.float32 if magnitude.dtype == torch.int32 else torch.float64
     # Above the smallest value the position means nothing, and might not fit an int64.
     position = magnitude.clamp(max=plan.least).view(carrier) * plan.scale
-    return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).neg_().to(magnitude.dtype)
+    return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).to(magnitude.dtype).neg_()
 
 
 def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule) -> Tensor:
