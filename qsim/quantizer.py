@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim import rounding as _rounding
-from qsim.formats import Format, format as resolve_format
+from qsim.formats import Format, format as resolve_format, names
 from qsim.functional import quantize
-from qsim.rounding import NEAREST, Overflow, Rounding
+from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,18 @@ class Quantizer:
         object.__setattr__(self, "overflow", overflow)
         object.__setattr__(self, "clip_gradient", bool(clip_gradient))
         object.__setattr__(self, "scale", scale)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The quantizer in plain strings and booleans, as a configuration file has it; `Quantizer(**…)` makes it again.
+
+        Example:
+            >>> import qsim
+            >>> qsim.Quantizer("e4m1", qsim.Stochastic(bits=6)).to_dict()
+            {'format': 'Float(4, 1)', 'rounding': 'Stochastic(bits=6)', 'overflow': 'saturate', 'clip_gradient': False}
+        """
+        name = next(iter(names(self.format)), repr(self.format))
+        rounding = repr(self.rounding) if isinstance(self.rounding, Stochastic) else str(self.rounding)
+        return {"format": name, "rounding": rounding, "overflow": self.overflow, "clip_gradient": self.clip_gradient}
 
     def __call__(
         self,

@@ -14,9 +14,10 @@ Example:
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from qsim_kernels import reference
 
@@ -134,6 +135,61 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     if generator is not None:
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
+
+
+@lru_cache(maxsize=1)
+def _agreed(group: object) -> int:
+    """The seed of rank 0, told to all by one broadcast."""
+    device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
+    seed = torch.tensor(stream("shared", torch.initial_seed()), dtype=torch.int64, device=device)
+    distributed.broadcast(seed, src=0)
+    return int(seed)
+
+
+def shared_seed() -> int:
+    """A seed that every process of a run has, however it was seeded itself.
+
+    It follows from `torch.manual_seed`; in a distributed run it is rank 0's, agreed on at first use.
+
+    Example:
+        >>> import torch, qsim
+        >>> _ = torch.manual_seed(0)
+        >>> qsim.random.shared_seed() == qsim.random.stream("shared", 0)
+        True
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        return _agreed(distributed.group.WORLD)
+    return stream("shared", torch.initial_seed())
+
+
+def rank_stream(number: int) -> int:
+    """A stream of this process's own in a distributed run, from one that all have: a one-to-one mixture, so that none meet by accident."""
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
+
+
+@torch.library.custom_op("qsim::weight_seed", mutates_args=())
+def weight_seed(weight: Tensor, stream_number: int) -> Tensor:
+    """A seed for a weight's rounding that changes when the weight does, and only then.
+
+    It is made of the shared seed and a checksum of the weight's bits. So replicas that hold the same weight round it alike, without a word
+    between them, in every micro-batch of a step; after the step they draw anew. Nothing is stored, nothing waits for the device.
+
+    Args:
+        weight: The weight.
+        stream_number: Whatever tells weights apart that hold the same numbers.
+
+    Returns:
+        A 0-d int64 tensor on the weight's device.
+    """
+    words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[weight.element_size()]
+    constant = stream("weight", shared_seed(), stream_number)
+    return weight.detach().view(words).sum(dtype=torch.int64).add_(constant)
+
+
+@weight_seed.register_fake
+def _weight_seed_fake(weight: Tensor, stream_number: int) -> Tensor:
+    return weight.new_empty((), dtype=torch.int64)
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:

@@ -17,6 +17,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from qsim.calls import read_call
 from qsim_kernels.grid import Mode, Rule, spell
 
 Overflow = Literal["saturate", "nonfinite"]
@@ -152,7 +153,7 @@ def resolve(rounding: str | Rounding) -> Rounding:
         return rounding
     if not isinstance(rounding, str):
         raise TypeError(f"rounding must be a name or a Rounding, got {rounding!r}")
-    found = NAMED.get(rounding)
+    found: Rounding | None = NAMED.get(rounding) or read_call(rounding, {"Stochastic": Stochastic})
     if found is None:
         close = difflib.get_close_matches(rounding, NAMED, n=1)
         hint = f"did you mean {close[0]!r}? Allowed are" if close else "allowed are"

@@ -7,8 +7,9 @@ import re
 
 import torch
 
+from qsim.calls import read_call
 from qsim.formats.base import Format
-from qsim.formats.fixed import Int
+from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import Float, PowerOfTwo, Specials
 
 FP32 = Float(8, 23, specials="ieee")
@@ -103,7 +104,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
     """Resolves a name, a torch dtype or a format to a format.
 
     A bare `ExMy` that OCP defines means OCP's format; ml_dtypes' names mean ml_dtypes' formats; any other `ExMy` has no special values. A
-    bias and the special values can be written behind it: `e4m3b11fnuz`, `e5m7ieee`.
+    bias and the special values can be written behind it: `e4m3b11fnuz`, `e5m7ieee`. What a format prints as names it too.
 
     Args:
         spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
@@ -132,7 +133,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
 
 def _by_name(spelling: str) -> Format:
     name = spelling.lower()
-    found = _KNOWN.get(name) or _parse(name)
+    found = _KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)
     if found is None:
         close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? Names are" if close else "names are"
@@ -141,6 +142,9 @@ def _by_name(spelling: str) -> Format:
             "and those that `qsim formats` lists"
         )
     return found
+
+
+_MAKERS = {"Float": Float, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
 
 
 def _parse(name: str) -> Format | None:

@@ -1,0 +1,134 @@
+"""The five points at which a layer rounds: *Training with Fewer Bits*, Algorithms 1 and 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from qsim.formats import Format
+from qsim.quantizer import Quantizer
+
+Point = Quantizer | str | torch.dtype | Format | None
+
+
+@dataclass(frozen=True)
+class FivePoint:
+    """What a layer rounds: two operands on the way forward, three on the way back.
+
+    A point is a `Quantizer`, anything that `qsim.format` takes (rounded to nearest), or `None`: full precision. `"same"` makes a backward
+    point take the very tensor that the forward pass rounded. `FivePoint()` is the identity.
+
+    Args:
+        act: The input, forward: `Â = Q(A)`.
+        weight: The weight, forward: `Ŵ = Q(W)`.
+        act_bwd: The input, as `∇W = Q(A)ᵀ Q(∇A)` takes it, or `"same"`.
+        weight_bwd: The weight, as `∇A = Q(∇A) Q(W)ᵀ` takes it, or `"same"`.
+        grad: The gradient of the output, for both products.
+        grad_w: Another one for the product that gives ∇W, if it is not to share `grad`'s.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+        >>> points.is_identity, qsim.FivePoint().is_identity
+        (False, True)
+        >>> qsim.FivePoint.from_dict(points.to_dict()) == points
+        True
+    """
+
+    act: Quantizer | None = None
+    weight: Quantizer | None = None
+    act_bwd: Quantizer | Literal["same"] | None = None
+    weight_bwd: Quantizer | Literal["same"] | None = None
+    grad: Quantizer | None = None
+    grad_w: Quantizer | None = None
+
+    def __init__(
+        self,
+        act: Point = None,
+        weight: Point = None,
+        act_bwd: Point | Literal["same"] = None,
+        weight_bwd: Point | Literal["same"] = None,
+        grad: Point = None,
+        grad_w: Point = None,
+    ) -> None:
+        given = {"act": act, "weight": weight, "act_bwd": act_bwd, "weight_bwd": weight_bwd, "grad": grad, "grad_w": grad_w}
+        for name, point in given.items():
+            object.__setattr__(self, name, _resolve(name, point))
+        if self.grad_w is not None and self.grad is None:
+            raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is rounded."""
+        return self == FivePoint()
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether any point but those of the weight draws random bits."""
+        return any(is_stochastic(point) for point in (self.act, self.act_bwd, self.grad, self.grad_w))
+
+    @property
+    def weight_is_stochastic(self) -> bool:
+        """Whether a point of the weight draws random bits."""
+        return is_stochastic(self.weight) or is_stochastic(self.weight_bwd)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""
+        points = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: point.to_dict() if isinstance(point, Quantizer) else point for name, point in points.items() if point is not None}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> FivePoint:
+        """Makes the points of a configuration.
+
+        Args:
+            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
+
+        Raises:
+            ValueError: If there is no point of a name.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(known)}")
+        return cls(**{name: Quantizer(**point) if isinstance(point, Mapping) else point for name, point in given.items()})
+
+    def to_json(self) -> str:
+        """The points as JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> FivePoint:
+        """Makes the points that a JSON text describes."""
+        return cls.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        """The points that round, in short."""
+        shown = {name: point if isinstance(point, str) else _short(point) for name, point in self.to_dict().items()}
+        return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
+
+
+def is_stochastic(point: Quantizer | str | None) -> bool:
+    """Whether a point draws random bits."""
+    return isinstance(point, Quantizer) and point.rounding.is_stochastic
+
+
+def _short(point: Mapping[str, Any]) -> str:
+    details = [point["rounding"]] if point["rounding"] != "nearest" else []
+    details += [point["overflow"]] if point["overflow"] != "saturate" else []
+    details += ["clip_gradient"] if point["clip_gradient"] else []
+    return " ".join([point["format"], *details])
+
+
+def _resolve(name: str, point: Any) -> Quantizer | str | None:
+    if point is None or isinstance(point, Quantizer):
+        return point
+    if isinstance(point, str) and point == "same":
+        if name in ("act_bwd", "weight_bwd"):
+            return point
+        raise ValueError(f'FivePoint: {name}="same" has nothing to be the same as; only act_bwd and weight_bwd reuse a forward tensor')
+    return Quantizer(point)

@@ -1,0 +1,172 @@
+"""Algorithms 1 and 2 of *Training with Fewer Bits*: a product whose operands and gradients are rounded at five points."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from qsim import random
+from qsim.five_point import FivePoint
+from qsim.nn.carriers import carrier
+from qsim.nn.products import Product
+from qsim.quantizer import Quantizer
+from qsim.rounding import DEFAULT_BITS
+
+# Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
+_ACT, _ACT_BWD, _GRAD, _GRAD_W = (random.stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
+_WEIGHT, _WEIGHT_BWD = (random.stream("five points", name) for name in ("weight", "weight_bwd"))
+_SECOND = random.stream("five points", "second operand")
+
+#: Formats of at most this many bits are kept for the backward pass as codes.
+CODE_BITS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a product is besides its tensors.
+
+    Attributes:
+        points: Where it rounds.
+        product: The operation.
+        two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
+    """
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+
+    def forward_point(self, second: bool) -> Quantizer | None:
+        """What rounds an operand forward."""
+        return self.points.weight if second and not self.two_inputs else self.points.act
+
+    def backward_point(self, second: bool) -> Quantizer | None:
+        """What rounds an operand for the backward pass."""
+        point = self.points.weight_bwd if second and not self.two_inputs else self.points.act_bwd
+        return self.forward_point(second) if isinstance(point, str) else point
+
+    def is_reused(self, second: bool) -> bool:
+        """Whether the backward pass takes the forward's rounded tensor."""
+        return (self.points.weight_bwd if second and not self.two_inputs else self.points.act_bwd) == "same"
+
+    def stream(self, second: bool, backward: bool) -> int:
+        """The stream of random bits that an operand is rounded with."""
+        backward = backward and not self.is_reused(second)
+        if second and not self.two_inputs:
+            return _WEIGHT_BWD if backward else _WEIGHT
+        own = random.rank_stream(_ACT_BWD if backward else _ACT)
+        return own ^ _SECOND if second else own
+
+
+def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """A product whose operands are rounded forward and backward.
+
+    Args:
+        a: An input.
+        w: A weight, or another input.
+        bias: Added to the result, not rounded.
+        setting: The points and the operation.
+        stream: Tells weights apart that hold the same numbers.
+    """
+    points = setting.points
+    draws = points.is_stochastic or (setting.two_inputs and points.weight_is_stochastic)
+    seed = random.seed_tensor(None, None, a.device) if draws else None
+    weight_draws = points.weight_is_stochastic and not setting.two_inputs
+    weight_seed = random.weight_seed(w, stream) if weight_draws else seed
+    return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class FivePointProduct(torch.autograd.Function):
+    """The product with its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
+    ) -> Tensor:
+        first, second = setting.forward_point(False), setting.forward_point(True)
+        held = carrier((first, a.dtype), (second, w.dtype), a.device)
+        dtype = torch.promote_types(a.dtype, w.dtype)
+        rounded_a = _round(a, first, seed, setting.stream(False, False), held)
+        rounded_w = _round(w, second, weight_seed, setting.stream(True, False), held)
+        needs_a, needs_w = ctx.needs_input_grad[:2]
+        ctx.setting = setting
+        ctx.facts = ((a.shape, a.dtype), (w.shape, w.dtype), None if bias is None else bias.dtype)
+        ctx.clipped = [_beyond(a, first) if needs_a else None, _beyond(w, second) if needs_w else None]
+        kept_a = _keep(a, rounded_a, seed, setting, False) if needs_w else None
+        # A weight is there anyway; a second input is kept as the first is.
+        kept_w = (_keep(w, rounded_w, weight_seed, setting, True) if setting.two_inputs else w) if needs_a else None
+        ctx.save_for_backward(kept_a, kept_w, seed, weight_seed)
+        return setting.product.forward(rounded_a, rounded_w, bias, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        kept_a, kept_w, seed, weight_seed = ctx.saved_tensors
+        setting: Setting = ctx.setting
+        (a_shape, a_dtype), (w_shape, w_dtype), bias_dtype = ctx.facts
+        points, product = setting.points, setting.product
+        gradients: list[Tensor | None] = [None] * 6
+        rounded_g = None
+        if kept_w is not None:
+            held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device)
+            rounded_g = _round(g, points.grad, seed, random.rank_stream(_GRAD), held)
+            w = _recall(kept_w, weight_seed, setting, True, held)
+            gradients[0] = _clip(product.grad_a(rounded_g, w, a_shape, a_dtype), ctx.clipped[0])
+        if kept_a is not None:
+            point = points.grad_w or points.grad
+            held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device)
+            if rounded_g is None or points.grad_w is not None:
+                rounded_g = _round(g, point, seed, random.rank_stream(_GRAD_W if points.grad_w else _GRAD), held)
+            a = _recall(kept_a, seed, setting, False, held)
+            gradients[1] = _clip(product.grad_w(rounded_g.to(held), a, w_shape, w_dtype), ctx.clipped[1])
+        if bias_dtype is not None and ctx.needs_input_grad[2]:
+            gradients[2] = product.grad_bias(g).to(bias_dtype)
+        return tuple(gradients)
+
+
+def _round(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype) -> Tensor:
+    """What a point makes of a tensor, in the carrier."""
+    if point is None:
+        return x.to(dtype)
+    grid, _ = point.format.spelling
+    chosen = seed if point.rounding.is_stochastic else None
+    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point, x.dtype), stream, 0, dtype)  # type: ignore[no-any-return]
+
+
+def _rule(point: Quantizer, dtype: torch.dtype) -> str:
+    return point.rounding.spelling[point.overflow, DEFAULT_BITS[8 * dtype.itemsize]]
+
+
+def _keep(x: Tensor, rounded: Tensor, seed: Tensor | None, setting: Setting, second: bool) -> Tensor:
+    """What the backward pass needs of an operand: codes where they are narrow, else the operand itself."""
+    point = setting.backward_point(second)
+    if point is None or point.format.bits > CODE_BITS:
+        return x
+    # A value of the format is never moved, so that what is rounded already may be read, which is half as much.
+    source = rounded if setting.is_reused(second) else x
+    grid, coding = point.format.spelling
+    chosen = seed if point.rounding.is_stochastic else None
+    stream = setting.stream(second, True)
+    return torch.ops.qsim.encode.default(source, chosen, grid, _rule(point, source.dtype), coding, stream, 0, False)  # type: ignore[no-any-return]
+
+
+def _recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:
+    """An operand for the backward pass, rounded, in the carrier."""
+    point = setting.backward_point(second)
+    if point is not None and not kept.is_floating_point():
+        return torch.ops.qsim.decode.default(kept, *point.format.spelling, dtype)  # type: ignore[no-any-return]
+    return _round(kept, point, seed, setting.stream(second, True), dtype)
+
+
+def _beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:
+    """Where a point that clips gradients saturates."""
+    if point is None or not point.clip_gradient:
+        return None
+    return (x < point.format.min) | (x > point.format.max)
+
+
+def _clip(gradient: Tensor, beyond: Tensor | None) -> Tensor:
+    return gradient if beyond is None else gradient.masked_fill_(beyond, 0.0)
