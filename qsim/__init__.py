@@ -6,15 +6,18 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
-from qsim import formats, random, rounding
+from qsim import formats, nn, random, rounding
+from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
+from qsim.nn import convert, revert
 from qsim.quantizer import Quantizer
 from qsim.rounding import Rounding, Stochastic
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FivePoint",
     "Fixed",
     "Float",
     "Format",
@@ -23,13 +26,16 @@ __all__ = [
     "Quantizer",
     "Rounding",
     "Stochastic",
+    "convert",
     "decode",
     "encode",
     "format",
     "formats",
+    "nn",
     "quantize",
     "quantize_",
     "random",
+    "revert",
     "rounding",
     "threshold_quantize",
 ]

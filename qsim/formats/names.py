@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 
 import torch
 
@@ -144,7 +145,7 @@ def _by_name(spelling: str) -> Format:
     return found
 
 
-_MAKERS = {"Float": Float, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
+_MAKERS: dict[str, Callable[..., Format]] = {"Float": Float, "Fixed": Fixed, "Int": Int, "PowerOfTwo": PowerOfTwo}
 
 
 def _parse(name: str) -> Format | None:

@@ -72,56 +72,63 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
         stream: Tells weights apart that hold the same numbers.
     """
     points = setting.points
-    draws = points.is_stochastic or (setting.two_inputs and points.weight_is_stochastic)
-    seed = random.seed_tensor(None, None, a.device) if draws else None
+    seed = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not setting.two_inputs
     weight_seed = random.weight_seed(w, stream) if weight_draws else seed
-    return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting)  # type: ignore[no-any-return,no-untyped-call]
+    return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):
     """The product with its backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
+    def forward(  # noqa: D102 (torch's own)
+        ctx: Any,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        weight_seed: Tensor | None,
+        setting: Setting,
+        recording: bool,
     ) -> Tensor:
         first, second = setting.forward_point(False), setting.forward_point(True)
         held = carrier((first, a.dtype), (second, w.dtype), a.device)
         dtype = torch.promote_types(a.dtype, w.dtype)
         rounded_a = _round(a, first, seed, setting.stream(False, False), held)
         rounded_w = _round(w, second, weight_seed, setting.stream(True, False), held)
-        needs_a, needs_w = ctx.needs_input_grad[:2]
+        # torch says that a parameter needs its gradient under no_grad, too.
+        needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
         ctx.setting = setting
         ctx.facts = ((a.shape, a.dtype), (w.shape, w.dtype), None if bias is None else bias.dtype)
-        ctx.clipped = [_beyond(a, first) if needs_a else None, _beyond(w, second) if needs_w else None]
+        clipped = [_beyond(a, first) if needs_a else None, _beyond(w, second) if needs_w else None]
         kept_a = _keep(a, rounded_a, seed, setting, False) if needs_w else None
         # A weight is there anyway; a second input is kept as the first is.
         kept_w = (_keep(w, rounded_w, weight_seed, setting, True) if setting.two_inputs else w) if needs_a else None
-        ctx.save_for_backward(kept_a, kept_w, seed, weight_seed)
+        ctx.save_for_backward(kept_a, kept_w, seed, weight_seed, *clipped)
         return setting.product.forward(rounded_a, rounded_w, bias, dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        kept_a, kept_w, seed, weight_seed = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+        kept_a, kept_w, seed, weight_seed, *clipped = ctx.saved_tensors
         setting: Setting = ctx.setting
         (a_shape, a_dtype), (w_shape, w_dtype), bias_dtype = ctx.facts
         points, product = setting.points, setting.product
-        gradients: list[Tensor | None] = [None] * 6
+        gradients: list[Tensor | None] = [None] * 7
         rounded_g = None
         if kept_w is not None:
             held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device)
             rounded_g = _round(g, points.grad, seed, random.rank_stream(_GRAD), held)
             w = _recall(kept_w, weight_seed, setting, True, held)
-            gradients[0] = _clip(product.grad_a(rounded_g, w, a_shape, a_dtype), ctx.clipped[0])
+            gradients[0] = _clip(product.grad_a(rounded_g, w, a_shape, a_dtype), clipped[0])
         if kept_a is not None:
             point = points.grad_w or points.grad
             held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device)
             if rounded_g is None or points.grad_w is not None:
                 rounded_g = _round(g, point, seed, random.rank_stream(_GRAD_W if points.grad_w else _GRAD), held)
             a = _recall(kept_a, seed, setting, False, held)
-            gradients[1] = _clip(product.grad_w(rounded_g.to(held), a, w_shape, w_dtype), ctx.clipped[1])
+            gradients[1] = _clip(product.grad_w(rounded_g.to(held), a, w_shape, w_dtype), clipped[1])
         if bias_dtype is not None and ctx.needs_input_grad[2]:
             gradients[2] = product.grad_bias(g).to(bias_dtype)
         return tuple(gradients)

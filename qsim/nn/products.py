@@ -5,6 +5,7 @@ Operands come in their carrier and results leave in the dtype that is asked for;
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,22 +40,27 @@ class Linear:
         """The result, with the bias added."""
         if a.dtype == dtype:
             return F.linear(a, w, bias)
-        result = multiply(a.reshape(-1, a.shape[-1]), w.t(), dtype if bias is None else torch.promote_types(dtype, torch.float32))
+        result = multiply(_rows(a), w.t(), dtype if bias is None else torch.promote_types(dtype, torch.float32))
         if bias is not None:
             result = (result + bias).to(dtype)
         return result.view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(g.reshape(-1, g.shape[-1]), w, dtype).view(a_shape)
+        return multiply(_rows(g), w, dtype).view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(g.reshape(-1, g.shape[-1]).t(), a.reshape(-1, a.shape[-1]), dtype)
+        return multiply(_rows(g).t(), _rows(a), dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
-        return g.reshape(-1, g.shape[-1]).sum(0)
+        return _rows(g).sum(0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """All dimensions but the last as one; with -1 for it, torch would refuse rows of no elements."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Convolution:
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The result, with the bias added."""
+        a, w = _wide(a, dtype), _wide(w, dtype)
         given = bias if a.dtype == dtype else None
         result = torch.ops.aten.convolution(a, w, given, *self._numbers())
         if bias is not None and given is None:
@@ -87,13 +94,15 @@ class Convolution:
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the first operand."""
+        g = _wide(g, dtype)
         like = g.new_empty(1).expand(a_shape)
-        return self._backward(g, like, w, 0).to(dtype)
+        return self._backward(g, like, _wide(w, dtype), 0).to(dtype)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the second operand."""
+        g = _wide(g, dtype)
         like = g.new_empty(1).expand(w_shape)
-        return self._backward(g, a, like, 1).to(dtype)
+        return self._backward(g, _wide(a, dtype), like, 1).to(dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
@@ -105,6 +114,11 @@ class Convolution:
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, list(self.output_padding), self.groups
+
+
+def _wide(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand of a convolution, whose result is rounded to its operands' dtype: 16 bits will do only if they are what is asked for."""
+    return x if x.dtype == dtype or x.element_size() > 2 else x.float()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,34 @@
+"""Layers that round at five points, and how a model gets them."""
+
+from qsim.nn import functional
+from qsim.nn.convert import Conversion, conversion, convert, revert
+from qsim.nn.modules import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Embedding,
+    Linear,
+    MultiheadAttention,
+)
+from qsim.nn.quantize import Quantize
+
+__all__ = [
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Conversion",
+    "Embedding",
+    "Linear",
+    "MultiheadAttention",
+    "Quantize",
+    "conversion",
+    "convert",
+    "functional",
+    "revert",
+]

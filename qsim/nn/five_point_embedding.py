@@ -1,0 +1,62 @@
+"""A lookup in a rounded table, whose gradient is rounded on its way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from qsim import random
+from qsim.five_point import FivePoint, is_stochastic
+from qsim.nn.carriers import can_hold
+from qsim.nn.five_point_product import _GRAD as GRAD, _WEIGHT as WEIGHT, _round as round_point
+
+
+def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+    """A lookup: `weight` is rounded forward, `grad` backward; a lookup has no other points.
+
+    Args:
+        x: Indices.
+        weight: The table.
+        padding_idx: The row that learns nothing, or -1.
+        scale_grad_by_freq: Divide gradients by how often an index occurs.
+        points: Where to round.
+        stream: Tells weights apart that hold the same numbers.
+    """
+    if not can_hold(weight.dtype, points.weight, weight.dtype):
+        assert points.weight is not None  # a dtype holds itself
+        raise ValueError(f"embedding: the result is {weight.dtype}, which cannot hold every value of {points.weight.format!r}")
+    seed = random.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
+    weight_seed = random.weight_seed(weight, stream) if is_stochastic(points.weight) else None
+    return FivePointEmbedding.apply(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class FivePointEmbedding(torch.autograd.Function):
+    """The lookup with its backward pass."""
+
+    @staticmethod
+    def forward(  # noqa: D102 (torch's own)
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        seed: Tensor | None,
+        weight_seed: Tensor | None,
+        points: FivePoint,
+        padding_idx: int,
+        scale_grad_by_freq: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, seed)
+        ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
+        return F.embedding(x, round_point(weight, points.weight, weight_seed, WEIGHT, weight.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+        x, seed = ctx.saved_tensors
+        points, rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
+        rounded = round_point(g, points.grad, seed, random.rank_stream(GRAD), torch.float64 if g.dtype == torch.float64 else torch.float32)
+        gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
+        return None, gradient.to(dtype), None, None, None, None, None

@@ -1,0 +1,309 @@
+"""torch.nn.functional's linear, convolutions, matmul, embedding and attention, rounded at five points."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim.five_point import FivePoint
+from qsim.nn import products
+from qsim.nn.five_point_embedding import five_point_embedding
+from qsim.nn.five_point_product import Setting, five_point_product
+
+Sizes = int | tuple[int, ...]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: int = 0) -> Tensor:
+    """`torch.nn.functional.linear` with its operands and gradients rounded.
+
+    Args:
+        x: The input, of shape (…, in_features).
+        weight: Of shape (out_features, in_features).
+        bias: Of shape (out_features,); it is not rounded, and its gradient sums the unrounded gradient of the output.
+        points: Where to round; nowhere by default.
+        stream: Tells weights apart that hold the same numbers, where weights are rounded stochastically.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([[1.0, 2.0, 3.3]]), torch.tensor([[0.3, 1.0, 1.0]])
+        >>> qsim.nn.functional.linear(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3"))
+        tensor([[5.5625]])
+    """
+    if points is None or points.is_identity:
+        return F.linear(x, weight, bias)
+    x, weight, bias = _autocast(x, weight, bias)
+    if x.shape[-1:] != weight.shape[1:]:
+        raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
+    return five_point_product(x, weight, bias, Setting(points, products.Linear()), stream)
+
+
+def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
+    """`torch.matmul` of two inputs: both are rounded as inputs are, at `act` forward and at `act_bwd` backward.
+
+    Example:
+        >>> import torch, qsim
+        >>> a = torch.tensor([[1.1, 0.0], [0.0, 2.3]])
+        >>> qsim.nn.functional.matmul(a, torch.eye(2), points=qsim.FivePoint(act="e2m1"))
+        tensor([[1., 0.],
+                [0., 2.]])
+    """
+    if points is None or points.is_identity:
+        return torch.matmul(a, b)
+    a, b, _ = _autocast(a, b, None)
+    if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
+        raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    left = a.unsqueeze(0) if a.dim() == 1 else a
+    right = b.unsqueeze(1) if b.dim() == 1 else b
+    result = five_point_product(left, right, None, Setting(points, products.Matmul(), two_inputs=True))
+    result = result.squeeze(-2) if a.dim() == 1 else result
+    return result.squeeze(-1) if b.dim() == 1 else result
+
+
+def bmm(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
+    """`torch.bmm` of two inputs; see `matmul`."""
+    if a.dim() != 3 or b.dim() != 3:
+        raise ValueError(f"bmm: both must be batches of matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    return matmul(a, b, points)
+
+
+def embedding(
+    x: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    points: FivePoint | None = None,
+    *,
+    scale_grad_by_freq: bool = False,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.embedding` with the weight rounded forward and the gradient rounded backward.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
+        tensor([[1.]])
+    """
+    if points is None or points.is_identity:
+        return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    return five_point_embedding(x, weight, -1 if padding_idx is None else padding_idx, scale_grad_by_freq, points, stream)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    points: FivePoint | None = None,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` with both of its products rounded; the softmax is not.
+
+    Example:
+        >>> import torch, qsim
+        >>> q = torch.ones(1, 2, 4)
+        >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
+        torch.Size([1, 2, 4])
+    """
+    if points is None or points.is_identity:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = matmul(query, key.mT, points) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        if attn_mask is not None:
+            raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    weights = F.dropout(scores.softmax(-1), dropout_p)
+    return matmul(weights, value, points)
+
+
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv1d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.nn.functional.conv1d(torch.full((1, 1, 3), 1.1), torch.ones(1, 1, 2), points=qsim.FivePoint(act="e2m1"))
+        tensor([[[2., 2.]]])
+    """
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv2d` with its operands and gradients rounded."""
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv3d` with its operands and gradients rounded."""
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv_transpose1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded."""
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded."""
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def conv_transpose3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded."""
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def _conv(
+    dims: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes | str,
+    dilation: Sizes,
+    groups: int,
+    points: FivePoint | None,
+    stream: int,
+    output_padding: Sizes | None = None,
+) -> Tensor:
+    transposed = output_padding is not None
+    if points is None or points.is_identity:
+        return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
+    name = f"conv{'_transpose' if transposed else ''}{dims}d"
+    if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
+        raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
+    x, weight, bias = _autocast(x, weight, bias)
+    steps = _tuple(dilation, dims)
+    if isinstance(padding, str):
+        x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
+    product = _convolution(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
+    batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
+    result = five_point_product(batched, weight, bias, Setting(points, product), stream)
+    return result if x.dim() == dims + 2 else result.squeeze(0)
+
+
+@lru_cache(maxsize=1024)
+def _convolution(*numbers: Any) -> products.Convolution:
+    return products.Convolution(*numbers)
+
+
+def _torch_conv(dims: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, output: Any) -> Tensor:
+    if output is None:
+        return (F.conv1d, F.conv2d, F.conv3d)[dims - 1](x, weight, bias, stride, padding, dilation, groups)
+    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+    return transposed(x, weight, bias, stride, padding, output, groups, dilation)
+
+
+def _tuple(sizes: Sizes, dims: int) -> tuple[int, ...]:
+    """One number for each spatial dimension."""
+    if isinstance(sizes, int):
+        return (sizes,) * dims
+    return tuple(sizes) * dims if len(sizes) == 1 else tuple(sizes)
+
+
+def _named_padding(
+    name: str, x: Tensor, padding: str, kernel: torch.Size, dilation: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The input and its padding where that is given by name; what is uneven is added to the input."""
+    if padding == "valid":
+        return x, (0,) * len(kernel)
+    if padding != "same":
+        raise ValueError(f"{name}: padding must be numbers, 'valid' or 'same', got {padding!r}")
+    if any(step != 1 for step in stride):
+        raise ValueError(f"{name}: padding='same' needs a stride of 1, got {stride}")
+    total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    uneven = [side for amount in reversed(total) for side in (0, amount % 2)]
+    return (F.pad(x, uneven) if any(uneven) else x), tuple(amount // 2 for amount in total)
+
+
+def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What autocast makes of the arguments of a product."""
+    if not torch.is_autocast_enabled(a.device.type):
+        return a, b, bias
+    dtype = torch.get_autocast_dtype(a.device.type)
+    given = (a, b, bias)
+    x, y, z = (t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in given)
+    assert x is not None  # mypy cannot see that only the bias may be missing
+    assert y is not None
+    return x, y, z

@@ -1,0 +1,20 @@
+"""Hugging Face's Conv1D, a linear layer whose weight lies the other way, with points; imported where there is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import pytorch_utils
+
+from qsim.nn import functional
+from qsim.nn.modules import FivePointModule
+
+
+class Conv1D(FivePointModule, pytorch_utils.Conv1D):  # type: ignore[misc]
+    """`transformers.pytorch_utils.Conv1D` rounded at five points."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rounded product."""
+        module: Any = self
+        return functional.linear(x, module.weight.t(), module.bias, self.points, stream=self.stream)

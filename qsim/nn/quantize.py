@@ -1,0 +1,69 @@
+"""A module that rounds what passes through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim import random
+from qsim.five_point import Point
+from qsim.nn.five_point_product import _round
+from qsim.quantizer import Quantizer
+
+
+class Quantize(nn.Module):
+    """Rounds what passes through it: values on the way forward, gradients on the way back.
+
+    Args:
+        forward: What rounds values: a `Quantizer`, anything that `qsim.format` takes, or `None`.
+        backward: The same for gradients.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.Quantize(forward="e2m1", backward="e4m3")
+        >>> x = torch.tensor([1.2, 2.6], requires_grad=True)
+        >>> layer(x).backward(torch.tensor([0.3, 0.1]))
+        >>> x.grad
+        tensor([0.3125, 0.1016])
+    """
+
+    def __init__(self, forward: Point = None, backward: Point = None) -> None:
+        super().__init__()
+        self.forward_point = forward if forward is None or isinstance(forward, Quantizer) else Quantizer(forward)
+        self.backward_point = backward if backward is None or isinstance(backward, Quantizer) else Quantizer(backward)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rounded input."""
+        result = input if self.forward_point is None else self.forward_point(input, stream=random.rank_stream(_FORWARD))
+        if self.backward_point is None:
+            return result
+        stochastic = self.backward_point.rounding.is_stochastic
+        seed = random.seed_tensor(None, None, input.device) if stochastic else None
+        return _RoundGradient.apply(result, seed, self.backward_point)  # type: ignore[no-any-return,no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """The two points."""
+        points = {"forward": self.forward_point, "backward": self.backward_point}
+        return ", ".join(f"{name}={point.format!r} {point.rounding!r}" for name, point in points.items() if point is not None)
+
+
+_FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
+
+
+class _RoundGradient(torch.autograd.Function):
+    """The identity, whose gradient is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.point = point
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (seed,) = ctx.saved_tensors
+        point = ctx.point
+        stream = random.rank_stream(_BACKWARD)
+        return _round(g, point, seed, stream, g.dtype), None, None
