@@ -182,9 +182,17 @@ def weight_seed(weight: Tensor, stream_number: int) -> Tensor:
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
-    words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[weight.element_size()]
     constant = stream("weight", shared_seed(), stream_number)
-    return weight.detach().view(words).sum(dtype=torch.int64).add_(constant)
+    return _checksum(weight.detach()).add_(constant)
+
+
+def _checksum(x: Tensor) -> Tensor:
+    """The sum of a tensor's bits in words of eight bytes, which needs no conversion, or in words of its own elements."""
+    dense = x if x.is_contiguous() else x.t() if x.dim() == 2 and x.t().is_contiguous() else None
+    aligned = dense is not None and dense.storage_offset() * x.element_size() % 8 == 0
+    if dense is not None and aligned and dense.numel() * x.element_size() % 8 == 0:
+        return dense.view(-1).view(torch.int64).sum()
+    return x.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]).sum(dtype=torch.int64)
 
 
 @weight_seed.register_fake

@@ -23,6 +23,8 @@ for _schema in (
     "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset) -> ()",
     "quantize_out(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, Tensor(a!) out) -> ()",
     "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, SymInt stream, SymInt offset, bool check) -> Tensor",
+    "quantize_and_encode(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype, "
+    "str code_grid, str code_rule, str coding, SymInt code_stream) -> (Tensor, Tensor)",
     "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -84,6 +86,29 @@ class Implementation:
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes
 
+    def quantize_and_encode(
+        self,
+        x: Tensor,
+        seed: Tensor | None,
+        grid: str,
+        rule: str,
+        stream: int,
+        dtype: torch.dtype,
+        code_grid: str,
+        code_rule: str,
+        coding: str,
+        code_stream: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Rounds to values and to codes of another grid, from one read."""
+        how, code_how, written = read(Rule, rule), read(Rule, code_rule), read(Coding, coding)
+        _check_seed(seed, how)
+        _check_seed(seed, code_how)
+        out = torch.empty_like(x, dtype=dtype)
+        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
+        second = (read(Grid, code_grid), code_how, written, code_stream)
+        self._backend.quantize_and_encode_into(out, codes, x, seed, read(Grid, grid), how, stream, *second)
+        return out, codes
+
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Reads codes."""
         values = torch.empty_like(codes, dtype=dtype)
@@ -97,7 +122,7 @@ def _check_seed(seed: Tensor | None, rule: Rule) -> None:
 
 
 def _register(implementation: Implementation, key: str) -> None:
-    for name in ("quantize", "quantize_", "quantize_out", "encode", "decode"):
+    for name in ("quantize", "quantize_", "quantize_out", "encode", "quantize_and_encode", "decode"):
         library.impl(name, getattr(implementation, name), key)
 
 
@@ -124,6 +149,22 @@ def _quantize_out_fake(*arguments: Any) -> None:
 @torch.library.register_fake("qsim::encode", lib=library)
 def _encode_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, *arguments: Any) -> Tensor:
     return torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
+
+
+@torch.library.register_fake("qsim::quantize_and_encode", lib=library)
+def _quantize_and_encode_fake(
+    x: Tensor,
+    seed: Tensor | None,
+    grid: str,
+    rule: str,
+    stream: int,
+    dtype: torch.dtype,
+    code_grid: str,
+    code_rule: str,
+    coding: str,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
 
 
 @torch.library.register_fake("qsim::decode", lib=library)

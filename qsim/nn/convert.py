@@ -102,11 +102,11 @@ def convert(
         if _target(module) is not None and (embeddings or not isinstance(module, nn.Embedding))
     }
     choose = _chooser(points, layers)
-    _check_patterns("include", include, layers)
-    _check_patterns("exclude", exclude, layers)
+    included = None if include is None else _patterns("include", include, layers)
+    excluded = _patterns("exclude", exclude or (), layers)
     chosen: dict[str, FivePoint] = {}
     for name, module in layers.items():
-        if (include is None or _matches(name, include)) and not _matches(name, exclude or ()):
+        if (included is None or _matches(name, included)) and not _matches(name, excluded):
             found = choose(name, module)
             if found is not None and not isinstance(found, FivePoint):
                 raise TypeError(f"convert: the points of {name!r} must be a FivePoint or None, got {found!r}")
@@ -210,7 +210,7 @@ def _chooser(points: Any, layers: Mapping[str, nn.Module]) -> Chooser:
     if isinstance(points, FivePoint):
         return lambda name, module: points
     if isinstance(points, Mapping):
-        _check_patterns("points", points, layers)
+        _patterns("points", points, layers)
         return lambda name, module: next((found for pattern, found in points.items() if _matches(name, [pattern])), None)
     if callable(points):
         return points  # type: ignore[no-any-return]
@@ -224,10 +224,14 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(prefix, pattern) for pattern in patterns for prefix in prefixes)
 
 
-def _check_patterns(argument: str, patterns: Iterable[str] | None, layers: Mapping[str, nn.Module]) -> None:
+def _patterns(argument: str, patterns: Iterable[str], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """The patterns, each of which must match a layer."""
     if isinstance(patterns, str):
         raise TypeError(f"convert: {argument} must be a list of patterns, got the string {patterns!r}")
-    for pattern in patterns or ():
+    known = tuple(patterns)
+    for pattern in known:
         if not any(_matches(name, [pattern]) for name in layers):
             close = difflib.get_close_matches(pattern, layers, n=3, cutoff=0.4) or list(layers)[:3]
-            raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer; near it are {', '.join(map(repr, close))}")
+            near = f"near it are {', '.join(map(repr, close))}" if close else "the model has none that could round"
+            raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer; {near}")
+    return known

@@ -74,7 +74,7 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
     points = setting.points
     seed = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not setting.two_inputs
-    weight_seed = random.weight_seed(w, stream) if weight_draws else seed
+    weight_seed = random.weight_seed(w, stream) if weight_draws else None
     return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -95,16 +95,13 @@ class FivePointProduct(torch.autograd.Function):
         first, second = setting.forward_point(False), setting.forward_point(True)
         held = carrier((first, a.dtype), (second, w.dtype), a.device)
         dtype = torch.promote_types(a.dtype, w.dtype)
-        rounded_a = _round(a, first, seed, setting.stream(False, False), held)
-        rounded_w = _round(w, second, weight_seed, setting.stream(True, False), held)
         # torch says that a parameter needs its gradient under no_grad, too.
         needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
+        rounded_a, kept_a = _round_and_keep(a, seed, setting, False, held, needs_w)
+        rounded_w, kept_w = _round_and_keep(w, seed if setting.two_inputs else weight_seed, setting, True, held, needs_a)
         ctx.setting = setting
         ctx.facts = ((a.shape, a.dtype), (w.shape, w.dtype), None if bias is None else bias.dtype)
         clipped = [_beyond(a, first) if needs_a else None, _beyond(w, second) if needs_w else None]
-        kept_a = _keep(a, rounded_a, seed, setting, False) if needs_w else None
-        # A weight is there anyway; a second input is kept as the first is.
-        kept_w = (_keep(w, rounded_w, weight_seed, setting, True) if setting.two_inputs else w) if needs_a else None
         ctx.save_for_backward(kept_a, kept_w, seed, weight_seed, *clipped)
         return setting.product.forward(rounded_a, rounded_w, bias, dtype)
 
@@ -120,7 +117,7 @@ class FivePointProduct(torch.autograd.Function):
         if kept_w is not None:
             held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device)
             rounded_g = _round(g, points.grad, seed, random.rank_stream(_GRAD), held)
-            w = _recall(kept_w, weight_seed, setting, True, held)
+            w = _recall(kept_w, seed if setting.two_inputs else weight_seed, setting, True, held)
             gradients[0] = _clip(product.grad_a(rounded_g, w, a_shape, a_dtype), clipped[0])
         if kept_a is not None:
             point = points.grad_w or points.grad
@@ -147,17 +144,23 @@ def _rule(point: Quantizer, dtype: torch.dtype) -> str:
     return point.rounding.spelling[point.overflow, DEFAULT_BITS[8 * dtype.itemsize]]
 
 
-def _keep(x: Tensor, rounded: Tensor, seed: Tensor | None, setting: Setting, second: bool) -> Tensor:
-    """What the backward pass needs of an operand: codes where they are narrow, else the operand itself."""
-    point = setting.backward_point(second)
-    if point is None or point.format.bits > CODE_BITS:
-        return x
-    # A value of the format is never moved, so that what is rounded already may be read, which is half as much.
-    source = rounded if setting.is_reused(second) else x
-    grid, coding = point.format.spelling
-    chosen = seed if point.rounding.is_stochastic else None
-    stream = setting.stream(second, True)
-    return torch.ops.qsim.encode.default(source, chosen, grid, _rule(point, source.dtype), coding, stream, 0, False)  # type: ignore[no-any-return]
+def _round_and_keep(
+    x: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype, needed: bool
+) -> tuple[Tensor, Tensor | None]:
+    """An operand rounded for the forward product, and what the backward pass needs of it: codes if they are narrow, else itself."""
+    point, backward_point = setting.forward_point(second), setting.backward_point(second)
+    stream = setting.stream(second, False)
+    is_weight = second and not setting.two_inputs
+    if not needed or is_weight or backward_point is None or backward_point.format.bits > CODE_BITS:
+        return _round(x, point, seed, stream, dtype), x if needed else None
+    grid, coding = backward_point.format.spelling
+    rule, backward_stream = _rule(backward_point, x.dtype), setting.stream(second, True)
+    if point is None:
+        chosen = seed if backward_point.rounding.is_stochastic else None
+        return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, grid, rule, coding, backward_stream, 0, False)
+    chosen = seed if point.rounding.is_stochastic or backward_point.rounding.is_stochastic else None
+    forward = (point.format.spelling[0], _rule(point, x.dtype), stream, dtype)
+    return torch.ops.qsim.quantize_and_encode.default(x, chosen, *forward, grid, rule, coding, backward_stream)  # type: ignore[no-any-return]
 
 
 def _recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.checks import FLOATS
 from qsim.five_point import FivePoint
 from qsim.nn import products
 from qsim.nn.five_point_embedding import five_point_embedding
 from qsim.nn.five_point_product import Setting, five_point_product
 
 Sizes = int | tuple[int, ...]
+
+
+def _rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
+    """Whether there is anything to round; what is no `FivePoint` is refused."""
+    if points is not None and not isinstance(points, FivePoint):
+        raise TypeError(f"points must be a FivePoint or None, got {points!r}")
+    return points is not None and not points.is_identity
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: int = 0) -> Tensor:
@@ -34,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
         >>> qsim.nn.functional.linear(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3"))
         tensor([[5.5625]])
     """
-    if points is None or points.is_identity:
+    if not _rounds(points):
         return F.linear(x, weight, bias)
     x, weight, bias = _autocast(x, weight, bias)
     if x.shape[-1:] != weight.shape[1:]:
@@ -52,7 +60,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         tensor([[1., 0.],
                 [0., 2.]])
     """
-    if points is None or points.is_identity:
+    if not _rounds(points):
         return torch.matmul(a, b)
     a, b, _ = _autocast(a, b, None)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
@@ -68,6 +76,8 @@ def bmm(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
     """`torch.bmm` of two inputs; see `matmul`."""
     if a.dim() != 3 or b.dim() != 3:
         raise ValueError(f"bmm: both must be batches of matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.shape[0] != b.shape[0]:
+        raise ValueError(f"bmm: batches of {a.shape[0]} and {b.shape[0]} matrices do not fit")
     return matmul(a, b, points)
 
 
@@ -87,11 +97,12 @@ def embedding(
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
         tensor([[1.]])
     """
-    if points is None or points.is_identity:
+    if not _rounds(points):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += weight.shape[0]
-    return five_point_embedding(x, weight, -1 if padding_idx is None else padding_idx, scale_grad_by_freq, points, stream)
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
+    return five_point_embedding(x, weight, -1 if padding_idx is None else padding_idx % rows, scale_grad_by_freq, points, stream)
 
 
 def scaled_dot_product_attention(
@@ -113,19 +124,25 @@ def scaled_dot_product_attention(
         >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
         torch.Size([1, 2, 4])
     """
-    if points is None or points.is_identity:
+    if not _rounds(points):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal and attn_mask is not None:
+        raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise ValueError(f"scaled_dot_product_attention: attn_mask must be bool or floating as the query is, got {attn_mask.dtype}")
     if enable_gqa:
+        if query.shape[-3] % key.shape[-3] or query.shape[-3] % value.shape[-3]:
+            heads = f"{query.shape[-3]}, got {key.shape[-3]} and {value.shape[-3]}"
+            raise ValueError(f"scaled_dot_product_attention: the heads of key and value must divide the query's {heads}")
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     scores = matmul(query, key.mT, points) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        if attn_mask is not None:
-            raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    weights = F.dropout(scores.softmax(-1), dropout_p)
+    # As torch's own does it, a query that may look at nothing gets zeros.
+    weights = F.dropout(torch._safe_softmax(scores, -1), dropout_p)
     return matmul(weights, value, points)
 
 
@@ -248,7 +265,7 @@ def _conv(
     output_padding: Sizes | None = None,
 ) -> Tensor:
     transposed = output_padding is not None
-    if points is None or points.is_identity:
+    if not _rounds(points):
         return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
@@ -299,6 +316,9 @@ def _named_padding(
 
 def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What autocast makes of the arguments of a product."""
+    for operand in (a, b):
+        if operand.dtype not in FLOATS:
+            raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
     if not torch.is_autocast_enabled(a.device.type):
         return a, b, bias
     dtype = torch.get_autocast_dtype(a.device.type)

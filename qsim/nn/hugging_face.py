@@ -14,7 +14,13 @@ from qsim.nn.modules import FivePointModule
 class Conv1D(FivePointModule, pytorch_utils.Conv1D):  # type: ignore[misc]
     """`transformers.pytorch_utils.Conv1D` rounded at five points."""
 
+    def __repr__(self) -> str:
+        """As a layer without points prints, with them."""
+        return f"{super().__repr__()[:-1]}, points=({self.points}))"
+
     def forward(self, x: Tensor) -> Tensor:
         """The rounded product."""
         module: Any = self
+        if self.points.is_identity:
+            return super().forward(x)  # type: ignore[no-any-return]
         return functional.linear(x, module.weight.t(), module.bias, self.points, stream=self.stream)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qsim import random
 from qsim.five_point import FivePoint
 from qsim.nn import functional
 
@@ -157,6 +158,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
             raise ValueError("MultiheadAttention: add_bias_kv and add_zero_attn cannot be combined with points")
         if is_causal and attn_mask is None:
             raise ValueError("MultiheadAttention: is_causal is a hint and needs attn_mask")
+        self._check_inputs(query, key, value)
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -164,12 +166,13 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (self._heads(x) for x in self._project(query, key, value))
-        scores = functional.matmul(q / self.head_dim**0.5, k.mT, self.points)
+        scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
         scores = scores + self._mask(attn_mask, key_padding_mask, scores)
-        weights = scores.softmax(-1)
-        dropped = nn.functional.dropout(weights, self.dropout, self.training)
-        mixed = functional.matmul(dropped, v, self.points).transpose(1, 2).flatten(2)
-        result = functional.linear(mixed, self.out_proj.weight, self.out_proj.bias, self.points, stream=self.stream)
+        # A query that may look at nothing: torch's own gives NaN with the weights, and zeros without.
+        weights = scores.softmax(-1) if need_weights else torch._safe_softmax(scores, -1)
+        weights = nn.functional.dropout(weights, self.dropout, self.training)
+        mixed = functional.matmul(weights, v, self.points).transpose(1, 2).flatten(2)
+        result = functional.linear(mixed, self.out_proj.weight, self.out_proj.bias, self.points, stream=self.stream ^ _OUT)
         if not batched:
             result, weights = result.squeeze(0), weights.squeeze(0)
         elif not self.batch_first:
@@ -177,6 +180,14 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         if not need_weights:
             return result, None
         return result, weights.mean(-3) if average_attn_weights else weights
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            raise ValueError(f"MultiheadAttention: query, key and value must all have 3 dimensions, or 2 without a batch, got {shapes}")
+        batch = 0 if self.batch_first else 1
+        if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
+            raise ValueError(f"MultiheadAttention: the batches or lengths of query, key and value do not fit, got {shapes}")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The three inputs of attention, each by its own weight."""
@@ -186,10 +197,9 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         else:
             parts = module.in_proj_weight.chunk(3)
         biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        inputs = (query, key, value)
         return [
-            functional.linear(x, weight, bias, self.points, stream=self.stream)
-            for x, weight, bias in zip(inputs, parts, biases, strict=True)
+            functional.linear(x, weight, bias, self.points, stream=self.stream ^ own)
+            for x, weight, bias, own in zip((query, key, value), parts, biases, _IN, strict=True)
         ]
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -199,12 +209,28 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, scores: Tensor) -> Tensor:
         """What is added to the scores: minus infinity where a mask says so."""
         total = torch.zeros((), dtype=scores.dtype, device=scores.device)
+        batch, heads, queries, keys = scores.shape
         if attn_mask is not None:
+            _check_mask("attn_mask", attn_mask, (queries, keys), (batch * heads, queries, keys))
             shaped = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask
             total = total + _additive(shaped, scores)
         if key_padding_mask is not None:
+            _check_mask("key_padding_mask", key_padding_mask, (batch, keys))
             total = total + _additive(key_padding_mask[:, None, None, :], scores)
         return total
+
+
+# Streams of the four weights, which may hold the same numbers.
+_IN = tuple(random.stream("attention", name) for name in ("query", "key", "value"))
+_OUT = random.stream("attention", "out")
+
+
+def _check_mask(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> None:
+    if mask.shape not in shapes:
+        allowed = " or ".join(map(str, shapes))
+        raise ValueError(f"MultiheadAttention: {name} must have shape {allowed}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"MultiheadAttention: {name} must be boolean or floating, got {mask.dtype}")
 
 
 def _additive(mask: Tensor, scores: Tensor) -> Tensor:

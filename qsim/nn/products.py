@@ -131,11 +131,13 @@ class Matmul:
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the first operand."""
-        return _batched(g, w.mT, dtype).sum_to_size(a_shape)
+        return _summed(g, w.mT, a_shape, dtype)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """The gradient of the second operand."""
-        return _batched(a.mT, g, dtype).sum_to_size(w_shape)
+        if len(w_shape) == 2:
+            return multiply(_rows(a).t(), _rows(g), dtype)
+        return _summed(a.mT, g, w_shape, dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
@@ -143,9 +145,20 @@ class Matmul:
 
 
 def _batched(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    if a.dtype == dtype or (a.dim() == 2 and b.dim() == 2):
+    """A product of batches of matrices; those that share their second operand are multiplied as one."""
+    if b.dim() == 2:
+        return multiply(_rows(a), b, dtype).view(*a.shape[:-1], b.shape[-1])
+    if a.dtype == dtype:
         return multiply(a, b, dtype)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a3 = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
-    b3 = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    count = math.prod(batch)
+    a3 = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
+    b3 = b.expand(*batch, *b.shape[-2:]).reshape(count, *b.shape[-2:])
     return multiply(a3, b3, dtype).view(*batch, a.shape[-2], b.shape[-1])
+
+
+def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
+    broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype)
+    return result.sum_to_size(shape).to(dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qsim import random
 from qsim.five_point import Point
+from qsim.nn.carriers import can_hold
 from qsim.nn.five_point_product import _round
 from qsim.quantizer import Quantizer
 
@@ -39,6 +40,8 @@ class Quantize(nn.Module):
         result = input if self.forward_point is None else self.forward_point(input, stream=random.rank_stream(_FORWARD))
         if self.backward_point is None:
             return result
+        if not can_hold(result.dtype, self.backward_point, result.dtype):
+            raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
         stochastic = self.backward_point.rounding.is_stochastic
         seed = random.seed_tensor(None, None, input.device) if stochastic else None
         return _RoundGradient.apply(result, seed, self.backward_point)  # type: ignore[no-any-return,no-untyped-call]

@@ -12,7 +12,7 @@ from qsim_kernels.reference.codes import codes_of, values_of
 from qsim_kernels.reference.philox import noise, random_bits
 from qsim_kernels.reference.rounding import round_bits
 
-__all__ = ["decode_into", "encode_into", "quantize_into", "random_bits"]
+__all__ = ["decode_into", "encode_into", "quantize_and_encode_into", "quantize_into", "random_bits"]
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -63,6 +63,24 @@ def encode_into(
         # Wrapping to the code's own width keeps its bits.
         target.copy_(codes_of(rounded, grid, coding, how).view(source.shape))
     return lost
+
+
+def quantize_and_encode_into(
+    out: Tensor,
+    codes: Tensor,
+    x: Tensor,
+    seed: Tensor | None,
+    grid: Grid,
+    rule: Rule,
+    stream: int,
+    code_grid: Grid,
+    code_rule: Rule,
+    coding: Coding,
+    code_stream: int,
+) -> None:
+    """Rounds `x` onto two grids: into values, as `quantize_into` does, and into codes, as `encode_into` does without a check."""
+    quantize_into(out, x, seed, grid, rule, stream, 0)
+    encode_into(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:

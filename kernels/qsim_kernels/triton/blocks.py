@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.rounding import INTERPRETED, round_bits, round_single
+from qsim_kernels.triton.codes import codes_of, narrow_integers_of
+from qsim_kernels.triton.rounding import INTERPRETED, NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
 
 
 @triton.jit
@@ -76,3 +77,36 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
     else:
         bits = round_bits(x.to(tl.int32, bitcast=True), drawn, grid, V)
     return bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+
+
+@triton.jit
+def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr):
+    """The codes of a block of values, rounded.
+
+    Args:
+        x: float32 or float64 values.
+        drawn: What `random_integers` gave.
+        grid: `Numbers`.
+        coding: `Codes`.
+        V: The `Variant`.
+        C: The `CodeVariant`.
+        NARROW: Whether codes have at most 16 bits.
+    """
+    if V.fast:
+        clean = clamp(x, grid, C.nan)
+        signs = clean.to(tl.int32, bitcast=True)
+        if V.mode == NEAREST:
+            clean = round_nearest(clean, grid, V)
+        else:
+            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
+            if C.twos_complement:
+                clean = tl.where(signs < 0, -clean, clean)
+        if C.twos_complement and NARROW:
+            codes = narrow_integers_of(clean, coding)
+        else:
+            codes = codes_of(clean, signs, coding, C)
+    else:
+        values = rounded(x, drawn, grid, V, True)
+        clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
+        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
+    return codes

@@ -6,10 +6,9 @@ Full blocks are read and written without a mask, since what a mask hangs on is k
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.blocks import as_dtype, as_single, load, rounded, store
-from qsim_kernels.triton.codes import codes_of, narrow_integers_of, values_of
+from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, rounded, store
+from qsim_kernels.triton.codes import values_of
 from qsim_kernels.triton.noise import random_integers
-from qsim_kernels.triton.rounding import NEAREST, clamp, round_magnitude, round_nearest
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
 # None of these is worth a variant of its own.
@@ -61,25 +60,11 @@ def encode_block(
     place = tl.arange(0, BLOCK)
     values = as_single(load(x + start, place, count - start, MASKED))
     drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
-    if V.fast:
-        clean = clamp(values, grid, C.nan)
-        signs = clean.to(tl.int32, bitcast=True)
-        if V.mode == NEAREST:
-            clean = round_nearest(clean, grid, V)
-        else:
-            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
-            if C.twos_complement:
-                clean = tl.where(signs < 0, -clean, clean)
-        if C.twos_complement and out.dtype.element_ty != tl.int32:
-            codes = narrow_integers_of(clean, coding)
-        else:
-            codes = codes_of(clean, signs, coding, C)
-    else:
-        values = rounded(values, drawn, grid, V, True)
-        clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
-        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
+    codes = encoded(values, drawn, grid, coding, V, C, out.dtype.element_ty != tl.int32)
     store(out + start, codes.to(out.dtype.element_ty), place, count - start, MASKED)
     if lost is not None:
+        if not V.fast:
+            values = rounded(values, drawn, grid, V, True)
         # A sum of magnitudes is NaN if one of them is. A thread adds up its own; what lies behind the last element counts as zero.
         total = tl.sum(tl.reshape(tl.abs(values), (BLOCK // RUN, RUN)), axis=1)
         tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
@@ -135,3 +120,53 @@ def decode_kernel(
         decode_block(codes, out, start, count, coding, C, BLOCK, False)
     else:
         decode_block(codes, out, start, count, coding, C, BLOCK, True)
+
+
+@triton.jit
+def quantize_and_encode_block(
+    x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Rounds one block of values to two grids."""
+    place = tl.arange(0, BLOCK)
+    values = as_single(load(x + start, place, count - start, MASKED))
+    drawn = random_integers(noise, start, V, RUN, True, BLOCK)
+    result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
+    store(out + start, as_dtype(result, out.dtype.element_ty), place, count - start, MASKED)
+    code_drawn = random_integers(code_noise, start, W, RUN, True, BLOCK)
+    codes = encoded(values, code_drawn, code_grid, coding, W, C, codes_out.dtype.element_ty != tl.int32)
+    store(codes_out + start, codes.to(codes_out.dtype.element_ty), place, count - start, MASKED)
+
+
+_SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *_NUMBERS)]
+
+
+@triton.jit(do_not_specialize=_NOISE + _NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
+def quantize_and_encode_kernel(
+    x, out, count: tl.int64, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, under: tl.int64, scale: tl.int64,
+    code_keep: tl.int64, code_correction: tl.int64, code_late: tl.int64,
+    code_shift: tl.int64, code_low: tl.int64, code_least: tl.int64, code_half: tl.int64, code_parity: tl.int64, code_top: tl.int64,
+    code_bottom: tl.int64, code_floor: tl.int64, code_over: tl.int64, code_under: tl.int64, code_scale: tl.int64,
+    lowest: tl.int64, factor: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
+    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rounds `count` values to one grid, and to another whose codes it writes: what a layer needs of its input, from one read."""
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    noise = Noise(seed, noise_stream, keep, correction, late)
+    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+    code_noise = Noise(seed, code_stream, code_keep, code_correction, code_late)
+    code_grid = as_numbers(
+        code_shift, code_low, code_least, code_half, code_parity, code_top, code_bottom, code_floor, code_over, code_under, code_scale,
+        W.wide,
+    )  # fmt: skip
+    coding = as_codes(code_shift, lowest, factor, rest, lift, mask, sign, unused, binade, last, infinity, nan, W.wide)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    if start + BLOCK <= count:
+        quantize_and_encode_block(x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, RUN, BLOCK, False)
+    else:
+        quantize_and_encode_block(x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, RUN, BLOCK, True)

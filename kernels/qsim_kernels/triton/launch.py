@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim_kernels.carrier import counts_wide
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.triton import arguments
-from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_kernel
+from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -129,6 +129,30 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
         _finish(out, target)
 
 
+def quantize_and_encode_into(
+    out: Tensor,
+    codes: Tensor,
+    x: Tensor,
+    seed: Tensor | None,
+    grid: Grid,
+    rule: Rule,
+    stream: int,
+    code_grid: Grid,
+    code_rule: Rule,
+    coding: Coding,
+    code_stream: int,
+) -> None:
+    """Rounds `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
+    count = x.numel()
+    if count:
+        source, target, written = _flat(x), _target(out), _target(codes)
+        pointer, number = _seed(seed, x)
+        launcher = _both(grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype)
+        launcher(source, target, count, written, pointer, number, stream, code_stream, absent=(pointer is None, written.data_ptr() % 16))
+        _finish(out, target)
+        _finish(codes, written)
+
+
 @lru_cache(maxsize=4096)
 def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
@@ -148,6 +172,26 @@ def _encoder(
     block = block or 2048
     constants = (variant, code_variant, _run(source, target), aligned, block)
     return Launcher(encode_kernel, (*numbers, *code_numbers), constants, 2 * block)
+
+
+@lru_cache(maxsize=4096)
+def _both(
+    grid: Grid,
+    rule: Rule,
+    code_grid: Grid,
+    code_rule: Rule,
+    coding: Coding,
+    source: torch.dtype,
+    target: torch.dtype,
+    codes: torch.dtype,
+) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
+    wide = source == torch.float64 or counts_wide(code_grid, coding)
+    second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
+    code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
+    run = max(_run(source, target), _run(source, codes))
+    constants = (variant, second_variant, code_variant, run, 2048)
+    return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048)
 
 
 @lru_cache(maxsize=4096)

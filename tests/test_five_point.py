@@ -1,0 +1,185 @@
+"""The five points as a value: how it is made, compared, printed, written into configurations and read back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import qsim
+from catalogue import NAMED, VARIETY
+from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic
+from qsim.five_point import is_stochastic
+from qsim.formats import E2M1, E4M3, E5M2, Format
+from qsim.rounding import NAMED as ROUNDINGS
+
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+#: The published recipe: weights to nearest both ways, activations whole forward, the backward pass stochastic.
+RECIPE = FivePoint(
+    weight=E2M1, weight_bwd="same", act_bwd=Quantizer(E4M3, Stochastic(bits=6, correction=True)), grad=Quantizer(E5M2, "stochastic")
+)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("given", ["e4m3", E4M3, torch.float8_e4m3fn, "Float(4, 3, specials='fn')", Quantizer(E4M3)], ids=repr)
+def test_a_point_is_whatever_names_a_format(point: str, given: Any) -> None:
+    # grad_w may not stand alone.
+    others = {"grad": None} if point != "grad_w" else {"grad": "e5m2"}
+    points = FivePoint(**{**others, point: given})
+    assert getattr(points, point) == Quantizer(E4M3)
+    assert [name for name in POINTS if getattr(points, name) is not None] == [name for name in POINTS if name == point or others.get(name)]
+
+
+def test_positions_are_those_of_the_algorithms() -> None:
+    points = FivePoint("int8", "int4", "e4m3", "e3m2", "e5m2", "e2m1")
+    expected = [Int(8), Int(4), E4M3, qsim.format("e3m2"), E5M2, E2M1]
+    assert [getattr(points, name) for name in POINTS] == [Quantizer(fmt) for fmt in expected]
+
+
+def test_a_quantizer_is_kept_with_all_that_it_says() -> None:
+    spec = Quantizer(Float(4, 1), Stochastic(bits=3), overflow="nonfinite", clip_gradient=True)
+    assert FivePoint(act=spec).act is spec
+
+
+def test_nothing_given_is_the_identity() -> None:
+    assert FivePoint().is_identity
+    assert FivePoint() == FivePoint(None, None, None, None, None, None)
+    assert not any(FivePoint(**{name: "e4m3"}).is_identity for name in POINTS[:5])
+
+
+def test_are_values() -> None:
+    twin = FivePoint.from_json(RECIPE.to_json())
+    assert twin == RECIPE
+    assert hash(twin) == hash(RECIPE)
+    assert len({RECIPE, twin, FivePoint()}) == 2
+    assert dataclasses.replace(RECIPE, grad=None) != RECIPE
+    assert dataclasses.replace(RECIPE, act="e4m3").act == Quantizer(E4M3)
+    assert copy.deepcopy(RECIPE) == RECIPE
+    assert pickle.loads(pickle.dumps(RECIPE)) == RECIPE
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RECIPE.act = None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_knows_which_points_draw(point: str) -> None:
+    first = {"grad": "e5m2"} if point == "grad_w" else {}
+    for rounding in ("nearest", "up", "odd", "stochastic", Stochastic(bits=2)):
+        points = FivePoint(**{**first, point: Quantizer(E4M3, rounding)})
+        draws = rounding not in ("nearest", "up", "odd")
+        assert points.weight_is_stochastic == (draws and point.startswith("weight"))
+        assert points.is_stochastic == (draws and not point.startswith("weight"))
+    assert not is_stochastic(None)
+    assert not is_stochastic("same")
+
+
+def test_same_draws_nothing_of_its_own() -> None:
+    assert not FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same").is_stochastic
+    assert FivePoint(act=Quantizer("e4m3", "stochastic"), act_bwd="same").is_stochastic
+
+
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY, Float(4, 1, bias=9, subnormals=False), Float(5, 2, bias=-3, specials="fnuz")], ids=repr)
+def test_every_format_survives_a_configuration(fmt: Format) -> None:
+    points = FivePoint(act=fmt, act_bwd=Quantizer(fmt, "stochastic"), weight=fmt, weight_bwd="same", grad=fmt, grad_w=fmt)
+    check_round_trip(points)
+
+
+@pytest.mark.parametrize(
+    "rounding", [*ROUNDINGS, Stochastic(bits=6, correction=True), Stochastic(bits=1), Stochastic(correction=True)], ids=repr
+)
+@pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
+@pytest.mark.parametrize("clip", [False, True])
+def test_every_rounding_survives_a_configuration(rounding: Any, overflow: Any, clip: bool) -> None:
+    check_round_trip(FivePoint(act=Quantizer(Fixed(6, -3), rounding, overflow, clip), grad=Quantizer(PowerOfTwo(5, bias=20), rounding)))
+
+
+def check_round_trip(points: FivePoint) -> None:
+    """Holds points against what comes back from a dictionary and from JSON, and the dictionary against plain JSON."""
+    plain = points.to_dict()
+    assert json.loads(json.dumps(plain)) == plain, "strings, booleans and dictionaries only"
+    assert FivePoint.from_dict(plain) == points
+    assert FivePoint.from_json(points.to_json()) == points
+
+
+def test_dictionary_in_full() -> None:
+    assert FivePoint().to_dict() == {}
+    assert FivePoint(
+        weight="e2m1", weight_bwd="same", grad=Quantizer(Float(4, 1, bias=9, subnormals=False), Stochastic(6, True))
+    ).to_dict() == {
+        "weight": {"format": "e2m1", "rounding": "nearest", "overflow": "saturate", "clip_gradient": False},
+        "weight_bwd": "same",
+        "grad": {
+            "format": "Float(4, 1, bias=9, subnormals=False)",
+            "rounding": "Stochastic(bits=6, correction=True)",
+            "overflow": "saturate",
+            "clip_gradient": False,
+        },
+    }
+
+
+def test_a_configuration_may_be_short() -> None:
+    written = '{"act": "e4m3", "act_bwd": "same", "grad": {"format": "e5m2", "rounding": "stochastic"}, "weight": null}'
+    assert FivePoint.from_json(written) == FivePoint(act="e4m3", act_bwd="same", grad=Quantizer("e5m2", "stochastic"))
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        (FivePoint(), "identity"),
+        (FivePoint(act="e4m3"), "act=e4m3"),
+        (FivePoint(act="e4m3", weight=Int(4), act_bwd="same"), "act=e4m3, weight=int4, act_bwd=same"),
+        (RECIPE, "weight=e2m1, act_bwd=e4m3 Stochastic(bits=6, correction=True), weight_bwd=same, grad=e5m2 Stochastic()"),
+        (FivePoint(grad=Quantizer(Float(4, 1, bias=9), "up", "nonfinite", True)), "grad=Float(4, 1, bias=9) up nonfinite clip_gradient"),
+    ],
+)
+def test_prints_in_short(points: FivePoint, text: str) -> None:
+    assert str(points) == text
+
+
+def test_repr_makes_it_again() -> None:
+    names = {"FivePoint": FivePoint, "Quantizer": Quantizer, "Float": Float, "Stochastic": Stochastic, "NEAREST": qsim.rounding.NEAREST}
+    assert eval(repr(RECIPE), names) == RECIPE
+
+
+@pytest.mark.parametrize("point", ["act", "weight", "grad", "grad_w"])
+def test_same_needs_something_to_be_the_same_as(point: str) -> None:
+    with pytest.raises(ValueError, match=f'FivePoint: {point}="same" has nothing to be the same as; only act_bwd and weight_bwd'):
+        FivePoint(**{point: "same"})  # type: ignore[arg-type]
+
+
+def test_the_second_gradient_needs_the_first() -> None:
+    with pytest.raises(ValueError, match="grad_w is the second product's own gradient quantizer and needs grad"):
+        FivePoint(grad_w="e5m2")
+
+
+def test_unknown_points_are_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="FivePoint has no point 'weights'; its points are act, weight, act_bwd, weight_bwd, grad, grad_w"):
+        FivePoint.from_dict({"weights": "e4m3"})
+    with pytest.raises(TypeError, match="weights"):
+        FivePoint(weights="e4m3")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("e4m33", ValueError, "unknown format 'e4m33'.*did you mean"),
+        (8, TypeError, "format must be"),
+        ({"format": "e4m3", "rounding": "stochastc"}, ValueError, "unknown rounding 'stochastc': did you mean 'stochastic'"),
+        ({"format": "e4m3", "overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
+        ({"format": "e4m3", "round": "up"}, TypeError, "round"),
+        ({"rounding": "up"}, TypeError, "format"),
+        ({"format": "e4m3", "rounding": "Stochastic(bits=33)"}, ValueError, "bits must lie in 1…32, got 33"),
+        (
+            {"format": "e4m3", "rounding": "Stochastic(bits=open('x'))"},
+            ValueError,
+            "arguments must be plain numbers, strings, True, False or None",
+        ),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        FivePoint.from_dict({"act": given})
