@@ -11,9 +11,8 @@ from torch import Tensor
 from qsim import random, rounding
 from qsim.formats import Format, format as resolve_format, holders
 from qsim.formats.base import shortest
+from qsim.formats.dtypes import FLOATS
 from qsim.rounding import Rounding
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Spelling(NamedTuple):

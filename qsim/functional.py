@@ -13,6 +13,7 @@ from qsim.checks import check_input, check_out, draw_seed, overlaps, refuse_dtyp
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.threshold import threshold_quantize
+from qsim_kernels.ops import code_dtype
 
 __all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]
 
@@ -193,7 +194,7 @@ def decode(codes: Tensor, format: str | torch.dtype | Format, *, dtype: torch.dt
     fmt = spelt.format
     if not isinstance(codes, Tensor):
         raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
-    expected = torch.uint8 if packed or fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
+    expected = torch.uint8 if packed else code_dtype(fmt.bits)
     if codes.layout != torch.strided:
         raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
     if codes.dtype != expected:

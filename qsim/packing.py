@@ -11,11 +11,15 @@ from qsim.formats import Format
 _GROUPS = {4: (2, 1), 6: (4, 3)}
 
 
-def check(fmt: Format, shape: torch.Size) -> None:
-    """Refuses formats and shapes whose codes do not fill whole bytes."""
+def _group(fmt: Format) -> tuple[int, int]:
     if fmt.bits not in _GROUPS:
         raise ValueError(f"packed=True is for 4-bit and 6-bit formats; {fmt!r} has {fmt.bits} bits")
-    codes, bytes_ = _GROUPS[fmt.bits]
+    return _GROUPS[fmt.bits]
+
+
+def check(fmt: Format, shape: torch.Size) -> None:
+    """Refuses formats and shapes whose codes do not fill whole bytes."""
+    codes, bytes_ = _group(fmt)
     if not shape or shape[-1] % codes:
         raise ValueError(
             f"packed=True puts {codes} codes of {fmt.bits} bits into {bytes_} byte(s): the last dimension must be a multiple of {codes}, "
@@ -35,13 +39,12 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, fmt: Format) -> Tensor:
     """Unpacks the codes of a 4-bit or 6-bit format."""
-    if fmt.bits not in _GROUPS:
-        raise ValueError(f"packed=True is for 4-bit and 6-bit formats; {fmt!r} has {fmt.bits} bits")
+    _, bytes_ = _group(fmt)
+    if not packed.dim() or packed.shape[-1] % bytes_:
+        raise ValueError(
+            f"packed codes of {fmt.bits} bits come in groups of {bytes_} byte(s) along the last dimension, got shape {tuple(packed.shape)}"
+        )
     if fmt.bits == 4:
         return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
-    if packed.dim() == 0 or packed.shape[-1] % 3:
-        raise ValueError(
-            f"packed 6-bit codes come in groups of 3 bytes: the last dimension must be a multiple of 3, got {tuple(packed.shape)}"
-        )
     a, b, c = packed.unflatten(-1, (-1, 3)).unbind(-1)
     return torch.stack([a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2], dim=-1).flatten(-2)

@@ -170,9 +170,9 @@ def rank_stream(number: int) -> int:
 
 @torch.library.custom_op("qsim::weight_seed", mutates_args=())
 def weight_seed(weight: Tensor, stream_number: int) -> Tensor:
-    """A seed for a weight's rounding that changes when the weight does, and only then.
+    """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 
-    It is made of the shared seed and a checksum of the weight's bits. So replicas that hold the same weight round it alike, without a word
+    It is made of the shared seed and the sum of the weight's bits. So replicas that hold the same weight round it alike, without a word
     between them, in every micro-batch of a step; after the step they draw anew. Nothing is stored, nothing waits for the device.
 
     Args:

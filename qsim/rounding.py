@@ -22,7 +22,6 @@ from qsim_kernels.grid import Mode, Rule, spell
 
 Overflow = Literal["saturate", "nonfinite"]
 
-
 #: How many random bits stochastic rounding uses, by the width of a tensor's dtype, where it does not say.
 DEFAULT_BITS = {16: 16, 32: 32, 64: 32}
 

@@ -17,6 +17,11 @@ def width(dtype: torch.dtype) -> int:
     return torch.finfo(dtype).bits
 
 
+def code_dtype(fmt: Format) -> torch.dtype:
+    """The dtype that a format's codes come in."""
+    return torch.uint8 if fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
+
+
 def from_bits(patterns: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Numbers of a dtype by their bit patterns, given as non-negative integers."""
     half = 1 << (width(dtype) - 1)

@@ -1,20 +1,17 @@
-"""`qsim bench`: what is measured, how times become numbers, and what bad words get. How fast anything is, no test says."""
+"""`qsim bench`: what is measured, and what bad words get. How fast anything is, no test says."""
 
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import qsim
 from qsim.bench import _memory, _peers, _sweep
-from qsim.bench._bandwidth import speeds
 from qsim.bench._calls import CALLS
-from qsim.bench._settings import DTYPES, count, count_text, dtypes
-from qsim.bench._tables import Column, render, tenths
-from qsim.bench._timing import WARMUP, host_time, interleaved
+from qsim.bench._settings import DTYPES
 from qsim.cli import main
 from qsim.formats import holds
 
@@ -25,92 +22,6 @@ TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
 def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     assert main(["bench", "quantize", *TINY, "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-# timing
-
-
-class FakeClock:
-    """A clock that calls move forward; a device whose marks can be read only behind a wait."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waited = True
-
-    def call(self, *durations: float) -> Callable[[], None]:
-        """A call that takes the given times in turn, then the last one for ever."""
-        times = iter(durations)
-
-        def run() -> None:
-            self.now += next(times, durations[-1])
-            self.waited = False
-
-        return run
-
-    def mark(self) -> float:
-        return self.now
-
-    def wait(self) -> None:
-        self.waited = True
-
-    def seconds(self, begin: float, end: float) -> float:
-        assert self.waited
-        return end - begin
-
-
-def test_interleaved_gives_the_median_of_each_call_without_the_warmup() -> None:
-    clock = FakeClock()
-    slow_start = clock.call(*[100.0] * WARMUP, 1.0, 9.0, 2.0)
-    assert interleaved([slow_start, clock.call(5.0)], clock, 3) == [2.0, 5.0]
-
-
-def test_interleaved_calls_take_turns() -> None:
-    turns: list[str] = []
-    interleaved([lambda: turns.append("a"), lambda: turns.append("b")], FakeClock(), 4)
-    assert turns == ["a", "b"] * (WARMUP + 4)
-
-
-def test_host_time_is_that_of_one_call_and_the_device_is_not_waited_for() -> None:
-    clock = FakeClock()
-    host = FakeClock()
-    waits: list[float] = []
-    clock.wait = lambda: waits.append(host.now)  # type: ignore[method-assign]
-    calls = [host.call(3.0), host.call(0.5)]
-    assert host_time(calls, clock, repeats=3, batch=10, now=host.mark) == [3.0, 0.5]
-    # One wait before each batch, and one behind them all: none within.
-    begin = WARMUP * 3.5
-    assert waits == [begin + x for x in (0, 30, 35, 65, 70, 100, 105)]
-
-
-def test_bandwidths_are_bytes_by_time_and_their_ratio_is_one_for_a_copy() -> None:
-    found = speeds(3 * 10**9, 1.5, 2 * 10**9, 0.5)
-    assert found == {"bytes": 3 * 10**9, "seconds": 1.5, "gb_per_s": 2.0, "copy_gb_per_s": 4.0, "ratio": 0.5}
-    assert speeds(100, 0.25, 100, 0.25)["ratio"] == 1.0
-
-
-# tables and words
-
-
-def test_tables_have_a_fixed_width_and_notes_in_place_of_numbers() -> None:
-    columns = [Column("work", "work"), Column("speed", "speed", tenths), Column("ratio", "ratio", tenths)]
-    rows = [{"work": "a", "speed": 12345.67, "ratio": 1}, {"work": "much", "note": "refused"}, {"work": "b", "speed": 0, "ratio": 100}]
-    lines = render(rows, columns).splitlines()
-    assert lines == [
-        "work    speed  ratio",
-        "a     12345.7    1.0",
-        "much  refused",
-        "b         0.0  100.0",
-    ]
-
-
-@pytest.mark.parametrize(("text", "value"), [("1", 1), ("4096", 4096), ("2^22", 2**22), ("2**10", 1024), ("10^3", 1000)])
-def test_counts(text: str, value: int) -> None:
-    assert count(text, "--elements") == value
-    assert count(count_text(value), "--elements") == value
-
-
-def test_one_dtype_stays_what_it_is() -> None:
-    assert dtypes("bf16, fp32:fp16") == [("bf16", "bf16"), ("fp32", "fp16")]
 
 
 # what is measured

@@ -194,7 +194,7 @@ def test_no_words_give_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_process() -> None:
-    command = [sys.executable, "-m", "qsim.cli"]
+    command = [sys.executable, "-m", "qsim"]
     good = subprocess.run([*command, "inspect", "e4m3", "-1e-5"], capture_output=True, text=True, check=False)
     assert (good.returncode, good.stderr) == (0, "")
     assert "-0.001953125" in good.stdout

@@ -21,14 +21,9 @@ from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, FP32, INT4, T
 NARROW = [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 8]
 
 
-def code_dtype(fmt: Format) -> torch.dtype:
-    """Where codes live."""
-    return torch.uint8 if fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
-
-
 def every_code(fmt: Format) -> torch.Tensor:
     """All codes of a format of at most 16 bits."""
-    return torch.arange(2**fmt.bits, dtype=torch.int32).to(code_dtype(fmt))
+    return torch.arange(2**fmt.bits, dtype=torch.int32).to(inputs.code_dtype(fmt))
 
 
 def plain(codes: torch.Tensor, fmt: Format) -> torch.Tensor:
@@ -86,7 +81,7 @@ def test_encode_is_the_code_of_what_quantize_gives(fmt: Format) -> None:
     for rounding in oracle.DETERMINISTIC:
         for overflow in oracle.OVERFLOWS if fmt.has_nan else ("saturate",):
             codes = qsim.encode(x, fmt, rounding=rounding, overflow=overflow)
-            assert codes.dtype == code_dtype(fmt)
+            assert codes.dtype == inputs.code_dtype(fmt)
             assert codes.shape == x.shape
             expected = torch.from_numpy(oracle_arrays.encode(bracket.round(rounding, overflow), fmt))
             nan = expected < 0

@@ -19,9 +19,9 @@ import qsim
 from comparing import same_bits
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic, random
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
-from qsim.nn import five_point_product as module
 from qsim.nn.carriers import carrier, multiply
-from qsim.nn.five_point_product import Setting, five_point_product
+from qsim.nn.five_point_product import five_point_product
+from qsim.nn.operands import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
 from qsim.nn.products import Convolution, Linear, Matmul, Product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -175,14 +175,14 @@ def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Ten
     drawn = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
     act, act_bwd = points.act, points.act_bwd
     weight, weight_bwd = (act, act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
-    streams = [module._ACT ^ module._SECOND, module._ACT_BWD ^ module._SECOND] if case.two_inputs else [module._WEIGHT, module._WEIGHT_BWD]
+    streams = [ACT ^ SECOND, ACT_BWD ^ SECOND] if case.two_inputs else [WEIGHT, WEIGHT_BWD]
     w_drawn = drawn if case.two_inputs else random.weight_seed(w, stream) if points.weight_is_stochastic else None
-    a_fwd = rounded(a, act, drawn, module._ACT)
+    a_fwd = rounded(a, act, drawn, ACT)
     w_fwd = rounded(w, weight, w_drawn, streams[0])
-    a_bwd = a_fwd if isinstance(act_bwd, str) else rounded(a, act_bwd, drawn, module._ACT_BWD)
+    a_bwd = a_fwd if isinstance(act_bwd, str) else rounded(a, act_bwd, drawn, ACT_BWD)
     w_bwd = w_fwd if isinstance(weight_bwd, str) else rounded(w, weight_bwd, w_drawn, streams[1])
-    g_a = rounded(g, points.grad, drawn, module._GRAD)
-    g_w = g_a if points.grad_w is None else rounded(g, points.grad_w, drawn, module._GRAD_W)
+    g_a = rounded(g, points.grad, drawn, GRAD)
+    g_w = g_a if points.grad_w is None else rounded(g, points.grad_w, drawn, GRAD_W)
     b = [x.detach().double() for x in bias]
     used_a, used_w = (act if act_bwd == "same" else act_bwd), (weight if weight_bwd == "same" else weight_bwd)
     rest = [d for d in range(g.dim()) if d != (g.dim() - 1 if isinstance(case.product, Linear) else 1)]
@@ -487,7 +487,7 @@ def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) ->
     codes, _ = kept(POINTS["same"], linear(5, 7), given)
     torch.manual_seed(4)
     seed = random.seed_tensor(None, None, device)
-    assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=seed, stream=module._ACT))
+    assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=seed, stream=ACT))
 
 
 @pytest.mark.parametrize("points", ["act", "wide", "same, wide", "same as nothing"])

@@ -194,7 +194,7 @@ def test_every_point_shows(case: Case, name: str, device: torch.device) -> None:
     upstream = torch.randn(case.torchs(*leaves).shape, device=device)
     without, points = oracle(case, leaves, upstream, FivePoint(), lambda x: x), FivePoint(**{name: "e4m3"})
     given = results(lambda *tensors: case.own(points, *tensors), leaves, upstream)
-    differs = [not torch.allclose(a.double(), b, rtol=1e-3) for a, b in zip(given[:3], without[:3], strict=True)]
+    differs = [not torch.allclose(a.double(), b, rtol=1e-3, atol=1e-4) for a, b in zip(given[:3], without[:3], strict=True)]
     both = case.two_inputs and name == "act_bwd"
     assert differs == [name in ("act", "weight"), name in ("weight_bwd", "grad") or both, name in ("act_bwd", "grad")]
 
@@ -340,30 +340,74 @@ ONES = torch.ones
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: functional.linear(ONES(2, 3), ONES(4, 5), points=NARROW), ValueError, r"linear: x of shape \(2, 3\) does not fit a weight of shape \(4, 5\)"),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 5), points=NARROW),
+            ValueError,
+            r"linear: x of shape \(2, 3\) does not fit a weight of shape \(4, 5\)",
+        ),
         (lambda: functional.linear(ONES(()), ONES(4, 5), points=NARROW), ValueError, r"linear: x of shape \(\) does not fit"),
         (lambda: functional.linear(ONES(2, 3), ONES(4, 3), points="e4m3"), TypeError, "points must be a FivePoint or None, got 'e4m3'"),
-        (lambda: functional.conv1d(ONES(1, 2, 3), ONES(2, 2, 1), points={"act": "e4m3"}), TypeError, "points must be a FivePoint or None, got {'act'"),
+        (
+            lambda: functional.conv1d(ONES(1, 2, 3), ONES(2, 2, 1), points={"act": "e4m3"}),
+            TypeError,
+            "points must be a FivePoint or None, got {'act'",
+        ),
         (lambda: functional.linear(ONES(2, 3).int(), ONES(4, 3), points=NARROW), TypeError, "got an operand of torch.int32"),
-        (lambda: functional.linear(ONES(2, 3), ONES(4, 3).to(torch.complex64), points=NARROW), TypeError, "got an operand of torch.complex64"),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 3).to(torch.complex64), points=NARROW),
+            TypeError,
+            "got an operand of torch.complex64",
+        ),
         (lambda: functional.matmul(ONES(2, 3), ONES(2, 3), NARROW), ValueError, r"matmul: shapes \(2, 3\) and \(2, 3\) do not fit"),
         (lambda: functional.matmul(ONES(()), ONES(2), NARROW), ValueError, r"matmul: shapes \(\) and \(2,\) do not fit"),
         (lambda: functional.matmul(ONES(3), ONES(2), NARROW), ValueError, r"matmul: shapes \(3,\) and \(2,\) do not fit"),
         (lambda: functional.bmm(ONES(2, 3), ONES(3, 2), NARROW), ValueError, r"bmm: both must be batches of matrices, got shapes \(2, 3\)"),
         (lambda: functional.bmm(ONES(2, 2, 3), ONES(1, 3, 2), NARROW), ValueError, "bmm: batches of 2 and 1 matrices do not fit"),
-        (lambda: functional.conv2d(ONES(2, 3), ONES(4, 3, 1, 1), points=NARROW), ValueError, r"conv2d: x of shape \(2, 3\) does not fit a weight of"),
-        (lambda: functional.conv_transpose1d(ONES(2, 3), ONES(4, 3), points=NARROW), ValueError, r"conv_transpose1d: x of shape \(2, 3\) does not fit"),
+        (
+            lambda: functional.conv2d(ONES(2, 3), ONES(4, 3, 1, 1), points=NARROW),
+            ValueError,
+            r"conv2d: x of shape \(2, 3\) does not fit a weight of",
+        ),
+        (
+            lambda: functional.conv_transpose1d(ONES(2, 3), ONES(4, 3), points=NARROW),
+            ValueError,
+            r"conv_transpose1d: x of shape \(2, 3\) does not fit",
+        ),
         (lambda: functional.conv1d(ONES(1, 2, 4), ONES(2, 3, 1), points=NARROW), RuntimeError, "to have 3 channels, but got 2 channels"),
-        (lambda: functional.conv1d(ONES(1, 2, 4), ONES(2, 2, 1), padding="full", points=NARROW), ValueError, "conv1d: padding must be numbers, 'valid' or 'same', got 'full'"),
-        (lambda: functional.conv1d(ONES(1, 2, 4), ONES(2, 2, 1), None, 2, "same", points=NARROW), ValueError, "conv1d: padding='same' needs a stride of 1"),
-        (lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), 5, NARROW), ValueError, r"embedding: padding_idx must lie in -5…4, got 5"),
-        (lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), -6, NARROW), ValueError, r"embedding: padding_idx must lie in -5…4, got -6"),
-        (lambda: functional.embedding(torch.tensor([0]), ONES(5, 2).bfloat16(), None, FivePoint(weight="fp16")), ValueError, "torch.bfloat16, which cannot hold"),
-        (lambda: _attention(attn_mask=ONES(3, 3, dtype=torch.uint8)), ValueError, "attn_mask must be bool or floating as the query is, got torch.uint8"),
+        (
+            lambda: functional.conv1d(ONES(1, 2, 4), ONES(2, 2, 1), padding="full", points=NARROW),
+            ValueError,
+            "conv1d: padding must be numbers, 'valid' or 'same', got 'full'",
+        ),
+        (
+            lambda: functional.conv1d(ONES(1, 2, 4), ONES(2, 2, 1), None, 2, "same", points=NARROW),
+            ValueError,
+            "conv1d: padding='same' needs a stride of 1",
+        ),
+        (
+            lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), 5, NARROW),
+            ValueError,
+            r"embedding: padding_idx must lie in -5…4, got 5",
+        ),
+        (
+            lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), -6, NARROW),
+            ValueError,
+            r"embedding: padding_idx must lie in -5…4, got -6",
+        ),
+        (
+            lambda: functional.embedding(torch.tensor([0]), ONES(5, 2).bfloat16(), None, FivePoint(weight="fp16")),
+            ValueError,
+            "torch.bfloat16, which cannot hold",
+        ),
+        (
+            lambda: _attention(attn_mask=ONES(3, 3, dtype=torch.uint8)),
+            ValueError,
+            "attn_mask must be bool or floating as the query is, got torch.uint8",
+        ),
         (lambda: _attention(attn_mask=ONES(3, 3), is_causal=True), ValueError, "give attn_mask or is_causal, not both"),
         (lambda: _attention((1, 5, 3, 4), (1, 2, 3, 4), enable_gqa=True), ValueError, "must divide the query's 5, got 2 and 2"),
     ],
-)  # fmt: skip
+)
 def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

@@ -1,7 +1,7 @@
 """Every float32 number there is, through the Triton kernels and through the reference, both on the GPU: not one bit may differ.
 
-As a script, `python tests/test_gpu_exhaustive.py [FORMAT …]` prints a table of how many of the 2**32 results differ. A format takes about
-half a minute.
+As a script, `python tests/test_gpu_exhaustive.py [FORMAT …]` prints a table of how many of the 2**32 results differ. On an H200 a format
+takes about 16 seconds.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
                 now = time.perf_counter()
                 print(f"  {name:<45} {differences:>10} differ  {now - last:6.1f} s", flush=True)
                 last, total = now, total + differences
-    print(f"{total} differences in {len(chosen)} formats, {time.perf_counter() - begun:.0f} s")
+    share = "2**32 numbers" if options.every == 1 else f"every chunk of {options.every} of the 2**32 numbers"
+    print(f"{total} differences in {len(chosen)} formats, for {share}, in {time.perf_counter() - begun:.0f} s")
     return total
 
 

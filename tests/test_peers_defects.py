@@ -1,4 +1,4 @@
-"""Every defect of PEERS.md that concerns the core, as a test that fails wherever the defect is.
+"""Defects that were found in other packages, each as a test that fails wherever the defect is.
 
 The names say what went wrong elsewhere; the peers that had it are named beside.
 """

@@ -14,7 +14,7 @@ from qsim.cli.exact import Number, Place, code_of, parse, place
 from qsim.cli.text import fields, hexadecimal, json_number, table
 from qsim.formats import Format
 from qsim.formats.base import shortest
-from qsim.rounding import NAMED, Stochastic, resolve
+from qsim.rounding import DEFAULT_BITS as _DEFAULTS, NAMED, Stochastic, resolve
 
 _EXAMPLES = """\
 examples:
@@ -26,7 +26,7 @@ examples:
 """
 
 #: Random bits of stochastic rounding on float32 tensors.
-DEFAULT_BITS = 32
+DEFAULT_BITS = _DEFAULTS[32]
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 

@@ -9,12 +9,12 @@ import torch
 from qsim.formats.base import Format
 
 #: The dtypes that tensors may have, widest last.
-CARRIERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 # Significant bits, largest value and smallest positive value of each.
 _FACTS = {
     dtype: (1 - round(math.log2(facts.eps)), facts.max, facts.smallest_normal * facts.eps)
-    for dtype, facts in ((dtype, torch.finfo(dtype)) for dtype in CARRIERS)
+    for dtype, facts in ((dtype, torch.finfo(dtype)) for dtype in FLOATS)
 }
 
 
@@ -39,4 +39,4 @@ def holds(dtype: torch.dtype, fmt: Format) -> bool:
 
 def holders(fmt: Format) -> list[torch.dtype]:
     """The dtypes that can carry a format, narrowest first."""
-    return [dtype for dtype in CARRIERS if holds(dtype, fmt)]
+    return [dtype for dtype in FLOATS if holds(dtype, fmt)]

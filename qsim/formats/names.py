@@ -97,6 +97,9 @@ _DTYPES: dict[torch.dtype, Format] = {
     torch.uint32: Int(32, signed=False),
 }
 
+# What people may mean by names that tell a width alone.
+_FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1'"}
+
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 _INTEGER = re.compile(r"(u?)int(\d+)")
 
@@ -136,8 +139,9 @@ def _by_name(spelling: str) -> Format:
     name = spelling.lower()
     found = _KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)
     if found is None:
-        close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? Names are" if close else "names are"
+        close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
+        meant = _FAMILIES.get(name.replace("float", "fp")) or "".join(close)
+        hint = f"did you mean {meant}? Names are" if meant else "names are"
         raise ValueError(
             f"unknown format {spelling!r}: {hint} ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23, intN and uintN with 1 ≤ N ≤ 32, "
             "and those that `qsim formats` lists"

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from qsim import random
 from qsim.five_point import FivePoint, is_stochastic
 from qsim.nn.carriers import can_hold
-from qsim.nn.five_point_product import _GRAD as GRAD, _WEIGHT as WEIGHT, _beyond as beyond, _clip as clip, _round as round_point
+from qsim.nn.operands import GRAD, WEIGHT, beyond, clip, round_to_carrier
 
 
 def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
@@ -50,13 +50,14 @@ class FivePointEmbedding(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
         ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
-        return F.embedding(x, round_point(weight, points.weight, weight_seed, WEIGHT, weight.dtype))
+        return F.embedding(x, round_to_carrier(weight, points.weight, weight_seed, WEIGHT, weight.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         x, seed, clipped = ctx.saved_tensors
         points, rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
-        rounded = round_point(g, points.grad, seed, random.rank_stream(GRAD), torch.float64 if g.dtype == torch.float64 else torch.float32)
+        held = torch.promote_types(g.dtype, torch.float32)
+        rounded = round_to_carrier(g, points.grad, seed, random.rank_stream(GRAD), held)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
         return None, clip(gradient.to(dtype), clipped), None, None, None, None, None

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.checks import FLOATS
 from qsim.five_point import FivePoint
+from qsim.formats.dtypes import FLOATS
 from qsim.nn import products
 from qsim.nn.five_point_embedding import five_point_embedding
-from qsim.nn.five_point_product import Setting, five_point_product
+from qsim.nn.five_point_product import five_point_product
+from qsim.nn.operands import Setting
 
 Sizes = int | tuple[int, ...]
 

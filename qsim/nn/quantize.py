@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qsim import random
 from qsim.five_point import Point
 from qsim.nn.carriers import can_hold
-from qsim.nn.five_point_product import _round
+from qsim.nn.operands import round_to_carrier
 from qsim.quantizer import Quantizer
 
 
@@ -69,4 +69,4 @@ class _RoundGradient(torch.autograd.Function):
         (seed,) = ctx.saved_tensors
         point = ctx.point
         stream = random.rank_stream(_BACKWARD)
-        return _round(g, point, seed, stream, g.dtype), None, None
+        return round_to_carrier(g, point, seed, stream, g.dtype), None, None

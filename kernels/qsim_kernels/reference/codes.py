@@ -13,16 +13,23 @@ from torch import Tensor
 
 from qsim_kernels.carrier import Plan
 from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.reference.rounding import float_dtype
 
 
 def codes_of(rounded: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
-    """The codes of values of a grid, given as bit patterns of the carrier; of a NaN without a code, that of the largest value.
+    """The codes of values of a grid; of a NaN without a code, that of the largest value.
+
+    Args:
+        rounded: The values, as bit patterns of the carrier.
+        grid: The values that there are.
+        coding: Their codes.
+        plan: The grid in the carrier's bits.
 
     Returns:
         An int64 tensor of codes without sign extension.
     """
     magnitude = rounded & ~plan.carrier.sign
-    carrier = torch.float32 if rounded.dtype == torch.int32 else torch.float64
+    carrier = float_dtype(plan)
     nan = magnitude > plan.carrier.infinity
     if coding.nan < 0:
         magnitude = torch.where(nan, plan.top, magnitude).to(magnitude.dtype)
@@ -51,13 +58,12 @@ def values_of(codes: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
         coding: The codes.
         plan: The grid in the carrier's bits.
     """
-    wide = plan.carrier.mantissa > 23
-    pattern, carrier = (torch.int64, torch.float64) if wide else (torch.int32, torch.float32)
+    carrier = float_dtype(plan)
+    pattern = torch.int64 if carrier == torch.float64 else torch.int32
     if coding.twos_complement:
         sign = (codes >> (coding.bits - 1)) & 1 if plan.signed else torch.zeros_like(codes)
         return ((codes - (sign << coding.bits)).to(carrier) * grid.least).view(pattern)
-    signed = plan.signed
-    magnitude = codes & ((1 << (coding.bits - signed)) - 1)
+    magnitude = codes & ((1 << (coding.bits - plan.signed)) - 1)
     lowest = grid.exponent + plan.carrier.bias
     subnormal = (magnitude >> grid.mantissa) == 0 if grid.zero else torch.zeros_like(codes, dtype=torch.bool)
     shifted = magnitude + ((lowest - grid.zero + subnormal.to(torch.int64)) << grid.mantissa)
@@ -69,7 +75,7 @@ def values_of(codes: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
     bits = torch.where(bits > plan.top, plan.carrier.nan, bits)
     if coding.infinity >= 0:
         bits = torch.where(magnitude == coding.infinity, plan.carrier.infinity, bits)
-    if signed:
+    if plan.signed:
         negative = (codes >> (coding.bits - 1)) & 1 == 1
         bits = torch.where(negative & (bits <= plan.carrier.infinity), bits | plan.carrier.sign, bits)
     return torch.where(codes == coding.nan, plan.carrier.nan, bits).to(pattern)

@@ -9,8 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import NOISE_BITS, Plan
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, Plan
 from qsim_kernels.grid import Mode, Rule
+
+
+def float_dtype(plan: Plan) -> torch.dtype:
+    """The carrier's float type, of which bit patterns are views."""
+    return torch.float64 if plan.carrier == DOUBLE else torch.float32
 
 
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
@@ -52,7 +57,7 @@ def _adds_exactly(plan: Plan) -> bool:
 def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
     """Adds a power of two next to which the carrier's spacing is the grid's, and takes it away: the addition rounds, ties to even."""
     mantissa = plan.carrier.mantissa
-    carrier = torch.float32 if magnitude.dtype == torch.int32 else torch.float64
+    carrier = float_dtype(plan)
     within = magnitude.clamp(max=plan.top)
     power = (within & plan.carrier.infinity).clamp_(min=plan.low << mantissa).add_(plan.shift << mantissa).view(carrier)
     within.view(carrier).add_(power).sub_(power)
@@ -133,9 +138,8 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, no
         case Mode.ODD:
             return inexact
     assert noise is not None
-    carrier = torch.float32 if magnitude.dtype == torch.int32 else torch.float64
     # Above the smallest value the position means nothing, and might not fit an int64.
-    position = magnitude.clamp(max=plan.least).view(carrier) * plan.scale
+    position = magnitude.clamp(max=plan.least).view(float_dtype(plan)) * plan.scale
     return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).to(magnitude.dtype).neg_()
 
 

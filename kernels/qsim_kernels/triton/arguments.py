@@ -116,6 +116,7 @@ def _power(grid: Grid, coding: Coding, wide: bool) -> int:
 
 
 def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
+    """The numbers of `values.Codes`, in its order, floats as patterns; the direction is 1 from codes to values, -1 the other way."""
     how = plan(grid, wide)
     carrier = how.carrier
     power = _power(grid, coding, wide)

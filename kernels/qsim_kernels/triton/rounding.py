@@ -18,7 +18,6 @@ DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
 ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
-MAGNITUDE: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
@@ -96,6 +95,7 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         V: The `Variant`.
     """
     power = nearby_power(y, grid, V, False)
+    # The spacing is 2**-23 of this power, and 2**-16 of the spacing is 2**-39 of it.
     magic = power.to(tl.float32, bitcast=True)
     if V.mode == NEAREST:
         rounded = (y + magic) - magic

@@ -1,7 +1,0 @@
-"""`python -m qsim.cli`, where the command itself is not on the path."""
-
-import sys
-
-from qsim.cli import main
-
-sys.exit(main())

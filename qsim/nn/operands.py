@@ -1,0 +1,110 @@
+"""The operands of a product: how each is rounded into its carrier, what is kept of it for the backward pass, and how that is recalled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim import random
+from qsim.five_point import FivePoint
+from qsim.nn.products import Product
+from qsim.quantizer import Quantizer
+from qsim.rounding import DEFAULT_BITS
+
+# Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
+ACT, ACT_BWD, GRAD, GRAD_W = (random.stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
+WEIGHT, WEIGHT_BWD = (random.stream("five points", name) for name in ("weight", "weight_bwd"))
+SECOND = random.stream("five points", "second operand")
+
+#: Formats of at most this many bits are kept for the backward pass as codes.
+CODE_BITS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a product is besides its tensors.
+
+    Attributes:
+        points: Where it rounds.
+        product: The operation.
+        two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
+    """
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+
+    def forward_point(self, second: bool) -> Quantizer | None:
+        """What rounds an operand forward."""
+        return self.points.weight if second and not self.two_inputs else self.points.act
+
+    def backward_point(self, second: bool) -> Quantizer | None:
+        """What rounds an operand for the backward pass."""
+        point = self.points.weight_bwd if second and not self.two_inputs else self.points.act_bwd
+        return self.forward_point(second) if isinstance(point, str) else point
+
+    def is_reused(self, second: bool) -> bool:
+        """Whether the backward pass takes the forward's rounded tensor."""
+        return (self.points.weight_bwd if second and not self.two_inputs else self.points.act_bwd) == "same"
+
+    def stream(self, second: bool, backward: bool) -> int:
+        """The stream of random bits that an operand is rounded with."""
+        backward = backward and not self.is_reused(second)
+        if second and not self.two_inputs:
+            return WEIGHT_BWD if backward else WEIGHT
+        own = random.rank_stream(ACT_BWD if backward else ACT)
+        return own ^ SECOND if second else own
+
+
+def round_to_carrier(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype) -> Tensor:
+    """What a point makes of a tensor, in the carrier."""
+    if point is None:
+        return x.to(dtype)
+    grid, _ = point.format.spelling
+    chosen = seed if point.rounding.is_stochastic else None
+    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point, x.dtype), stream, 0, dtype)  # type: ignore[no-any-return]
+
+
+def _rule(point: Quantizer, dtype: torch.dtype) -> str:
+    return point.rounding.spelling[point.overflow, DEFAULT_BITS[8 * dtype.itemsize]]
+
+
+def round_and_keep(
+    x: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype, needed: bool
+) -> tuple[Tensor, Tensor | None]:
+    """An operand rounded for the forward product, and what the backward pass needs of it: codes if they are narrow, else itself."""
+    point, backward_point = setting.forward_point(second), setting.backward_point(second)
+    stream = setting.stream(second, False)
+    is_weight = second and not setting.two_inputs
+    if not needed or is_weight or backward_point is None or backward_point.format.bits > CODE_BITS:
+        return round_to_carrier(x, point, seed, stream, dtype), x if needed else None
+    grid, coding = backward_point.format.spelling
+    rule, backward_stream = _rule(backward_point, x.dtype), setting.stream(second, True)
+    if point is None:
+        chosen = seed if backward_point.rounding.is_stochastic else None
+        return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, grid, rule, coding, backward_stream, 0, False)
+    chosen = seed if point.rounding.is_stochastic or backward_point.rounding.is_stochastic else None
+    forward = (point.format.spelling[0], _rule(point, x.dtype), stream, dtype)
+    return torch.ops.qsim.quantize_and_encode.default(x, chosen, *forward, grid, rule, coding, backward_stream)  # type: ignore[no-any-return]
+
+
+def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:
+    """An operand for the backward pass, rounded, in the carrier."""
+    point = setting.backward_point(second)
+    if point is not None and not kept.is_floating_point():
+        return torch.ops.qsim.decode.default(kept, *point.format.spelling, dtype)  # type: ignore[no-any-return]
+    return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype)
+
+
+def beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:
+    """Where a point that clips gradients saturates."""
+    if point is None or not point.clip_gradient:
+        return None
+    return (x < point.format.min) | (x > point.format.max)
+
+
+def clip(gradient: Tensor, beyond: Tensor | None) -> Tensor:
+    """A gradient, zero where its point has saturated; it is changed in place."""
+    return gradient if beyond is None else gradient.masked_fill_(beyond, 0.0)

@@ -1,0 +1,93 @@
+"""Names of formats: which there are, what they mean, and what others get."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import qsim
+from qsim.formats import BF16, E2M1, E3M4, E4M3, E4M3B11FNUZ, E5M2FNUZ, FP16, FP32, TF32, Float, Format, Int, PowerOfTwo
+
+NAMES = {
+    "e4m3": E4M3,
+    "E4M3": E4M3,
+    "e4m3fn": E4M3,
+    "float8_e4m3fn": E4M3,
+    "float8_e4m3": Float(4, 3, specials="ieee"),
+    "e5m2": Float(5, 2, specials="ieee"),
+    "e3m2": Float(3, 2),
+    "e2m3": Float(2, 3),
+    "e2m1": Float(2, 1),
+    "e8m0": PowerOfTwo(8),
+    "e8m0fnu": PowerOfTwo(8),
+    "e3m4": E3M4,
+    "float8_e5m2fnuz": E5M2FNUZ,
+    "e4m3b11fnuz": E4M3B11FNUZ,
+    "float6_e2m3fn": Float(2, 3),
+    "float6_e3m2fn": Float(3, 2),
+    "float4_e2m1fn": E2M1,
+    "bf16": BF16,
+    "BFloat16": BF16,
+    "fp16": FP16,
+    "tf32": TF32,
+    "fp32": FP32,
+    "int8": Int(8),
+    "uint4": Int(4, signed=False),
+    "e4m1": Float(4, 1),
+    "e8m7": Float(8, 7),
+    "e5m10": Float(5, 10),
+    "e1m0": Float(1, 0),
+    "e5m7ieee": Float(5, 7, specials="ieee"),
+}
+
+
+@pytest.mark.parametrize(("name", "fmt"), NAMES.items())
+def test_names(name: str, fmt: Format) -> None:
+    assert qsim.format(name) == fmt
+    assert qsim.format(fmt) is fmt
+
+
+def test_every_named_format_finds_its_name() -> None:
+    for name, fmt in qsim.formats.NAMED.items():
+        assert qsim.format(name) == qsim.format(name.upper()) == fmt
+        assert name in qsim.formats.names(fmt)
+        assert getattr(qsim.formats, name.upper()) == fmt
+
+
+@pytest.mark.parametrize(("name", "close"), [("e4m33", "e4m3"), ("bf61", "bf16"), ("float8_e4m3f", "float8_e4m3fn"), ("itn8", "int8")])
+def test_unknown_names(name: str, close: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"unknown format {name!r}: did you mean {close!r}?")):
+        qsim.quantize(torch.ones(3), name)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("fp8", "'e4m3' or 'e5m2'"), ("FP6", "'e3m2' or 'e2m3'"), ("float4", "'e2m1'")])
+def test_names_that_tell_a_width_alone(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"unknown format {name!r}: did you mean {meant}? Names are")):
+        qsim.format(name)
+
+
+@pytest.mark.parametrize("name", ["", "e9m3", "e4m24", "e0m3", "int0", "int33", "e4m3 ", "e4_m3", "e1m0ieee"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown format {name!r}: .*ames are ExMy with 1 ≤ x ≤ 8 and 0 ≤ y ≤ 23"):
+        qsim.format(name)
+
+
+def test_suggestions_are_names_of_the_library_alone() -> None:
+    # Whatever other spellings were used before.
+    qsim.format("e4m9")
+    with pytest.raises(ValueError, match="unknown format 'e4m99': did you mean 'e4m3'"):
+        qsim.format("e4m99")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool])
+def test_dtypes_that_are_no_format(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"no format stands for {dtype}"):
+        qsim.format(dtype)
+
+
+@pytest.mark.parametrize("thing", [3, None, 1.5, ("e4m3",), (4, 3), Float, ["e4m3"], {"e4m3"}, {}])
+def test_things_that_are_no_format(thing: object) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"a format must be a name, a torch dtype or a Format, got {thing!r}")):
+        qsim.format(thing)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""Who draws the seed: torch's generators, one that is given, or the caller; here, under checkpointing and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+from qsim.random import random_bits
+
+STOCHASTIC: dict[str, Any] = {"rounding": "stochastic"}
+
+
+def noisy(x: Tensor, **options: Any) -> Tensor:
+    """Stochastic rounding to a format so coarse that two draws of a few dozen elements never agree by chance."""
+    return qsim.quantize(x, "e2m1", rounding="stochastic", **options)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    """512 values half-way between two of E2M1's."""
+    return torch.full((512,), 1.25)
+
+
+def test_manual_seed_governs_every_operation(x: Tensor) -> None:
+    def draws() -> list[Tensor]:
+        torch.manual_seed(11)
+        in_place = qsim.quantize_(x.clone(), "e2m1", **STOCHASTIC)
+        return [noisy(x), noisy(x, out=torch.empty_like(x)), in_place, qsim.encode(x, "e2m1", **STOCHASTIC), noisy(x)]
+
+    first, second = draws(), draws()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    values = [first[0], first[1], first[2], qsim.decode(first[3], "e2m1"), first[4]]
+    assert all(not torch.equal(values[i], values[j]) for i in range(5) for j in range(i))
+
+
+def test_fork_rng_isolates(x: Tensor) -> None:
+    torch.manual_seed(11)
+    undisturbed = [noisy(x), noisy(x)]
+    torch.manual_seed(11)
+    first = noisy(x)
+    with torch.random.fork_rng(devices=[]):
+        noisy(x)
+        torch.manual_seed(99)
+        noisy(x)
+    assert torch.equal(first, undisturbed[0])
+    assert torch.equal(noisy(x), undisturbed[1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_replays_the_same_noise(x: Tensor, use_reentrant: bool) -> None:
+    seen: list[Tensor] = []
+
+    def block(values: Tensor) -> Tensor:
+        rounded = noisy(values)
+        seen.append(rounded.detach().clone())
+        return rounded.square()
+
+    leaf = x.clone().requires_grad_()
+    checkpoint(block, leaf, use_reentrant=use_reentrant).sum().backward()
+    forward, recomputed = seen
+    assert torch.equal(forward, recomputed)
+    # The gradient is that of what the forward pass saw, and the next call draws anew.
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, 2 * forward)
+    assert not torch.equal(noisy(x), forward)
+
+
+def test_generator_advances_and_replays(x: Tensor) -> None:
+    generator = torch.Generator().manual_seed(5)
+    state = generator.get_state()
+    a, b = noisy(x, generator=generator), noisy(x, generator=generator)
+    assert not torch.equal(a, b)
+    generator.set_state(state)
+    assert torch.equal(noisy(x, generator=generator), a)
+    assert torch.equal(noisy(x, generator=generator), b)
+    # Torch's own generator is one like any other.
+    torch.manual_seed(5)
+    assert torch.equal(noisy(x), a)
+
+
+def test_nothing_else_draws_from_torchs_generator(x: Tensor) -> None:
+    before = torch.get_rng_state()
+    noisy(x, generator=torch.Generator().manual_seed(1))
+    noisy(x, seed=1)
+    noisy(x, seed=torch.tensor(1))
+    for rounding in ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd"):
+        qsim.quantize(x, "e2m1", rounding=rounding)
+        qsim.encode(x, "e2m1", rounding=rounding)
+    assert torch.equal(torch.get_rng_state(), before)
+    noisy(x)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_generator_stands_still_where_nothing_is_random(x: Tensor) -> None:
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    qsim.quantize(x, "e2m1", generator=generator)
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**32, 2**63 - 1, -(2**63)])
+def test_seed_may_be_a_tensor(x: Tensor, device: torch.device, seed: int) -> None:
+    x = x.to(device)
+    number = noisy(x, seed=seed)
+    for place in {"cpu", device.type}:
+        given = torch.tensor(seed, device=place)
+        assert torch.equal(noisy(x, seed=given), number)
+        assert given.item() == seed
+    bits = random_bits(x.numel(), 32, seed=seed)
+    # Half-way: the values whose R has its top bit set go up.
+    assert torch.equal(number.cpu() == 1.5, bits >= 2**31)
+
+
+@pytest.mark.parametrize(("name", "number"), [("stream", 1), ("stream", -1), ("stream", 2**62), ("seed", 8), ("seed", 7 - 2**63)])
+def test_seed_and_stream_tell_draws_apart(x: Tensor, name: str, number: int) -> None:
+    options = {"seed": 7, "stream": 0, name: number}
+    assert not torch.equal(noisy(x, **options), noisy(x, seed=7))
+    assert torch.equal(noisy(x, **options), noisy(x, **options))
+
+
+@pytest.mark.gpu
+def test_manual_seed_governs_the_gpu_alike(x: Tensor) -> None:
+    torch.manual_seed(3)
+    here = [noisy(x), noisy(x)]
+    torch.manual_seed(3)
+    there = [noisy(x.cuda()), noisy(x.cuda())]
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+
+
+@pytest.mark.gpu
+def test_generator_may_live_on_either_device(x: Tensor) -> None:
+    for place in ("cpu", "cuda"):
+        generator = torch.Generator(place).manual_seed(5)
+        a, b = noisy(x.cuda(), generator=generator), noisy(x.cuda(), generator=generator)
+        assert not torch.equal(a, b)
+        generator.manual_seed(5)
+        assert torch.equal(noisy(x.cuda(), generator=generator), a)
+    with pytest.raises(ValueError, match="generator is on cuda"):
+        noisy(x, generator=torch.Generator("cuda"))
+    with pytest.raises(ValueError, match="seed is on cuda"):
+        noisy(x, seed=torch.tensor(1, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_drawing_a_seed_does_not_wait_for_the_gpu(x: Tensor) -> None:
+    x = x.cuda()
+    noisy(x)  # compiles
+    seed = torch.tensor(1, device="cuda")
+    for generator in (torch.Generator(), torch.Generator("cuda")):
+        noisy(x, generator=generator)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            noisy(x)
+            noisy(x, seed=3)
+            noisy(x, seed=seed)
+            noisy(x, generator=generator)
+            qsim.encode(x, "e4m3", **STOCHASTIC)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
