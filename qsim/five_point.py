@@ -78,8 +78,11 @@ class FivePoint:
 
     def to_dict(self) -> dict[str, Any]:
         """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""
+        return {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+
+    def _given(self) -> dict[str, Quantizer | str]:
         points = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: point.to_dict() if isinstance(point, Quantizer) else point for name, point in points.items() if point is not None}
+        return {name: point for name, point in points.items() if point is not None}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> FivePoint:
@@ -108,7 +111,7 @@ class FivePoint:
 
     def __str__(self) -> str:
         """The points that round, in short."""
-        shown = {name: point if isinstance(point, str) else _short(point) for name, point in self.to_dict().items()}
+        shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
 
 
@@ -117,11 +120,13 @@ def is_stochastic(point: Quantizer | str | None) -> bool:
     return isinstance(point, Quantizer) and point.rounding.is_stochastic
 
 
-def _short(point: Mapping[str, Any]) -> str:
-    details = [point["rounding"]] if point["rounding"] != "nearest" else []
-    details += [point["overflow"]] if point["overflow"] != "saturate" else []
-    details += ["clip_gradient"] if point["clip_gradient"] else []
-    return " ".join([point["format"], *details])
+def short(point: Quantizer) -> str:
+    """What a point does, in as few words as tell it: the format, and what is not as usual."""
+    facts = point.to_dict()
+    details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
+    details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
+    details += ["clip_gradient"] if facts["clip_gradient"] else []
+    return " ".join([facts["format"], *details])
 
 
 def _resolve(name: str, point: Any) -> Quantizer | str | None:

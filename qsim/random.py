@@ -140,10 +140,9 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
 @lru_cache(maxsize=1)
 def _agreed(group: object) -> int:
     """The seed of rank 0, told to all by one broadcast."""
-    device = torch.device("cuda", torch.cuda.current_device()) if distributed.get_backend() == "nccl" else torch.device("cpu")
-    seed = torch.tensor(stream("shared", torch.initial_seed()), dtype=torch.int64, device=device)
-    distributed.broadcast(seed, src=0)
-    return int(seed)
+    seed = [stream("shared", torch.initial_seed())]
+    distributed.broadcast_object_list(seed, src=0)
+    return seed[0]
 
 
 def shared_seed() -> int:
@@ -162,14 +161,20 @@ def shared_seed() -> int:
     return stream("shared", torch.initial_seed())
 
 
-def rank_stream(number: int) -> int:
-    """A stream of this process's own in a distributed run, from one that all have: a one-to-one mixture, so that none meet by accident."""
-    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+def rank_stream(number: int, rank: int | None = None) -> int:
+    """A stream of one process's own in a distributed run, from one that all have: a one-to-one mixture, so that none meet by accident.
+
+    Args:
+        number: The stream that all have.
+        rank: The process, this one by default.
+    """
+    if rank is None:
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
 
 
 @torch.library.custom_op("qsim::weight_seed", mutates_args=())
-def weight_seed(weight: Tensor, stream_number: int) -> Tensor:
+def weight_seed(weight: Tensor, stream_number: int, first_share: bool = True) -> Tensor:
     """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 
     It is made of the shared seed and the sum of the weight's bits. So replicas that hold the same weight round it alike, without a word
@@ -178,25 +183,19 @@ def weight_seed(weight: Tensor, stream_number: int) -> Tensor:
     Args:
         weight: The weight.
         stream_number: Whatever tells weights apart that hold the same numbers.
+        first_share: Whether this is a whole weight or the first share of one. The sum of what all shares give is the seed of the whole.
 
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
+    # All processes must ask for the shared seed, for they may have to agree on it first.
     constant = stream("weight", shared_seed(), stream_number)
-    return _checksum(weight.detach()).add_(constant)
-
-
-def _checksum(x: Tensor) -> Tensor:
-    """The sum of a tensor's bits in words of eight bytes, which needs no conversion, or in words of its own elements."""
-    dense = x if x.is_contiguous() else x.t() if x.dim() == 2 and x.t().is_contiguous() else None
-    aligned = dense is not None and dense.storage_offset() * x.element_size() % 8 == 0
-    if dense is not None and aligned and dense.numel() * x.element_size() % 8 == 0:
-        return dense.view(-1).view(torch.int64).sum()
-    return x.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]).sum(dtype=torch.int64)
+    total: Tensor = torch.ops.qsim.checksum.default(weight)
+    return total.add_(constant) if first_share else total
 
 
 @weight_seed.register_fake
-def _weight_seed_fake(weight: Tensor, stream_number: int) -> Tensor:
+def _weight_seed_fake(weight: Tensor, stream_number: int, first_share: bool = True) -> Tensor:
     return weight.new_empty((), dtype=torch.int64)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 #: A statistical test may fail for no reason once in a billion runs.
 ERROR_PROBABILITY = 1e-9
 
@@ -25,3 +27,33 @@ def check_share(successes: int, trials: int, p: float, tests: int = 1) -> None:
     """Asserts that a count is compatible with a probability, allowing for how many counts are looked at."""
     bound = surprise(successes, trials, p)
     assert bound * tests >= ERROR_PROBABILITY, f"{successes} of {trials} where {p:.6g} was due: at most {bound:.1e} likely"
+
+
+def surprise_of_mean(t: float, degrees: int) -> float:
+    """An upper bound on the probability that Student's t is at least as far off, on either side.
+
+    With an even number of degrees of freedom, v, and cos² = 1 / (1 + t² / v), the tail is `sin * sum(binomial(2k, k) / 4**k * cos**2k)`
+    over all `k >= v / 2`. The coefficients fall with `k`: the first one times a geometric series bounds the sum.
+    """
+    if degrees % 2:
+        raise ValueError(f"an even number of degrees of freedom, not {degrees}")
+    half = degrees // 2
+    squared = 1 / (1 + t * t / degrees)
+    first = math.comb(degrees, half) / 4**half
+    return min(1.0, first * squared**half / math.sqrt(1 - squared)) if t else 1.0
+
+
+def check_means(samples: Tensor, due: Tensor) -> None:
+    """Asserts that the columns of independent samples, normally distributed, may have the means that are due.
+
+    The samples are an odd number of rows. The few columns that do not vary must be what is due, to a millionth of the largest.
+    """
+    count = len(samples)
+    off = (samples.mean(0) - due).abs()
+    scale = samples.std(0) / math.sqrt(count)
+    varies = scale > 1e-9 * due.abs().max()
+    assert varies.double().mean() > 0.5, "too few columns vary"
+    assert (off[~varies] <= 1e-6 * due.abs().max()).all(), "columns that do not vary are not what is due"
+    worst = (off / scale)[varies].max().item()
+    bound = surprise_of_mean(worst, count - 1)
+    assert bound * len(off) >= ERROR_PROBABILITY, f"a mean is off by {worst:.1f} standard errors: at most {bound:.1e} likely"

@@ -59,3 +59,14 @@ def poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture
+def plain_arithmetic() -> Iterator[None]:
+    """GPUs convolve float32 in TF32 unless told otherwise; tensors as small as tests have are not worth a second thread."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_num_threads()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_num_threads(1)
+    yield
+    torch.backends.cudnn.allow_tf32 = before[0]
+    torch.set_num_threads(before[1])

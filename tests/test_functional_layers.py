@@ -16,6 +16,8 @@ from comparing import same_bits
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 
+pytestmark = pytest.mark.usefixtures("plain_arithmetic")
+
 Shape = tuple[int, ...]
 
 
@@ -156,8 +158,10 @@ def check(case: Case, leaves: list[Tensor], points: FivePoint) -> None:
     magnitudes = oracle(case, leaves, upstream, points, torch.abs)
     for a, b, magnitude, leaf in zip(given, expected, magnitudes, [value, *leaves], strict=True):
         assert (a.shape, a.dtype) == (leaf.shape, leaf.dtype)
-        own_half_unit = torch.finfo(a.dtype).eps / 2
-        bound = magnitude * TERMS * 2.0**-24 + b.abs() * own_half_unit
+        half_unit = torch.finfo(a.dtype).eps / 2
+        bound = magnitude * TERMS * 2.0**-24 + b.abs() * half_unit
+        if a is given[0] and a.is_cuda and a.element_size() == 2 and "conv" in case.function:
+            bound += magnitude * half_unit  # it is rounded before the bias is added, as torch's own is
         assert ((a.double() - b).abs() <= bound).all(), (a.double() - b).abs().max()
 
 

@@ -25,7 +25,9 @@ for _schema in (
     "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, SymInt stream, SymInt offset, bool check) -> Tensor",
     "quantize_and_encode(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype, "
     "str code_grid, str code_rule, str coding, SymInt code_stream) -> (Tensor, Tensor)",
+    "quantize_and_sum(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype) -> (Tensor, Tensor)",
     "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
+    "checksum(Tensor x) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -109,11 +111,29 @@ class Implementation:
         self._backend.quantize_and_encode_into(out, codes, x, seed, read(Grid, grid), how, stream, *second)
         return out, codes
 
+    def quantize_and_sum(
+        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Rounds a matrix and adds up its rows as they were before, from one read."""
+        how = read(Rule, rule)
+        _check_seed(seed, how)
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return out, self._backend.quantize_and_sum_into(out, x, seed, read(Grid, grid), how, stream)
+
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Reads codes."""
         values = torch.empty_like(codes, dtype=dtype)
         self._backend.decode_into(values, codes, read(Grid, grid), read(Coding, coding))
         return values
+
+    def checksum(self, x: Tensor) -> Tensor:
+        """The sum of all elements' bits, each as a signed integer of its width, modulo 2**64: the same for every memory layout."""
+        total = torch.zeros((), dtype=torch.int64, device=x.device)
+        self._backend.add_words(total, x.view(_WORDS[x.element_size()]))
+        return total
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _check_seed(seed: Tensor | None, rule: Rule) -> None:
@@ -122,7 +142,7 @@ def _check_seed(seed: Tensor | None, rule: Rule) -> None:
 
 
 def _register(implementation: Implementation, key: str) -> None:
-    for name in ("quantize", "quantize_", "quantize_out", "encode", "quantize_and_encode", "decode"):
+    for name in ("quantize", "quantize_", "quantize_out", "encode", "quantize_and_encode", "quantize_and_sum", "decode", "checksum"):
         library.impl(name, getattr(implementation, name), key)
 
 
@@ -167,9 +187,19 @@ def _quantize_and_encode_fake(
     return torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
 
 
+@torch.library.register_fake("qsim::quantize_and_sum", lib=library)
+def _quantize_and_sum_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[1:], dtype=torch.promote_types(x.dtype, torch.float32))
+
+
 @torch.library.register_fake("qsim::decode", lib=library)
 def _decode_fake(codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(codes, dtype=dtype)
+
+
+@torch.library.register_fake("qsim::checksum", lib=library)
+def _checksum_fake(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=torch.int64)
 
 
 def _batched(name: str) -> Callable[..., Any]:

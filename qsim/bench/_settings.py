@@ -141,6 +141,13 @@ def roundings(text: str) -> dict[str, Rounding]:
     return {name: resolve(name) for name in words(text, "--roundings")}
 
 
+def dtype(name: str, option: str) -> torch.dtype:
+    """The dtype of a short name."""
+    if name not in DTYPES:
+        raise ValueError(f"{option}: {name!r} is none of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
 def dtypes(text: str) -> list[tuple[str, str]]:
     """Pairs of dtypes, from one to another; one alone stays what it is.
 

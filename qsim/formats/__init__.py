@@ -13,7 +13,7 @@ Example:
 """
 
 from qsim.formats.base import Format
-from qsim.formats.dtypes import holders, holds
+from qsim.formats.dtypes import contains, holders, holds
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import Float, PowerOfTwo, Specials
 from qsim.formats.names import (
@@ -63,6 +63,7 @@ __all__ = [
     "PowerOfTwo",
     "Specials",
     "format",
+    "contains",
     "holders",
     "holds",
     "names",

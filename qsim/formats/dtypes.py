@@ -7,6 +7,8 @@ import math
 import torch
 
 from qsim.formats.base import Format
+from qsim.formats.floating import Float
+from qsim_kernels.grid import Grid, read
 
 #: The dtypes that tensors may have, widest last.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -31,12 +33,43 @@ def holds(dtype: torch.dtype, fmt: Format) -> bool:
         >>> holds(torch.bfloat16, E4M3), holds(torch.bfloat16, FP16)
         (True, False)
     """
-    precision, largest, smallest = _FACTS[dtype]
-    # Every value is a multiple of the spacing of the lowest binade, or of the smallest value where there is no spacing below.
-    step = min(fmt.grid.least, math.ldexp(1.0, fmt.grid.exponent - fmt.grid.mantissa))
-    return fmt.precision <= precision and max(fmt.max, -fmt.min) <= largest and step >= smallest
+    return _fits(fmt.spelling[0], dtype)
+
+
+def contains(outer: Float, fmt: Format) -> bool:
+    """Whether every value of a format is one of a floating-point format's.
+
+    Args:
+        outer: A signed format that has subnormals.
+        fmt: The format.
+
+    Example:
+        >>> from qsim.formats import E5M2, FP16, TF32, contains
+        >>> contains(TF32, FP16), contains(E5M2, FP16)
+        (True, False)
+    """
+    return _fits(fmt.spelling[0], outer.spelling[0])
 
 
 def holders(fmt: Format) -> list[torch.dtype]:
     """The dtypes that can carry a format, narrowest first."""
     return [dtype for dtype in FLOATS if holds(dtype, fmt)]
+
+
+def _fits(spelt: str, outer: torch.dtype | str) -> bool:
+    """Whether every value of a grid is one of a dtype or of another grid."""
+    grid = read(Grid, spelt)
+    if isinstance(outer, str):
+        other = read(Grid, outer)
+        precision, largest, smallest = other.mantissa + 1, other.max, other.least
+    else:
+        precision, largest, smallest = _FACTS[outer]
+    # Every value is a multiple of the spacing of the lowest binade, or of the smallest value where there is no spacing below.
+    step = min(grid.least, math.ldexp(1.0, grid.exponent - grid.mantissa))
+    significant = min(grid.mantissa + 1, math.frexp(grid.max / step)[1])  # the latter for integers
+    return bool(significant <= precision and max(grid.max, -grid.min) <= largest and step >= smallest)
+
+
+# torch.compile would make variables of a format's numbers, for the sake of dynamic shapes; of a text it does not, and it takes the answer
+# for what it is. torch.compiler.assume_constant_result does no more than this, but it imports the compiler.
+_fits._dynamo_marked_constant = True  # type: ignore[attr-defined]

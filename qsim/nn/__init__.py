@@ -1,7 +1,9 @@
 """Layers that round at five points, and how a model gets them."""
 
 from qsim.nn import functional
-from qsim.nn.convert import Conversion, conversion, convert, revert
+from qsim.nn.attention import MultiheadAttention
+from qsim.nn.conversion import Conversion, conversion
+from qsim.nn.convert import convert, revert
 from qsim.nn.modules import (
     Conv1d,
     Conv2d,
@@ -11,7 +13,6 @@ from qsim.nn.modules import (
     ConvTranspose3d,
     Embedding,
     Linear,
-    MultiheadAttention,
 )
 from qsim.nn.quantize import Quantize
 

@@ -6,16 +6,37 @@ A product of two numbers with at most 12 significant bits each is exact in float
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from qsim.formats import BF16, FP16, FP32, holds
+from qsim.formats import BF16, FP16, FP32, TF32, Float, contains, holds
+from qsim.nn import float32
 from qsim.quantizer import Quantizer
 
 _OWN_FORMAT = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 
 # What tensor cores multiply comes first. Processors have none: float32 is their cheapest.
 _CANDIDATES = {"cuda": (torch.bfloat16, torch.float16, torch.float32, torch.float64), "cpu": (torch.float32, torch.float64)}
+
+# To what torch's settings may shorten the operands of a float32 product.
+_SHORTENED = {"cuda": TF32, "cpu": BF16}
+
+Operand = tuple[Quantizer | None, torch.dtype]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How a product is computed.
+
+    Attributes:
+        dtype: The dtype of both operands.
+        exact: Whether they are float32 with more bits than torch may be set to multiply, so that they need `qsim.nn.float32`.
+    """
+
+    dtype: torch.dtype
+    exact: bool = False
 
 
 def can_hold(dtype: torch.dtype, point: Quantizer | None, own: torch.dtype) -> bool:
@@ -25,19 +46,36 @@ def can_hold(dtype: torch.dtype, point: Quantizer | None, own: torch.dtype) -> b
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
 
 
-def carrier(a: tuple[Quantizer | None, torch.dtype], b: tuple[Quantizer | None, torch.dtype], device: torch.device) -> torch.dtype:
-    """The cheapest dtype that holds two operands, each given as what quantizes it and its dtype.
+def carrier(a: Operand, b: Operand, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
+    """The cheapest carrier of two operands, each given as what quantizes it and its dtype.
 
     Operands that nothing quantizes stay in their own dtype: then the product is torch's own.
+
+    Args:
+        a: The first operand.
+        b: The second.
+        device: Where the product is computed.
+        narrow: The only dtype of 16 bits that will do, or float32 if none will; any will by default.
     """
     if a[0] is None and b[0] is None:
-        return torch.promote_types(a[1], b[1])
-    candidates = _CANDIDATES.get(device.type, _CANDIDATES["cpu"])
-    return next(dtype for dtype in candidates if can_hold(dtype, *a) and can_hold(dtype, *b))
+        return Carrier(torch.promote_types(a[1], b[1]))
+    kind = device.type if device.type in _CANDIDATES else "cpu"
+    candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
+    dtype = next(dtype for dtype in candidates if can_hold(dtype, *a) and can_hold(dtype, *b))
+    survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
+    return Carrier(dtype, dtype == torch.float32 and not survive)
 
 
-def multiply(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+def _survives(shortened: Float, point: Quantizer | None, own: torch.dtype) -> bool:
+    if point is None:
+        return own in _OWN_FORMAT and contains(shortened, _OWN_FORMAT[own])
+    return contains(shortened, point.format)
+
+
+def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32, in the dtype of the result."""
+    if exact:
+        return float32.matmul(a, b).to(dtype)
     if a.dtype == dtype:
         return torch.matmul(a, b)
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):

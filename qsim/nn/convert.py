@@ -5,58 +5,26 @@ A converted layer is the same object with another class: its parameters, hooks, 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
 from qsim.five_point import FivePoint
-from qsim.nn import modules
+from qsim.nn.conversion import EMBEDDING, conversion
+from qsim.nn.layers import Layer, check, kind, layers, target
+from qsim.nn.modules import FivePointModule
+from qsim.nn.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.random import stream
 
 Model = TypeVar("Model", bound=nn.Module)
 Chooser = Callable[[str, nn.Module], FivePoint | None]
-
-_LAYERS: dict[type[nn.Module], type[modules.FivePointModule]] = {
-    nn.Linear: modules.Linear,
-    nn.Conv1d: modules.Conv1d,
-    nn.Conv2d: modules.Conv2d,
-    nn.Conv3d: modules.Conv3d,
-    nn.ConvTranspose1d: modules.ConvTranspose1d,
-    nn.ConvTranspose2d: modules.ConvTranspose2d,
-    nn.ConvTranspose3d: modules.ConvTranspose3d,
-    nn.MultiheadAttention: modules.MultiheadAttention,
-    nn.Embedding: modules.Embedding,
-}
 
 # What torch's encoder layers look at before they take a way of their own past the layers in them, and what keeps them from it.
 _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
 }
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """What became of a model's layers; prints as a table.
-
-    Attributes:
-        changed: The name, the kind and the points of each layer that rounds.
-        left: The name of each layer with a weight that does not, and why.
-    """
-
-    changed: tuple[tuple[str, str, FivePoint], ...]
-    left: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        """The table."""
-        rows = [(name or "(the model)", kind, str(points)) for name, kind, points in self.changed]
-        rows += [(name or "(the model)", "left alone", reason) for name, reason in self.left]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows) or "no layer that could round"
 
 
 def convert(
@@ -71,49 +39,57 @@ def convert(
     """Makes a model's layers round at five points, in place.
 
     Parameters stay the same objects, so that optimizers made before stay valid; names in the state_dict do not change. Linear layers,
-    convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings where that is asked for.
+    convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings where that is asked for. A layer that was
+    converted before gets new points if it is chosen, and keeps its own if not. Classes that others derived from torch's are left alone,
+    and so is what a model multiplies without layers, as Hugging Face's attention does: the table tells.
 
     Args:
-        model: The model. A layer that was converted before gets new points.
+        model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
             and module that gives points or `None`.
         include: Patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it; `*` stands
-            for anything.
+            for anything. A layer that stands at several places answers to each of its names.
         exclude: Patterns of layers to leave alone.
-        embeddings: Convert `torch.nn.Embedding` too.
+        embeddings: Convert `torch.nn.Embedding` too; of the points it has `weight` and `grad`.
         verbose: Print what was changed; `conversion(model)` tells it later.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: If a pattern matches no layer.
+        TypeError: If the points of a layer are none, or its weights are of a dtype that is not rounded.
+        ValueError: If a pattern matches nothing, or a layer cannot be converted as it is.
 
     Example:
         >>> import torch, qsim
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> _ = qsim.convert(model, qsim.FivePoint(act="e4m3", weight="e4m3", grad="e5m2"), exclude=["2"], verbose=True)
         0  Linear      act=e4m3, weight=e4m3, grad=e5m2
-        2  left alone  excluded
+        2  left alone  not chosen
     """
-    layers = {
-        name: module
-        for name, module in _layers(model)
-        if _target(module) is not None and (embeddings or not isinstance(module, nn.Embedding))
-    }
-    choose = _chooser(points, layers)
-    included = None if include is None else _patterns("include", include, layers)
-    excluded = _patterns("exclude", exclude or (), layers)
-    chosen: dict[str, FivePoint] = {}
-    for name, module in layers.items():
-        if (included is None or _matches(name, included)) and not _matches(name, excluded):
-            found = choose(name, module)
-            if found is not None and not isinstance(found, FivePoint):
-                raise TypeError(f"convert: the points of {name!r} must be a FivePoint or None, got {found!r}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+    usable: list[Layer] = []
+    left: list[tuple[Layer, str]] = []
+    for layer in layers(model):
+        reason = layer.obstacle or (EMBEDDING if isinstance(layer.module, nn.Embedding) and not embeddings else "")
+        if reason:
+            left.append((layer, reason))
+        else:
+            usable.append(layer)
+    choose = _chooser(points, usable, left)
+    included = None if include is None else patterns_of_layers("include", include, usable, left)
+    excluded = patterns_of_modules("exclude", exclude or (), model)
+    chosen: list[tuple[Layer, FivePoint]] = []
+    for layer in usable:
+        if (included is None or matches(layer.names, included)) and not matches(layer.names, excluded):
+            found = choose(layer)
             if found is not None:
-                chosen[name] = found
-    for name, found in chosen.items():
-        _convert(layers[name], found, name)
+                chosen.append((layer, found))
+    for layer, _ in chosen:
+        check(layer)
+    for layer, found in chosen:
+        _convert(layer, found)
     for module in model.modules():
         _keep_from_bypassing(module)
     if verbose:
@@ -133,105 +109,55 @@ def revert(model: Model) -> Model:
     for module in model.modules():
         for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
             setattr(module, name, value)
-        original = module.__dict__.pop("_converted_from", None)
-        if original is not None:
-            module.__class__ = original
+        classes = module.__dict__.pop("_converted", None)
+        if classes is not None:
+            original, with_points = classes
+            module.__class__ = _exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream"]
     return model
 
 
-def conversion(model: nn.Module) -> Conversion:
-    """What became of a model's layers: which round where, and which were left alone.
-
-    Example:
-        >>> import torch, qsim
-        >>> print(qsim.nn.conversion(torch.nn.Linear(2, 2)))
-        (the model)  left alone  excluded
-    """
-    changed, left = [], []
-    for name, module in _layers(model):
-        if isinstance(module, modules.FivePointModule):
-            changed.append((name, type(module).__name__, module.points))
-        elif isinstance(module, nn.Embedding):
-            left.append((name, "an embedding"))
-        elif _target(module):
-            left.append((name, "excluded"))
-        else:
-            left.append((name, f"{type(module).__module__}.{type(module).__qualname__} is a layer of its own kind"))
-    return Conversion(tuple(changed), tuple(left))
+def _convert(layer: Layer, points: FivePoint) -> None:
+    module: Any = layer.module
+    if not isinstance(module, FivePointModule):
+        original, with_points = kind(module), target(module)
+        assert with_points is not None  # only such modules are chosen
+        module.__dict__["_converted"] = (original, with_points)
+        module.__class__ = _exchanged(type(module), original, with_points)
+        module.__dict__["stream"] = stream("layer", layer.names[0])
+    module.__dict__["points"] = module.own_points(points)
 
 
-def _layers(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """The modules that are layers or derived from such, with their names, without those that attention uses as it sees fit."""
-    attention: list[str] = []
-    for name, module in model.named_modules():
-        if any(name.startswith(outer) for outer in attention):
-            continue
-        if isinstance(module, nn.MultiheadAttention):
-            attention.append(f"{name}." if name else "")
-        if isinstance(module, tuple(_LAYERS)) or _is_hugging_face(module):
-            yield name, module
-
-
-def _target(module: nn.Module) -> type[modules.FivePointModule] | None:
-    """The class that a module gets, if there is one: for torch's own classes, not for what others derived from them."""
-    if isinstance(module, modules.FivePointModule):
-        return type(module)
-    if _is_hugging_face(module):
-        from qsim.nn.hugging_face import Conv1D
-
-        return Conv1D
-    return _LAYERS.get(type(module))
-
-
-def _is_hugging_face(module: nn.Module) -> bool:
-    return type(module).__qualname__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
-
-
-def _convert(module: nn.Module, points: FivePoint, name: str) -> None:
-    if not isinstance(module, modules.FivePointModule):
-        target = _target(module)
-        assert target is not None  # only such modules are chosen
-        module.__dict__["_converted_from"] = type(module)
-        module.__class__ = target
-        module.__dict__["stream"] = stream("layer", name)
-    module.__dict__["points"] = points
+def _exchanged(cls: type, old: type, new: type) -> type:
+    """A class with another one in its ancestry exchanged: parametrizations, and FSDP, put classes of their own over a layer's."""
+    if cls is old:
+        return new
+    if old not in cls.__mro__:
+        return cls
+    return type(cls.__name__, tuple(_exchanged(base, old, new) for base in cls.__bases__), dict(vars(cls)))
 
 
 def _keep_from_bypassing(module: nn.Module) -> None:
     """Keeps torch's encoder layers, in evaluation, from fused operators that read the weights of the layers in them and never call them."""
-    for kind, (name, value) in _BYPASSES.items():
-        if isinstance(module, kind) and any(isinstance(inner, modules.FivePointModule) for inner in module.modules()):
+    for bypassing, (name, value) in _BYPASSES.items():
+        if isinstance(module, bypassing) and any(isinstance(inner, FivePointModule) for inner in module.modules()):
             module.__dict__.setdefault("_kept_from_bypassing", {}).setdefault(name, getattr(module, name))
             setattr(module, name, value)
 
 
-def _chooser(points: Any, layers: Mapping[str, nn.Module]) -> Chooser:
+def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
+    """What gives a layer its points."""
     if isinstance(points, FivePoint):
-        return lambda name, module: points
+        return lambda layer: points
     if isinstance(points, Mapping):
-        _patterns("points", points, layers)
-        return lambda name, module: next((found for pattern, found in points.items() if _matches(name, [pattern])), None)
+        patterns_of_layers("points", points, usable, left)
+        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
     if callable(points):
-        return points  # type: ignore[no-any-return]
+        return lambda layer: _checked(layer, points(layer.names[0], layer.module))
     raise TypeError(f"convert: points must be a FivePoint, a dictionary of them by name, or a function of name and module, got {points!r}")
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern names a layer, or a module that it lies in."""
-    parts = name.split(".")
-    prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return any(fnmatchcase(prefix, pattern) for pattern in patterns for prefix in prefixes)
-
-
-def _patterns(argument: str, patterns: Iterable[str], layers: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """The patterns, each of which must match a layer."""
-    if isinstance(patterns, str):
-        raise TypeError(f"convert: {argument} must be a list of patterns, got the string {patterns!r}")
-    known = tuple(patterns)
-    for pattern in known:
-        if not any(_matches(name, [pattern]) for name in layers):
-            close = difflib.get_close_matches(pattern, layers, n=3, cutoff=0.4) or list(layers)[:3]
-            near = f"near it are {', '.join(map(repr, close))}" if close else "the model has none that could round"
-            raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer; {near}")
-    return known
+def _checked(layer: Layer, points: Any) -> FivePoint | None:
+    if points is None or isinstance(points, FivePoint):
+        return points
+    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}")

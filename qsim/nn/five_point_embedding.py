@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from qsim import random
 from qsim.five_point import FivePoint, is_stochastic
+from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
-from qsim.nn.operands import GRAD, WEIGHT, beyond, clip, round_to_carrier
+from qsim.nn.operands import GRAD, WEIGHT, Draws, beyond, clip, round_to_carrier
 
 
 def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
@@ -26,12 +27,34 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
         points: Where to round.
         stream: Tells weights apart that hold the same numbers.
     """
+    check_table(weight, points)
+    seed = random.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
+    weight_seed = random.weight_seed(weight, stream) if is_stochastic(points.weight) else None
+    return embedding_with_seeds(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)
+
+
+def check_table(weight: Tensor, points: FivePoint) -> None:
+    """Refuses a table whose dtype cannot be rounded, or cannot hold what comes of that."""
+    if weight.dtype not in FLOATS:
+        raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 alone, got a table of {weight.dtype}")
     if not can_hold(weight.dtype, points.weight, weight.dtype):
         assert points.weight is not None  # a dtype holds itself
         raise ValueError(f"embedding: the result is {weight.dtype}, which cannot hold every value of {points.weight.format!r}")
-    seed = random.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
-    weight_seed = random.weight_seed(weight, stream) if is_stochastic(points.weight) else None
-    return FivePointEmbedding.apply(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def embedding_with_seeds(
+    x: Tensor,
+    weight: Tensor,
+    seed: Tensor | None,
+    weight_seed: Tensor | None,
+    points: FivePoint,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    draws: Draws | None = None,
+) -> Tensor:
+    """`five_point_embedding` with seeds that are given, each needed only if there is something to round stochastically."""
+    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws)
+    return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointEmbedding(torch.autograd.Function):
@@ -47,17 +70,19 @@ class FivePointEmbedding(torch.autograd.Function):
         points: FivePoint,
         padding_idx: int,
         scale_grad_by_freq: bool,
+        draws: Draws | None,
     ) -> Tensor:
         ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
-        ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
-        return F.embedding(x, round_to_carrier(weight, points.weight, weight_seed, WEIGHT, weight.dtype))
+        ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq, None if draws is None else draws.gradient)
+        stream, offset = (WEIGHT, 0) if draws is None else (random.rank_stream(WEIGHT, draws.second), draws.offset)
+        return F.embedding(x, round_to_carrier(weight, points.weight, weight_seed, stream, weight.dtype, offset))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         x, seed, clipped = ctx.saved_tensors
-        points, rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
+        points, rows, dtype, padding_idx, scale_grad_by_freq, holder = ctx.facts
         held = torch.promote_types(g.dtype, torch.float32)
-        rounded = round_to_carrier(g, points.grad, seed, random.rank_stream(GRAD), held)
+        rounded = round_to_carrier(g, points.grad, seed, random.rank_stream(GRAD, holder), held)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
-        return None, clip(gradient.to(dtype), clipped), None, None, None, None, None
+        return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None

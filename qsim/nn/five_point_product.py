@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from qsim import random
 from qsim.nn.carriers import carrier
-from qsim.nn.operands import GRAD, GRAD_W, Setting, beyond, clip, recall, round_and_keep, round_to_carrier
+from qsim.nn.operands import GRAD, GRAD_W, Setting, beyond, clip, recall, round_and_keep, round_and_sum, round_to_carrier
 
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -28,13 +28,25 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
     seed = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not setting.two_inputs
     weight_seed = random.weight_seed(w, stream) if weight_draws else None
+    return product_with_seeds(a, w, bias, seed, weight_seed, setting)
+
+
+def product_with_seeds(
+    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
+) -> Tensor:
+    """`five_point_product` with seeds that are given, each needed only if there is something to round stochastically."""
     with without_autocast(a.device):
         return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on; for tensors without data torch does not even answer."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Leaves operands in their carrier: autocast would make 16 bits of them."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -52,17 +64,18 @@ class FivePointProduct(torch.autograd.Function):
         recording: bool,
     ) -> Tensor:
         first, second = setting.forward_point(False), setting.forward_point(True)
-        held = carrier((first, a.dtype), (second, w.dtype), a.device)
         dtype = torch.promote_types(a.dtype, w.dtype)
+        held = carrier((first, a.dtype), (second, w.dtype), a.device, setting.product.narrow_carrier(dtype))
         # torch says that a parameter needs its gradient under no_grad, too.
         needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
-        rounded_a, kept_a = round_and_keep(a, seed, setting, False, held, needs_w)
-        rounded_w, kept_w = round_and_keep(w, seed if setting.two_inputs else weight_seed, setting, True, held, needs_a)
+        rounded_a, kept_a = round_and_keep(a, seed, setting, False, held.dtype, needs_w)
+        rounded_w, kept_w = round_and_keep(w, seed if setting.two_inputs else weight_seed, setting, True, held.dtype, needs_a)
         ctx.setting = setting
         ctx.facts = ((a.shape, a.dtype), (w.shape, w.dtype), None if bias is None else bias.dtype)
         clipped = [beyond(a, first) if needs_a else None, beyond(w, second) if needs_w else None]
         ctx.save_for_backward(kept_a, kept_w, seed, weight_seed, *clipped)
-        return setting.product.forward(rounded_a, rounded_w, bias, dtype)
+        added = bias if setting.draws is None or setting.draws.adds_bias else None
+        return setting.product.forward(rounded_a, rounded_w, added, dtype, held.exact)
 
     @staticmethod
     @once_differentiable
@@ -76,20 +89,47 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     setting: Setting = ctx.setting
     (a_shape, a_dtype), (w_shape, w_dtype), bias_dtype = ctx.facts
     points, product = setting.points, setting.product
+    needs_bias = bias_dtype is not None and ctx.needs_input_grad[2]
+    upstream = _Upstream(g, seed, setting, needs_bias)
     gradients: list[Tensor | None] = [None] * 7
-    rounded_g = None
     if kept_w is not None:
-        held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device)
-        rounded_g = round_to_carrier(g, points.grad, seed, random.rank_stream(GRAD), held)
-        w = recall(kept_w, seed if setting.two_inputs else weight_seed, setting, True, held)
-        gradients[0] = clip(product.grad_a(rounded_g, w, a_shape, a_dtype), clipped[0])
+        held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device, product.narrow_carrier(a_dtype))
+        rounded_g = upstream.rounded_for(False, held.dtype)
+        w = recall(kept_w, seed if setting.two_inputs else weight_seed, setting, True, held.dtype)
+        gradients[0] = clip(product.grad_a(rounded_g, w, a_shape, a_dtype, held.exact), clipped[0])
     if kept_a is not None:
         point = points.grad_w or points.grad
-        held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device)
-        if rounded_g is None or points.grad_w is not None:
-            rounded_g = round_to_carrier(g, point, seed, random.rank_stream(GRAD_W if points.grad_w else GRAD), held)
-        a = recall(kept_a, seed, setting, False, held)
-        gradients[1] = clip(product.grad_w(rounded_g.to(held), a, w_shape, w_dtype), clipped[1])
-    if bias_dtype is not None and ctx.needs_input_grad[2]:
-        gradients[2] = product.grad_bias(g).to(bias_dtype)
+        held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device, product.narrow_carrier(w_dtype))
+        rounded_g = upstream.rounded_for(True, held.dtype)
+        a = recall(kept_a, seed, setting, False, held.dtype)
+        gradients[1] = clip(product.grad_w(rounded_g, a, w_shape, w_dtype, held.exact), clipped[1])
+    if needs_bias:
+        gradients[2] = upstream.total().to(bias_dtype)
     return tuple(gradients)
+
+
+class _Upstream:
+    """The gradient of the result: rounded for the two products, and added up for the bias, as it was, from the same read if it can be."""
+
+    def __init__(self, g: Tensor, seed: Tensor | None, setting: Setting, needs_total: bool) -> None:
+        self._g, self._seed, self._setting = g, seed, setting
+        self._needs_total = needs_total
+        self._rounded: Tensor | None = None
+        self._total: Tensor | None = None
+
+    def rounded_for(self, second: bool, dtype: torch.dtype) -> Tensor:
+        """What the product that gives the gradient of the first or of the second operand takes, in a dtype that holds it."""
+        points = self._setting.points
+        is_own = second and points.grad_w is not None
+        if self._rounded is None or is_own:
+            point, stream = (points.grad_w, GRAD_W) if is_own else (points.grad, GRAD)
+            stream = self._setting.gradient_stream(stream)
+            if self._needs_total and self._total is None and point is not None and self._setting.product.sums_rows:
+                self._rounded, self._total = round_and_sum(self._g, point, self._seed, stream, dtype)
+            else:
+                self._rounded = round_to_carrier(self._g, point, self._seed, stream, dtype)
+        return self._rounded.to(dtype)
+
+    def total(self) -> Tensor:
+        """The gradient of the bias."""
+        return self._setting.product.grad_bias(self._g) if self._total is None else self._total

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional as F
 
 from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import products
 from qsim.nn.five_point_embedding import five_point_embedding
-from qsim.nn.five_point_product import five_point_product
+from qsim.nn.five_point_product import autocasts, five_point_product
 from qsim.nn.operands import Setting
 
 Sizes = int | tuple[int, ...]
 
 
 def _rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; what is no `FivePoint` is refused."""
+    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for."""
     if points is not None and not isinstance(points, FivePoint):
         raise TypeError(f"points must be a FivePoint or None, got {points!r}")
-    return points is not None and not points.is_identity
+    if points is None or points.is_identity:
+        return False
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
+    return True
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: int = 0) -> Tensor:
@@ -48,7 +51,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     x, weight, bias = _autocast(x, weight, bias)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    return five_point_product(x, weight, bias, Setting(points, products.Linear()), stream)
+    return _product(x, weight, bias, Setting(points, products.Linear()), stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
@@ -68,7 +71,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = five_point_product(left, right, None, Setting(points, products.Matmul(), two_inputs=True))
+    result = _product(left, right, None, Setting(points, products.Matmul(), two_inputs=True))
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 
@@ -103,7 +106,12 @@ def embedding(
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
-    return five_point_embedding(x, weight, -1 if padding_idx is None else padding_idx % rows, scale_grad_by_freq, points, stream)
+    padding = -1 if padding_idx is None else padding_idx % rows
+    if _is_distributed(x, weight):
+        from qsim.nn.sharded_embedding import sharded_embedding
+
+        return sharded_embedding(x, weight, padding, scale_grad_by_freq, points, stream)
+    return five_point_embedding(x, weight, padding, scale_grad_by_freq, points, stream)
 
 
 def scaled_dot_product_attention(
@@ -143,7 +151,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     # As torch's own does it, a query that may look at nothing gets zeros.
-    weights = F.dropout(torch._safe_softmax(scores, -1), dropout_p)
+    weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
     return matmul(weights, value, points)
 
 
@@ -252,6 +260,24 @@ def conv_transpose3d(
     return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
+def _product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """The product of whole tensors, or of distributed ones."""
+    if _is_distributed(a, w, bias):
+        from qsim.nn.sharded import sharded_product
+
+        return sharded_product(a, w, bias, setting, stream)
+    return five_point_product(a, w, bias, setting, stream)
+
+
+def _is_distributed(*operands: Tensor | None) -> bool:
+    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
+
+    return any(isinstance(x, DTensor) for x in operands)
+
+
 def _conv(
     dims: int,
     x: Tensor,
@@ -275,15 +301,12 @@ def _conv(
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = _convolution(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
+    product = products.Convolution(
+        _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
+    )
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
-    result = five_point_product(batched, weight, bias, Setting(points, product), stream)
+    result = _product(batched, weight, bias, Setting(points, product), stream)
     return result if x.dim() == dims + 2 else result.squeeze(0)
-
-
-@lru_cache(maxsize=1024)
-def _convolution(*numbers: Any) -> products.Convolution:
-    return products.Convolution(*numbers)
 
 
 def _torch_conv(dims: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, output: Any) -> Tensor:
@@ -320,7 +343,7 @@ def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor
     for operand in (a, b):
         if operand.dtype not in FLOATS:
             raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
-    if not torch.is_autocast_enabled(a.device.type):
+    if not autocasts(a.device):
         return a, b, bias
     dtype = torch.get_autocast_dtype(a.device.type)
     given = (a, b, bias)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from qsim import random
@@ -17,17 +17,29 @@ class FivePointModule(nn.Module):
     """What every layer with points has.
 
     Attributes:
+        point_names: The points that there are.
         points: Where the layer rounds.
         stream: Tells its weight's random bits from those of other weights that hold the same numbers.
     """
+
+    point_names: ClassVar[tuple[str, ...]] = tuple(field.name for field in fields(FivePoint))
 
     points: FivePoint
     stream: int
 
     def __init__(self, *args: Any, points: FivePoint | Mapping[str, Any] | None = None, stream: int = 0, **options: Any) -> None:
+        random.check_index(stream, 0)
         super().__init__(*args, **options)
         self.points = resolve_points(points)
         self.stream = stream
+        for name in self.points.to_dict():
+            if name not in self.point_names:
+                raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
+
+    @classmethod
+    def own_points(cls, points: FivePoint) -> FivePoint:
+        """Those of some points that a layer of this kind has."""
+        return FivePoint(**{name: getattr(points, name) for name in cls.point_names})
 
     def extra_repr(self) -> str:
         """The layer's numbers and its points."""
@@ -123,7 +135,16 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 
 
 class Embedding(FivePointModule, nn.Embedding):
-    """`torch.nn.Embedding` with its table rounded forward and its gradient backward."""
+    """`torch.nn.Embedding` with its table rounded forward, at the point `weight`, and its gradient backward, at `grad`.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.nn.Embedding(10, 3, points=qsim.FivePoint(weight="e4m3"))
+        Embedding(10, 3, points=(weight=e4m3))
+    """
+
+    # A lookup has no input that could be rounded, and multiplies by nothing on its way back.
+    point_names = ("weight", "grad")
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded rows."""
@@ -134,106 +155,3 @@ class Embedding(FivePointModule, nn.Embedding):
         return functional.embedding(
             input, self.weight, self.padding_idx, self.points, scale_grad_by_freq=self.scale_grad_by_freq, stream=self.stream
         )
-
-
-class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` with its projections and both products of attention rounded."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The rounded attention; arguments and results are torch's."""
-        if self.points.is_identity:
-            masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-            return super().forward(query, key, value, *masks)
-        if self.bias_k is not None or self.add_zero_attn:
-            raise ValueError("MultiheadAttention: add_bias_kv and add_zero_attn cannot be combined with points")
-        if is_causal and attn_mask is None:
-            raise ValueError("MultiheadAttention: is_causal is a hint and needs attn_mask")
-        self._check_inputs(query, key, value)
-        batched = query.dim() == 3
-        if not batched:
-            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
-        scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
-        scores = scores + self._mask(attn_mask, key_padding_mask, scores)
-        # A query that may look at nothing: torch's own gives NaN with the weights, and zeros without.
-        weights = scores.softmax(-1) if need_weights else torch._safe_softmax(scores, -1)
-        weights = nn.functional.dropout(weights, self.dropout, self.training)
-        mixed = functional.matmul(weights, v, self.points).transpose(1, 2).flatten(2)
-        result = functional.linear(mixed, self.out_proj.weight, self.out_proj.bias, self.points, stream=self.stream ^ _OUT)
-        if not batched:
-            result, weights = result.squeeze(0), weights.squeeze(0)
-        elif not self.batch_first:
-            result = result.transpose(0, 1)
-        if not need_weights:
-            return result, None
-        return result, weights.mean(-3) if average_attn_weights else weights
-
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
-            raise ValueError(f"MultiheadAttention: query, key and value must all have 3 dimensions, or 2 without a batch, got {shapes}")
-        batch = 0 if self.batch_first else 1
-        if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
-            raise ValueError(f"MultiheadAttention: the batches or lengths of query, key and value do not fit, got {shapes}")
-
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """The three inputs of attention, each by its own weight."""
-        module: Any = self
-        if module.in_proj_weight is None:
-            parts = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-        else:
-            parts = module.in_proj_weight.chunk(3)
-        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        return [
-            functional.linear(x, weight, bias, self.points, stream=self.stream ^ own)
-            for x, weight, bias, own in zip((query, key, value), parts, biases, _IN, strict=True)
-        ]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return heads.transpose(1, 2)
-
-    def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, scores: Tensor) -> Tensor:
-        """What is added to the scores: minus infinity where a mask says so."""
-        total = torch.zeros((), dtype=scores.dtype, device=scores.device)
-        batch, heads, queries, keys = scores.shape
-        if attn_mask is not None:
-            _check_mask("attn_mask", attn_mask, (queries, keys), (batch * heads, queries, keys))
-            shaped = attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.dim() == 3 else attn_mask
-            total = total + _additive(shaped, scores)
-        if key_padding_mask is not None:
-            _check_mask("key_padding_mask", key_padding_mask, (batch, keys))
-            total = total + _additive(key_padding_mask[:, None, None, :], scores)
-        return total
-
-
-# Streams of the four weights, which may hold the same numbers.
-_IN = tuple(random.stream("attention", name) for name in ("query", "key", "value"))
-_OUT = random.stream("attention", "out")
-
-
-def _check_mask(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> None:
-    if mask.shape not in shapes:
-        allowed = " or ".join(map(str, shapes))
-        raise ValueError(f"MultiheadAttention: {name} must have shape {allowed}, got {tuple(mask.shape)}")
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"MultiheadAttention: {name} must be boolean or floating, got {mask.dtype}")
-
-
-def _additive(mask: Tensor, scores: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(scores.dtype)
-    return torch.zeros(mask.shape, dtype=scores.dtype, device=scores.device).masked_fill_(mask, float("-inf"))

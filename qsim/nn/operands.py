@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,25 @@ CODE_BITS = 8
 
 
 @dataclass(frozen=True)
+class Draws:
+    """Which random bits a process takes for its shares of operands that are distributed over several.
+
+    Attributes:
+        first: A number of whoever holds the same share of the first operand.
+        second: The same of the second.
+        gradient: The same of the result's gradient.
+        offset: The index in the whole weight of the first element that is held.
+        adds_bias: Whether the bias is added here, and not by another whose result is added to this one.
+    """
+
+    first: int
+    second: int
+    gradient: int
+    offset: int = 0
+    adds_bias: bool = True
+
+
+@dataclass(frozen=True)
 class Setting:
     """What a product is besides its tensors.
 
@@ -30,11 +50,13 @@ class Setting:
         points: Where it rounds.
         product: The operation.
         two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
+        draws: The random bits of shares; by default operands are whole, and inputs and gradients are this process's own.
     """
 
     points: FivePoint
     product: Product
     two_inputs: bool = False
+    draws: Draws | None = None
 
     def forward_point(self, second: bool) -> Quantizer | None:
         """What rounds an operand forward."""
@@ -53,18 +75,36 @@ class Setting:
         """The stream of random bits that an operand is rounded with."""
         backward = backward and not self.is_reused(second)
         if second and not self.two_inputs:
-            return WEIGHT_BWD if backward else WEIGHT
-        own = random.rank_stream(ACT_BWD if backward else ACT)
+            return random.rank_stream(WEIGHT_BWD if backward else WEIGHT, self.draws.second if self.draws else 0)
+        holder = None if self.draws is None else self.draws.second if second else self.draws.first
+        own = random.rank_stream(ACT_BWD if backward else ACT, holder)
         return own ^ SECOND if second else own
 
+    def gradient_stream(self, number: int) -> int:
+        """The stream of random bits that the result's gradient is rounded with, from what names the point."""
+        return random.rank_stream(number, None if self.draws is None else self.draws.gradient)
 
-def round_to_carrier(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype) -> Tensor:
+    def offset(self, second: bool) -> int:
+        """The index in the whole operand of the first element that is held."""
+        return self.draws.offset if second and self.draws else 0
+
+
+def round_to_carrier(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
     """What a point makes of a tensor, in the carrier."""
     if point is None:
         return x.to(dtype)
     grid, _ = point.format.spelling
     chosen = seed if point.rounding.is_stochastic else None
-    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point, x.dtype), stream, 0, dtype)  # type: ignore[no-any-return]
+    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point, x.dtype), stream, offset, dtype)  # type: ignore[no-any-return]
+
+
+def round_and_sum(x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a point makes of a tensor, in the carrier, and the sum of the tensor itself over all dimensions but the last."""
+    grid, _ = point.format.spelling
+    chosen = seed if point.rounding.is_stochastic else None
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    values, total = torch.ops.qsim.quantize_and_sum.default(rows, chosen, grid, _rule(point, x.dtype), stream, dtype)
+    return values.view(x.shape), total
 
 
 def _rule(point: Quantizer, dtype: torch.dtype) -> str:
@@ -74,12 +114,16 @@ def _rule(point: Quantizer, dtype: torch.dtype) -> str:
 def round_and_keep(
     x: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype, needed: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """An operand rounded for the forward product, and what the backward pass needs of it: codes if they are narrow, else itself."""
+    """An operand rounded for the forward product, and what the backward pass needs of it: codes if they are narrow, else itself.
+
+    Either way the backward pass sees the same numbers. Compiled code keeps the operand, because a compiler may make it anew from what is
+    kept for other reasons, such as the input of an activation function, while it must keep what it does not understand.
+    """
     point, backward_point = setting.forward_point(second), setting.backward_point(second)
     stream = setting.stream(second, False)
-    is_weight = second and not setting.two_inputs
-    if not needed or is_weight or backward_point is None or backward_point.format.bits > CODE_BITS:
-        return round_to_carrier(x, point, seed, stream, dtype), x if needed else None
+    is_kept_anyway = (second and not setting.two_inputs) or torch.compiler.is_compiling()
+    if not needed or is_kept_anyway or backward_point is None or backward_point.format.bits > CODE_BITS:
+        return round_to_carrier(x, point, seed, stream, dtype, setting.offset(second)), x if needed else None
     grid, coding = backward_point.format.spelling
     rule, backward_stream = _rule(backward_point, x.dtype), setting.stream(second, True)
     if point is None:
@@ -95,7 +139,7 @@ def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dt
     point = setting.backward_point(second)
     if point is not None and not kept.is_floating_point():
         return torch.ops.qsim.decode.default(kept, *point.format.spelling, dtype)  # type: ignore[no-any-return]
-    return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype)
+    return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype, setting.offset(second))
 
 
 def beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:

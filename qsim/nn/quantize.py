@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from qsim import random
-from qsim.five_point import Point
+from qsim.five_point import Point, short
+from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
 from qsim.nn.operands import round_to_carrier
 from qsim.quantizer import Quantizer
@@ -40,6 +42,8 @@ class Quantize(nn.Module):
         result = input if self.forward_point is None else self.forward_point(input, stream=random.rank_stream(_FORWARD))
         if self.backward_point is None:
             return result
+        if result.dtype not in FLOATS:
+            raise TypeError(f"Quantize: input must be float32, bfloat16, float16 or float64, got {result.dtype}")
         if not can_hold(result.dtype, self.backward_point, result.dtype):
             raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
         stochastic = self.backward_point.rounding.is_stochastic
@@ -49,7 +53,7 @@ class Quantize(nn.Module):
     def extra_repr(self) -> str:
         """The two points."""
         points = {"forward": self.forward_point, "backward": self.backward_point}
-        return ", ".join(f"{name}={point.format!r} {point.rounding!r}" for name, point in points.items() if point is not None)
+        return ", ".join(f"{name}={short(point)}" for name, point in points.items() if point is not None)
 
 
 _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
@@ -58,15 +62,19 @@ _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "
 class _RoundGradient(torch.autograd.Function):
     """The identity, whose gradient is rounded."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
-        ctx.save_for_backward(seed)
-        ctx.point = point
+    def forward(x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Quantizer], output: Tensor) -> None:
+        _, seed, ctx.point = inputs
+        ctx.save_for_backward(seed)
+
+    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        point = ctx.point
-        stream = random.rank_stream(_BACKWARD)
-        return round_to_carrier(g, point, seed, stream, g.dtype), None, None
+        return round_to_carrier(g, ctx.point, seed, random.rank_stream(_BACKWARD), g.dtype), None, None

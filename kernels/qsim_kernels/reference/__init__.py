@@ -7,12 +7,13 @@ from torch import Tensor
 
 from qsim_kernels.carrier import Plan, counts_wide, plan
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.reference.checksum import add_words
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
 from qsim_kernels.reference.philox import noise, random_bits
 from qsim_kernels.reference.rounding import round_bits
 
-__all__ = ["decode_into", "encode_into", "quantize_and_encode_into", "quantize_into", "random_bits"]
+__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into", "random_bits"]
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -81,6 +82,16 @@ def quantize_and_encode_into(
     """Rounds `x` onto two grids: into values, as `quantize_into` does, and into codes, as `encode_into` does without a check."""
     quantize_into(out, x, seed, grid, rule, stream, 0)
     encode_into(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
+
+
+def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
+    """Rounds a matrix onto a grid, as `quantize_into` does, and adds up its rows as they were before.
+
+    Returns:
+        The sums, in float32, of float64 in float64.
+    """
+    quantize_into(out, x, seed, grid, rule, stream, 0)
+    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:

@@ -1,5 +1,7 @@
 """The operators in Triton, for CUDA; through Triton's interpreter they run on the CPU, for tests."""
 
+from qsim_kernels.triton.checksum import add_words
 from qsim_kernels.triton.launch import decode_into, encode_into, quantize_and_encode_into, quantize_into
+from qsim_kernels.triton.row_sums import quantize_and_sum_into
 
-__all__ = ["decode_into", "encode_into", "quantize_and_encode_into", "quantize_into"]
+__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]

@@ -60,7 +60,7 @@ def as_dtype(values, TARGET: tl.constexpr):
 
 
 @triton.jit
-def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
+def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
     """A block of values, rounded, as floats of the carrier.
 
     Args:
@@ -69,9 +69,10 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
         grid: `Numbers`.
         V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
+        CLAMPED: Whether `clamp` has seen the values.
     """
     if V.fast:
-        bits = round_single(x, drawn, grid, V, FIX_NAN)
+        bits = round_single(x, drawn, grid, V, FIX_NAN, CLAMPED)
     elif V.wide:
         bits = round_bits(x.to(tl.float64).to(tl.int64, bitcast=True), drawn, grid, V)
     else:
@@ -80,7 +81,7 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
 
 
 @triton.jit
-def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr):
+def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
     """The codes of a block of values, rounded.
 
     Args:
@@ -91,9 +92,10 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         V: The `Variant`.
         C: The `CodeVariant`.
         NARROW: Whether codes have at most 16 bits.
+        CLAMPED: Whether `clamp` has seen the values.
     """
     if V.fast:
-        clean = clamp(x, grid, C.nan)
+        clean = x if CLAMPED else clamp(x, grid, C.nan)
         signs = clean.to(tl.int32, bitcast=True)
         if V.mode == NEAREST:
             clean = round_nearest(clean, grid, V)

@@ -9,11 +9,12 @@ import triton.language as tl
 from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, rounded, store
 from qsim_kernels.triton.codes import values_of
 from qsim_kernels.triton.noise import random_integers
+from qsim_kernels.triton.rounding import clamp
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
-# None of these is worth a variant of its own.
-_NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
-_NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
+#: Arguments of which none is worth a variant of its own.
+NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
+NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
 _CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
 
 
@@ -31,7 +32,7 @@ def quantize_block(
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
-@triton.jit(do_not_specialize=_NOISE + _NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
+@triton.jit(do_not_specialize=NOISE + NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
     x, out, count: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
@@ -70,7 +71,7 @@ def encode_block(
         tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
 
 
-@triton.jit(do_not_specialize=_NOISE + _NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
+@triton.jit(do_not_specialize=NOISE + NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, count: tl.int64, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
@@ -125,23 +126,28 @@ def decode_kernel(
 @triton.jit
 def quantize_and_encode_block(
     x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding,
-    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Rounds one block of values to two grids."""
-    place = tl.arange(0, BLOCK)
+    # A thread holds as many neighbours for the narrow codes as for the values, or shared memory would carry one of them.
+    place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     values = as_single(load(x + start, place, count - start, MASKED))
     drawn = random_integers(noise, start, V, RUN, True, BLOCK)
-    result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
-    store(out + start, as_dtype(result, out.dtype.element_ty), place, count - start, MASKED)
     code_drawn = random_integers(code_noise, start, W, RUN, True, BLOCK)
-    codes = encoded(values, code_drawn, code_grid, coding, W, C, codes_out.dtype.element_ty != tl.int32)
+    # What both do on the way to one grid is done once.
+    if ONE_GRID:
+        values = clamp(values, grid, True)
+    result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32, ONE_GRID)
+    store(out + start, as_dtype(result, out.dtype.element_ty), place, count - start, MASKED)
+    codes = encoded(values, code_drawn, code_grid, coding, W, C, codes_out.dtype.element_ty != tl.int32, ONE_GRID)
     store(codes_out + start, codes.to(codes_out.dtype.element_ty), place, count - start, MASKED)
 
 
-_SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *_NUMBERS)]
+_SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS)]
 
 
-@triton.jit(do_not_specialize=_NOISE + _NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
+@triton.jit(do_not_specialize=NOISE + NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, count: tl.int64, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
@@ -152,7 +158,7 @@ def quantize_and_encode_kernel(
     code_bottom: tl.int64, code_floor: tl.int64, code_over: tl.int64, code_under: tl.int64, code_scale: tl.int64,
     lowest: tl.int64, factor: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
-    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rounds `count` values to one grid, and to another whose codes it writes: what a layer needs of its input, from one read."""
     if seed_pointer is not None:
@@ -164,9 +170,15 @@ def quantize_and_encode_kernel(
         code_shift, code_low, code_least, code_half, code_parity, code_top, code_bottom, code_floor, code_over, code_under, code_scale,
         W.wide,
     )  # fmt: skip
+    if ONE_GRID:
+        code_grid = grid
     coding = as_codes(code_shift, lowest, factor, rest, lift, mask, sign, unused, binade, last, infinity, nan, W.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
-        quantize_and_encode_block(x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, RUN, BLOCK, False)
+        quantize_and_encode_block(
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, ONE_GRID, RUN, BLOCK, False
+        )
     else:
-        quantize_and_encode_block(x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, RUN, BLOCK, True)
+        quantize_and_encode_block(
+            x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, ONE_GRID, RUN, BLOCK, True
+        )

@@ -40,28 +40,31 @@ class Launcher:
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
+        """Launches as many programs as share `count` elements; the other arguments are those of `launch`."""
+        self.launch(-(-count // self._share), x, out, count, *others, absent=absent)
+
+    def launch(self, programs: int, x: Tensor, out: Tensor, *others: Any, absent: Hashable = None) -> None:
         """Launches the kernel on the current stream of `x`'s device.
 
         Args:
+            programs: How many.
             x: What is read, contiguous.
             out: What is written, contiguous.
-            count: How many elements.
             *others: The arguments between these and the numbers.
             absent: Which of the kernel's optional arguments are not there.
         """
         device = x.device.index
         if not _INTERPRETED and device != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self(x, out, count, *others, absent=absent)
+                self.launch(programs, x, out, *others, absent=absent)
             return
-        programs = (-(-count // self._share), 1, 1)
         source, target = x.data_ptr(), out.data_ptr()
         form = (device, source % 16, target % 16, absent)
         compiled = self._compiled.get(form)
         if compiled is not None:
-            compiled[programs](source, target, count, *others, *self._tail)
+            compiled[programs, 1, 1](source, target, *others, *self._tail)
             return
-        compiled = self._kernel[programs](x, out, count, *others, *self._tail, **self._options)
+        compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
         if not _INTERPRETED:
             self._compiled[form] = compiled
 
@@ -83,8 +86,8 @@ def quantize_into(
     """
     count = x.numel()
     if count:
-        source, target = _flat(x), _target(out)
-        pointer, number = _seed(seed, x)
+        source, target = flat(x), _target(out)
+        pointer, number = seed_of(seed, x)
         launcher = _quantizer(grid, rule, x.dtype, out.dtype, offset % 8 == 0, block)
         launcher(source, target, count, pointer, number, stream, offset, absent=pointer is None)
         _finish(out, target)
@@ -110,8 +113,8 @@ def encode_into(
     count = x.numel()
     if not count:
         return False
-    source, target = _flat(x), _target(out)
-    pointer, number = _seed(seed, x)
+    source, target = flat(x), _target(out)
+    pointer, number = seed_of(seed, x)
     check = check and coding.nan < 0
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
     launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, offset % 8 == 0, block)
@@ -124,7 +127,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     """Writes the values of `codes` into `out`; see `reference.decode_into`."""
     count = codes.numel()
     if count:
-        source, target = _flat(codes), _target(out)
+        source, target = flat(codes), _target(out)
         _decoder(grid, coding, out.dtype, block)(source, target, count)
         _finish(out, target)
 
@@ -145,8 +148,8 @@ def quantize_and_encode_into(
     """Rounds `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
     count = x.numel()
     if count:
-        source, target, written = _flat(x), _target(out), _target(codes)
-        pointer, number = _seed(seed, x)
+        source, target, written = flat(x), _target(out), _target(codes)
+        pointer, number = seed_of(seed, x)
         launcher = _both(grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype)
         launcher(source, target, count, written, pointer, number, stream, code_stream, absent=(pointer is None, written.data_ptr() % 16))
         _finish(out, target)
@@ -156,7 +159,7 @@ def quantize_and_encode_into(
 @lru_cache(maxsize=4096)
 def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    run = _run(source, target)
+    run = run_of(source, target)
     block = block or (1024 if run == 4 else 2048)
     # Where there is little to move, as many threads as fit must share the work.
     scarce = {"maxnreg": 32} if source.itemsize == target.itemsize == 2 and aligned and not variant.wide else {}
@@ -170,7 +173,7 @@ def _encoder(
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
-    constants = (variant, code_variant, _run(source, target), aligned, block)
+    constants = (variant, code_variant, run_of(source, target), aligned, block)
     return Launcher(encode_kernel, (*numbers, *code_numbers), constants, 2 * block)
 
 
@@ -189,9 +192,10 @@ def _both(
     wide = source == torch.float64 or counts_wide(code_grid, coding)
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
-    run = max(_run(source, target), _run(source, codes))
-    constants = (variant, second_variant, code_variant, run, 2048)
-    return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048)
+    one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
+    constants = (variant, second_variant, code_variant, one_grid, run_of(source, target), 2048)
+    scarce = {"maxnreg": 40} if source.itemsize == target.itemsize == 2 and not (variant.wide or second_variant.wide) else {}
+    return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048, **scarce)
 
 
 @lru_cache(maxsize=4096)
@@ -201,12 +205,12 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
     return Launcher(decode_kernel, numbers, (variant, block), block, num_warps=2 if target.itemsize == 2 else 4)
 
 
-def _run(source: torch.dtype, target: torch.dtype) -> int:
+def run_of(source: torch.dtype, target: torch.dtype) -> int:
     """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
     return max(4, 16 // min(source.itemsize, target.itemsize))
 
 
-def _flat(x: Tensor) -> Tensor:
+def flat(x: Tensor) -> Tensor:
     """The elements in logical order."""
     return x if x.is_contiguous() else x.contiguous()
 
@@ -222,7 +226,7 @@ def _finish(out: Tensor, target: Tensor) -> None:
         out.copy_(target)
 
 
-def _seed(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
+def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
     """The seed by pointer where it lies on the device, which nothing waits for; else by value."""
     if seed is None:
         return None, 0

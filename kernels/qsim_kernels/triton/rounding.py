@@ -118,7 +118,7 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
 
 
 @triton.jit
-def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
+def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
     """Rounds float32 values, saturating, onto a grid with evenly spaced values around zero.
 
     Args:
@@ -127,11 +127,14 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr):
         grid: `Numbers`.
         V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
+        CLAMPED: Whether `clamp` has seen the values.
 
     Returns:
         Bits of the rounded values.
     """
-    if V.symmetric:
+    if CLAMPED:
+        y = tl.abs(x)
+    elif V.symmetric:
         # One instruction less than from both sides.
         y = tl.minimum(tl.abs(x), grid.top.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
     else:

@@ -1,0 +1,127 @@
+"""The models whose training is measured: a stack of GPT blocks and a small convolutional net, plain torch both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class GPTSize:
+    """What a GPT is made of, and what it is fed with."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    context: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class ConvSize:
+    """What a convolutional net is made of, and what it is fed with."""
+
+    width: int
+    blocks: int
+    classes: int
+    image: int
+    batch: int
+
+
+SIZES = {
+    "small": (GPTSize(12, 12, 768, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
+    "tiny": (GPTSize(2, 2, 64, 256, 64, 4), ConvSize(8, 1, 10, 16, 16)),
+}
+
+
+class Block(nn.Module):
+    """Attention and a multilayer perceptron, each on a normalized residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residual stream behind this block."""
+        batch, length, width = x.shape
+        parts = self.qkv(self.before_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + cast(Tensor, self.down(F.gelu(self.up(self.before_mlp(x)), approximate="tanh")))
+
+
+class GPT(nn.Module):
+    """A decoder as GPT-2 is one; `head` shares the embedding's weight."""
+
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
+        self.last = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The mean loss of the next tokens."""
+        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return F.cross_entropy(self.head(self.last(h)).flatten(0, 1), target.flatten())
+
+
+class ConvNet(nn.Module):
+    """A residual net for small images."""
+
+    def __init__(self, size: ConvSize) -> None:
+        super().__init__()
+        widths = [size.width << stage for stage in range(3)]
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        stages = []
+        for stage, width in enumerate(widths):
+            if stage:
+                stages.append(nn.Sequential(nn.Conv2d(width // 2, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()))
+            stages += [_Residual(width) for _ in range(size.blocks)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], size.classes)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The mean loss."""
+        return F.cross_entropy(self.head(self.stages(self.stem(x)).mean((2, 3))), target)
+
+
+class _Residual(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        def convolution() -> list[nn.Module]:
+            return [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+
+        super().__init__(*convolution(), nn.ReLU(), *convolution())
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(input + cast(Tensor, super().forward(input)))  # type: ignore[no-untyped-call]
+
+
+def make(name: str, size: str, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
+    """A model, a batch for it, and how many tokens or images that is."""
+    gpt, conv = SIZES[size]
+    torch.manual_seed(0)
+    if name == "gpt":
+        x = torch.randint(gpt.vocabulary, (gpt.batch, gpt.context + 1), device=device)
+        return GPT(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
+    images = torch.randn(conv.batch, 3, conv.image, conv.image, device=device, dtype=dtype)
+    return ConvNet(conv).to(device, dtype), (images, torch.randint(conv.classes, (conv.batch,), device=device)), conv.batch

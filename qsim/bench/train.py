@@ -1,0 +1,138 @@
+"""Measures whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
+
+The variants take turns. All layers but the last have points. With --compile the models go through torch.compile. Peak memory is the
+parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are also rounded
+as QPyTorch does it, in a float32 model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+import qsim
+from qsim import FivePoint
+from qsim.bench import _models, _peers, _points, _settings
+from qsim.bench._graphs import peak_growth
+from qsim.bench._qpytorch_way import QPyTorchLinear
+from qsim.bench._settings import DTYPES
+from qsim.bench._tables import Column, Row, hundredths, render, tenths, whole
+from qsim.bench._timing import Call, clock_of, interleaved
+
+MODELS = ("gpt", "conv")
+LAST = "head"
+MIB = 2**20
+
+COLUMNS = (
+    Column("model", "model"),
+    Column("how", "how"),
+    Column("variant", "variant"),
+    Column("ms a step", "milliseconds", tenths),
+    Column("tokens or images a s", "per_second", whole),
+    Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
+    Column("time to native's", "ratio", hundredths),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `qsim bench train`."""
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"of the models: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--repeats", default="10", metavar="N", help="times that each step is timed (default: %(default)s)")
+    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _points.add_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the measurement."""
+    device = _settings.device(args.device)
+    cuda = device.type == "cuda"
+    (size,) = _settings.among(args.size or ("small" if cuda else "tiny"), "--size", list(_models.SIZES))
+    dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
+    repeats = _settings.count(args.repeats, "--repeats")
+    points = _points.chosen(args)
+    heading = _points.heading(device, points)
+    if not args.json:
+        print(heading)
+    rows: list[Row] = []
+    for name in _settings.among(args.models, "--models", MODELS):
+        rows += measure(name, size, points, device, dtype, args.compile, repeats)
+        if args.peers:
+            rows += peer(name, size, points, device, repeats, rows[-2:])
+    print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    return 0
+
+
+def measure(
+    name: str, size: str, points: FivePoint, device: torch.device, dtype: torch.dtype, compiled: bool, repeats: int
+) -> Iterator[Row]:
+    """One model without points and with them."""
+    variants: list[tuple[str, Call, int]] = []
+    for variant in ("native", "five points"):
+        before = _allocated(device)
+        model, batch, count = _models.make(name, size, device, dtype)
+        if variant != "native":
+            qsim.convert(model, points, exclude=[LAST])
+        step = _step(model, batch, compiled)
+        step()
+        variants.append((variant, step, _allocated(device) - before))
+    seconds = interleaved([step for _, step, _ in variants], clock_of(device), repeats)
+    how = "compiled" if compiled else "eager"
+    for (variant, step, own), time in zip(variants, seconds, strict=True):
+        row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
+        yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / seconds[0]}
+
+
+def peer(name: str, size: str, points: FivePoint, device: torch.device, repeats: int, ours: list[Row]) -> Iterator[Row]:
+    """The model with QPyTorch's way in its linear layers; it has no convolutions of that kind."""
+    row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
+    if name != "gpt":
+        yield {**row, "note": "not measured: its layers are written for linear ones"}
+        return
+    try:
+        float_quantize = _peers.PEERS["qpytorch"].load()
+    except ImportError as error:
+        yield {**row, "note": f"not installed (pip install qtorch): {error}"}
+        return
+    before = _allocated(device)
+    model, batch, count = _models.make(name, size, device, torch.float32)
+    for module in list(model.modules()):
+        for child_name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child_name != LAST:
+                setattr(module, child_name, QPyTorchLinear(child, points, float_quantize))
+    step = _step(model, batch, False)
+    step()
+    own = _allocated(device) - before
+    (time,) = interleaved([step], clock_of(device), max(3, repeats // 4))
+    ratio = time * 1e3 / ours[0]["milliseconds"]
+    yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": _peak(step, own, device), "ratio": ratio}
+
+
+def _step(model: nn.Module, batch: tuple[Any, ...], compiled: bool) -> Call:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loss = torch.compile(model, dynamic=False) if compiled else model
+
+    def step() -> None:
+        loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _peak(step: Call, own: int, device: torch.device) -> float | None:
+    """MiB of a variant at its worst moment, where torch keeps count."""
+    return (own + peak_growth(step)) / MIB if device.type == "cuda" else None
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,52 @@
+"""What became of a model's layers, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from qsim.five_point import FivePoint
+from qsim.nn.layers import layers
+from qsim.nn.modules import FivePointModule
+
+EMBEDDING = "an embedding: embeddings=True converts it"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What became of a model's layers; prints as a table.
+
+    Attributes:
+        changed: The name, the kind and the points of each layer that rounds.
+        left: The name of each layer that does not, and why: one that was not chosen, one of a class that `convert` does not know, a module
+            that multiplies by weights of its own, or Hugging Face's attention with its two products.
+    """
+
+    changed: tuple[tuple[str, str, FivePoint], ...]
+    left: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """The table."""
+        rows = [(name, kind, str(points)) for name, kind, points in self.changed]
+        rows += [(name, "left alone", reason) for name, reason in self.left]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows) or "no layer that could round"
+
+
+def conversion(model: nn.Module) -> Conversion:
+    """What became of a model's layers: which round where, and which were left alone.
+
+    Example:
+        >>> import torch, qsim
+        >>> print(qsim.nn.conversion(torch.nn.Linear(2, 2)))
+        (the model)  left alone  not chosen
+    """
+    changed, left = [], []
+    for layer in layers(model):
+        if isinstance(layer.module, FivePointModule):
+            changed.append((layer.title, type(layer.module).__name__, layer.module.points))
+        else:
+            embedding = EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen"
+            left.append((layer.title, layer.obstacle or embedding))
+    return Conversion(tuple(changed), tuple(left))

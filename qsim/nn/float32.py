@@ -1,0 +1,87 @@
+"""Products of float32 operands that keep all of their bits.
+
+Torch may be set to shorten them: to TF32's 11 significant bits on a GPU, which is what its convolutions do unless told otherwise, and to
+bfloat16 on a processor. What a format with more bits than that makes of a tensor must not be shortened. That is undone for one product
+at a time, inside operators, where a compiler cannot bake a setting in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, backends
+
+_NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a, b)
+
+
+def _convolution(a: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    return torch.ops.aten.convolution(a, w, bias, *numbers)  # type: ignore[no-any-return]
+
+
+def _convolution_backward(g: Tensor, a: Tensor, w: Tensor, second: bool, *numbers: Any) -> Tensor:
+    """The gradient of the first operand or of the second."""
+    return torch.ops.aten.convolution_backward(g, a, w, None, *numbers, [not second, second, False])[int(second)]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _unshortened(first: Tensor, is_matmul: bool) -> Iterator[None]:
+    """Has torch multiply float32 as it is."""
+    if first.is_cuda and is_matmul:
+        with _unshortened_cublas():
+            yield
+        return
+    backend: Any = backends.cudnn if first.is_cuda else backends.mkldnn  # which say what they have at run time alone
+    setting = backend.matmul if is_matmul else backend.conv
+    before = setting.fp32_precision
+    setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
+
+
+@contextmanager
+def _unshortened_cublas() -> Iterator[None]:
+    """For matrix products on a GPU torch has an old setting and a new one, and refuses to work where they differ."""
+    setting = backends.cuda.matmul
+    if setting.fp32_precision != "tf32":
+        yield
+        return
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the new one alone was set
+        old = None
+    setting.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if old is None:
+            setting.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision(old)
+
+
+def _operator(name: str, schema: str, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes an operator of torch's own function."""
+
+    def exact(*args: Any) -> Tensor:
+        with _unshortened(args[0], plain is _matmul):
+            return plain(*args)
+
+    torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema).register_fake(plain)
+    return getattr(torch.ops.qsim, name).default  # type: ignore[no-any-return]
+
+
+#: `torch.matmul`, `aten::convolution` and the gradient of one operand by `aten::convolution_backward`, of all bits of their operands.
+matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul)
+convolution = _operator("float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {_NUMBERS}) -> Tensor", _convolution)
+convolution_backward = _operator(
+    "float32_convolution_backward", f"(Tensor g, Tensor a, Tensor w, bool second, {_NUMBERS}) -> Tensor", _convolution_backward
+)

@@ -1,0 +1,125 @@
+"""The layers of a model: under which names they stand there, what class each gets with points, and why some are left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from qsim.formats.dtypes import FLOATS
+from qsim.nn import modules
+from qsim.nn.attention import MultiheadAttention
+
+_TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
+    nn.Linear: modules.Linear,
+    nn.Conv1d: modules.Conv1d,
+    nn.Conv2d: modules.Conv2d,
+    nn.Conv3d: modules.Conv3d,
+    nn.ConvTranspose1d: modules.ConvTranspose1d,
+    nn.ConvTranspose2d: modules.ConvTranspose2d,
+    nn.ConvTranspose3d: modules.ConvTranspose3d,
+    nn.MultiheadAttention: MultiheadAttention,
+    nn.Embedding: modules.Embedding,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of a model that multiplies by weights, or something like it.
+
+    Attributes:
+        names: Where it stands; a module that stands at several places has as many names.
+        module: The module.
+        obstacle: Why it cannot get points, whatever is asked for; empty if it can.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module
+    obstacle: str
+
+    @property
+    def title(self) -> str:
+        """Its names, as tables and errors show them."""
+        return ", ".join(name or "(the model)" for name in self.names)
+
+
+def layers(model: nn.Module) -> list[Layer]:
+    """The layers of a model, those that cannot get points among them, in the order of the model."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    own = {part for module in names for part in _parts(module)}
+    found = []
+    for module, known_as in names.items():
+        obstacle = "" if isinstance(module, modules.FivePointModule) or target(module) else _obstacle(module)
+        if module not in own and obstacle is not None:
+            found.append(Layer(tuple(known_as), module, obstacle))
+    return found
+
+
+def kind(module: nn.Module) -> type[nn.Module]:
+    """A module's class, beneath those that parametrizations and FSDP put over it, or the one that a lazy module is to become."""
+    if is_parametrized(module):
+        return type(module).__bases__[0]
+    first, *others = type(module).__bases__
+    if others and first.__module__.startswith("torch.distributed."):
+        return others[-1]
+    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
+        return module.cls_to_become
+    return type(module)
+
+
+def target(module: nn.Module) -> type[modules.FivePointModule] | None:
+    """The class with points that takes the place of a module's, if there is one: of torch's own, not of what others derived from them."""
+    own = kind(module)
+    if (own.__module__, own.__qualname__) == ("transformers.pytorch_utils", "Conv1D"):
+        from qsim.nn.hugging_face import Conv1D
+
+        return Conv1D
+    return _TARGETS.get(own)
+
+
+def check(layer: Layer) -> None:
+    """Refuses a layer that would not round with points, or not work."""
+    module = layer.module
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise ValueError(f"convert: {layer.title} is lazy and has seen no input: call the model once before, or exclude the layer")
+    if "forward" in vars(module):
+        raise ValueError(f"convert: {layer.title} has a forward of its own, set on the module past its class: undo that, or exclude it")
+    for name, parameter in module.named_parameters():
+        if parameter.dtype not in FLOATS:
+            dtypes = "float32, bfloat16, float16 and float64"
+            raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round {dtypes} alone: exclude it")
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The modules inside of one that are its own affair: what attention keeps its last weight in, and parametrizations."""
+    if isinstance(module, nn.MultiheadAttention):
+        return [part for part in module.modules() if part is not module]
+    if is_parametrized(module):
+        parametrizations = module.parametrizations
+        assert isinstance(parametrizations, nn.ModuleDict)
+        return list(parametrizations.modules())
+    return []
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    """Why a module without a counterpart is left alone; `None` if it is nothing that multiplies by weights."""
+    if isinstance(module, tuple(_TARGETS)):
+        own = kind(module)
+        return f"convert does not know {own.__module__}.{own.__qualname__}"
+    matrices = [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
+    if matrices:
+        return f"has weights of its own: {', '.join(matrices)}"
+    if _attends(module) and not any(_attends(inner) for inner in module.modules() if inner is not module):
+        return "multiplies queries, keys and values by itself"
+    return None
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether a module of Hugging Face's is attention, which they write anew for each model."""
+    own = type(module)
+    return own.__module__.startswith(("transformers.", "transformers_modules.")) and "Attention" in own.__qualname__

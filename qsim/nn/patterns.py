@@ -1,0 +1,69 @@
+"""Patterns of the names of layers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from qsim.nn.layers import Layer
+
+
+def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether a pattern names a module by one of its names, or one that it lies in."""
+    return any(fnmatchcase(part, pattern) for pattern in patterns for name in names for part in _outer(name))
+
+
+def _outer(name: str) -> list[str]:
+    """A module's name, and those of the modules around it."""
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def patterns_of_layers(argument: str, given: Iterable[str], usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> tuple[str, ...]:
+    """Patterns, each of which must match a layer that can be converted.
+
+    Args:
+        argument: What they were given as.
+        given: The patterns.
+        usable: The layers that can be converted.
+        left: Those that cannot, each with the reason.
+    """
+    patterns = _listed(argument, given)
+    for pattern in patterns:
+        if any(matches(layer.names, [pattern]) for layer in usable):
+            continue
+        for layer, reason in left:
+            if matches(layer.names, [pattern]):
+                raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer that can round; {layer.title}: {reason}")
+        raise ValueError(
+            f"convert: {argument} pattern {pattern!r} matches no layer; {_near(pattern, [layer.names[0] for layer in usable])}"
+        )
+    return patterns
+
+
+def patterns_of_modules(argument: str, given: Iterable[str], model: nn.Module) -> tuple[str, ...]:
+    """Patterns, each of which must match a module, be it one that is left alone anyhow."""
+    patterns = _listed(argument, given)
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for pattern in patterns:
+        if not any(matches([name], [pattern]) for name in names):
+            raise ValueError(f"convert: {argument} pattern {pattern!r} matches no module; {_near(pattern, names[1:])}")
+    return patterns
+
+
+def _listed(argument: str, given: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError(f"convert: {argument} must be a list of patterns, got the string {given!r}")
+    patterns = tuple(given)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"convert: the patterns of {argument} must be strings, got {pattern!r}")
+    return patterns
+
+
+def _near(pattern: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
+    return f"near it are {', '.join(map(repr, close))}" if close else "the model has none that could round"

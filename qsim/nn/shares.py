@@ -1,0 +1,88 @@
+"""What a process holds of distributed tensors, whose random bits it takes for it, and the seeds that all of a mesh have."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from qsim import random
+from qsim.nn.operands import Draws
+
+Placements = tuple[Placement, ...]
+
+
+def placed(x: DTensor, how: Placements) -> DTensor:
+    """A tensor placed as it is wanted."""
+    return x if tuple(x.placements) == how else x.redistribute(x.device_mesh, how)
+
+
+def is_shard(placement: Placement, dim: int) -> bool:
+    """Whether a tensor is cut along a dimension, and not by a kind of placement whose shares are no pieces of consecutive rows."""
+    return type(placement) is Shard and placement.dim == dim
+
+
+def refuse_shard(rule: str, placement: Placement) -> None:
+    """Refuses, by a rule in words, a placement for which there is none."""
+    if not placement.is_replicate() and not placement.is_partial():
+        raise ValueError(f"{rule}, got {placement}")
+
+
+def whole(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: DeviceMesh, how: Placements) -> DTensor:
+    """The distributed tensor whose shares the processes hold."""
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, how, run_check=False, shape=torch.Size(shape), stride=strides)
+
+
+def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> Draws:
+    """Whose random bits the process takes for its shares of an input, a weight and a result, and whether it is the one to add a bias."""
+    mesh, coordinate = w.device_mesh, coordinates(w.device_mesh)
+    column = 0
+    for place, size, how in zip(coordinate, mesh.shape, w.placements, strict=True):
+        column = column * size + place if how.is_shard(1) else column
+    row = first_row(w)
+    offset = row * (w.numel() // w.shape[0]) if row else 0
+    adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
+    return Draws(first_holder(mesh, of_input), column, first_holder(mesh, of_result), offset, adds_bias)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def first_holder(mesh: DeviceMesh, placements: Placements) -> int:
+    """The first of the processes that hold the same share as this one."""
+    index = tuple(place if how.is_shard() else 0 for place, how in zip(coordinates(mesh), placements, strict=True))
+    return int(mesh.mesh[index])
+
+
+def first_row(w: DTensor) -> int:
+    """The index in the whole weight of a share's first row: along each dimension of the mesh, as `torch.chunk` cuts."""
+    start, rows = 0, w.shape[0]
+    for place, size, placement in zip(coordinates(w.device_mesh), w.device_mesh.shape, w.placements, strict=True):
+        if placement.is_shard(0):
+            chunk = -(-rows // size)
+            skipped = min(place * chunk, rows)
+            start, rows = start + skipped, min(chunk, rows - skipped)
+    return start
+
+
+def coordinates(mesh: DeviceMesh) -> list[int]:
+    """Where on a mesh this process stands."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise RuntimeError(f"this process holds no share of tensors on {mesh}")
+    return list(coordinate)
+
+
+def agreed_seed(a: DTensor) -> Tensor:
+    """A seed that all processes of the mesh have: what they draw is the same if they are seeded alike, else the largest is taken."""
+    mesh, local = a.device_mesh, a.to_local()
+    drawn = random.seed_tensor(None, None, local.device).to(local.device, non_blocking=True)
+    return DTensor.from_local(drawn, mesh, [Partial("max")] * mesh.ndim, run_check=False).full_tensor()
+
+
+def seed_of_shares(w: DTensor, stream: int) -> Tensor:
+    """`random.weight_seed` of the whole weight, from the sums of its shares."""
+    mesh, local = w.device_mesh, w.to_local().detach()
+    first = not any(place for place, how in zip(coordinates(mesh), w.placements, strict=True) if how.is_shard())
+    summands = [Partial() if how.is_shard() else Replicate() for how in w.placements]
+    return DTensor.from_local(random.weight_seed(local, stream, first), mesh, summands, run_check=False).full_tensor()

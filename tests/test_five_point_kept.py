@@ -1,0 +1,123 @@
+"""What a product computes and keeps for its backward pass: no more than is needed, and narrow where it can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import qsim
+from comparing import same_bits
+from qsim import FivePoint, Float, Int, Quantizer, random
+from qsim.formats import E2M1, E4M3, Format
+from qsim.nn.five_point_product import five_point_product
+from qsim.nn.operands import ACT, Setting
+from qsim.nn.products import Linear
+from written_out import (
+    CASES,
+    POINTS,
+    Case,
+    linear,
+    operands,
+)
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name().removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", ["linear", "matmul", "conv2d"])
+def test_nothing_is_kept_or_copied_without_gradients(device: torch.device, case: str) -> None:
+    given = operands(CASES[case], torch.float32, device)
+    a, w, *bias = given
+    setting = Setting(POINTS["clipped"], CASES[case].product, CASES[case].two_inputs)
+    torch.manual_seed(2)
+    expected = five_point_product(a, w, bias[0] if bias else None, setting)
+    torch.manual_seed(2)
+    with torch.no_grad(), Operators() as ran:
+        found = five_point_product(a, w, bias[0] if bias else None, setting)
+    assert same_bits(found, expected)
+    assert ran.names.count("qsim::quantize") == 2
+    forbidden = ("encode", "clone", "copy", "lt", "gt", "bitwise_or")
+    assert not [name for name in ran.names if any(word in name.split("::")[1] for word in forbidden)], ran.names
+
+
+def kept(points: FivePoint, case: Case, given: tuple[Tensor, ...]) -> list[Tensor]:
+    """The tensors that are kept for the backward pass, seeds left out."""
+    found: list[Tensor] = []
+
+    def pack(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    a, w, *bias = given
+    with saved_tensors_hooks(pack, lambda x: x):
+        y = five_point_product(a, w, bias[0] if bias else None, Setting(points, case.product, case.two_inputs))
+    assert y.grad_fn is not None
+    return [x for x in found if x.dim()]
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E2M1, Int(8), Float(4, 1, signed=False)], ids=repr)
+@pytest.mark.parametrize("act", [None, "e4m3", "e5m2"])
+def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act: str | None) -> None:
+    a, w, _ = given = operands(linear(5, 7), torch.float32, device)
+    codes, weight = kept(FivePoint(act, "e4m3", Quantizer(fmt), "e4m3", "e5m2"), linear(5, 7), given)
+    assert same_bits(codes, qsim.encode(a.detach(), fmt, check=False))
+    assert codes.dtype == torch.uint8
+    assert weight.data_ptr() == w.data_ptr(), "the weight is there anyway"
+
+
+def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) -> None:
+    given = operands(linear(5, 7), torch.float32, device)
+    torch.manual_seed(4)
+    codes, _ = kept(POINTS["same"], linear(5, 7), given)
+    torch.manual_seed(4)
+    seed = random.seed_tensor(None, None, device)
+    assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=seed, stream=ACT))
+
+
+@pytest.mark.parametrize("points", ["act", "wide", "same, wide", "same as nothing"])
+def test_what_has_no_narrow_code_is_kept_as_it_is(device: torch.device, points: str) -> None:
+    a, w, _ = given = operands(linear(5, 7), torch.float32, device)
+    assert [x.data_ptr() for x in kept(POINTS[points], linear(5, 7), given)] == [a.data_ptr(), w.data_ptr()]
+
+
+def test_a_second_input_is_kept_as_the_first_is(device: torch.device) -> None:
+    case = CASES["matmul"]
+    given = operands(case, torch.bfloat16, device)
+    assert [(x.dtype, x.shape) for x in kept(FivePoint("e4m3", None, "e2m1"), case, given)] == [(torch.uint8, x.shape) for x in given]
+
+
+def test_only_what_gradients_need_is_kept(device: torch.device) -> None:
+    a, w, _ = operands(linear(5, 7), torch.float32, device)
+    assert [x.dtype for x in kept(POINTS["all"], linear(5, 7), (a.detach(), w))] == [torch.uint8]
+    assert [x.data_ptr() for x in kept(POINTS["all"], linear(5, 7), (a, w.detach()))] == [w.data_ptr()]
+
+
+def test_a_weight_changed_before_the_backward_pass_is_noticed(device: torch.device) -> None:
+    a, w, _ = operands(linear(5, 7), torch.float32, device)
+    y = five_point_product(a, w, None, Setting(POINTS["all"], Linear()))
+    with torch.no_grad():
+        w.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
+    a, w, _ = operands(linear(5, 7), torch.float32, device)
+    y = five_point_product(a, w, None, Setting(POINTS["all"], Linear()))
+    (grad,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

@@ -1,0 +1,213 @@
+"""Products written out: Algorithms 1 and 2 line by line in float64, to hold qsim's own against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic, random
+from qsim.formats import Format
+from qsim.nn.five_point_product import five_point_product
+from qsim.nn.operands import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
+from qsim.nn.products import Convolution, Linear, Matmul, Product
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def noisy(fmt: str | Format, bits: int | None = None, **options: Any) -> Quantizer:
+    """A point that rounds stochastically."""
+    return Quantizer(fmt, Stochastic(bits), **options)
+
+
+# Formats of up to 8 bits are kept as codes for the backward pass, the others are rounded again.
+NARROW, WIDE = Float(4, 1), Float(5, 6)
+POINTS = {
+    **{name: FivePoint(**{name: noisy(NARROW)}) for name in ("act", "weight", "act_bwd", "weight_bwd", "grad")},
+    "nearest": FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"),
+    "all": FivePoint(noisy("e4m3"), noisy("e2m1"), noisy("e3m2"), noisy("int4"), noisy("e5m2"), noisy(NARROW)),
+    "wide": FivePoint(*[noisy(WIDE)] * 6),
+    "narrow and wide": FivePoint(noisy("e4m3"), Fixed(12, 6), noisy(WIDE), noisy("e4m3"), noisy(Float(8, 7), 5), noisy("e5m2")),
+    "same": FivePoint(noisy("e4m3"), noisy("e2m1"), "same", "same", "e5m2"),
+    "same, wide": FivePoint(noisy(WIDE), noisy(WIDE), "same", "same"),
+    "same as nothing": FivePoint(None, None, "same", "same", noisy("e5m2")),
+    "grad_w": FivePoint(grad=noisy("e5m2"), grad_w=noisy(NARROW)),
+    "grad_w, nearest": FivePoint(grad=noisy("e5m2"), grad_w=NARROW),
+    "recipe": FivePoint(None, "e2m1", noisy(NARROW), "same", noisy(NARROW)),
+    "clipped": FivePoint(Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), noisy("e4m3"), "same", "e5m2"),
+    "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, "same"),
+}
+
+
+class Case(NamedTuple):
+    """A product, torch's own function for it, and operands."""
+
+    product: Product
+    own: Callable[..., Tensor]
+    a: tuple[int, ...]
+    w: tuple[int, ...]
+    bias: int | None = None
+    two_inputs: bool = False
+
+
+def linear(*shape: int, bias: int | None = 6) -> Case:
+    return Case(Linear(), F.linear, shape, (6, shape[-1]), bias)
+
+
+def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
+    return Case(Matmul(), torch.matmul, a, b, two_inputs=True)
+
+
+def convolution(
+    dims: int, stride: int = 1, padding: int = 0, dilation: int = 1, output_padding: int = 0, groups: int = 1, transposed: bool = False
+) -> Case:
+    four = tuple((number,) * dims for number in (stride, padding, dilation, output_padding))
+    names = {False: (F.conv1d, F.conv2d, F.conv3d), True: (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)}
+    function = names[transposed][dims - 1]
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    options |= {"output_padding": output_padding} if transposed else {}
+    channels = (4, 6 // groups) if transposed else (6, 4 // groups)
+    return Case(
+        Convolution(*four, groups, transposed),
+        lambda a, w, b=None: function(a, w, b, **options),
+        (3, 4, 8, 7, 6)[: 2 + dims],
+        (*channels, *(3,) * dims),
+        6,
+    )
+
+
+CASES = {
+    "linear, one row": linear(7),
+    "linear": linear(5, 7),
+    "linear, three dimensions": linear(3, 5, 7),
+    "linear, four dimensions": linear(2, 3, 5, 7),
+    "linear, no bias": linear(3, 5, 7, bias=None),
+    "linear, no rows": linear(0, 7),
+    "linear, no rows of three dimensions": linear(2, 0, 7),
+    "linear, no columns": linear(4, 0),
+    "matmul": matmul((4, 5), (5, 3)),
+    "matmul, batches": matmul((2, 4, 5), (2, 5, 3)),
+    "matmul, one right": matmul((2, 4, 5), (5, 3)),
+    "matmul, one left": matmul((4, 5), (2, 5, 3)),
+    "matmul, broadcast": matmul((3, 1, 4, 5), (2, 5, 6)),
+    "matmul, no batch": matmul((0, 4, 5), (5, 3)),
+    **{f"conv{dims}d": convolution(dims) for dims in (1, 2, 3)},
+    "conv1d, everything": convolution(1, 2, 1, 2, groups=2),
+    "conv2d, everything": convolution(2, 2, 1, 2, groups=2),
+    "conv3d, stride, padding": convolution(3, 2, 1),
+    "conv2d, no bias": convolution(2)._replace(bias=None),
+    "conv2d, no batch": convolution(2)._replace(a=(0, 4, 8, 7)),
+    **{f"transposed {dims}d": convolution(dims, 2, 1, 1, 1, transposed=True) for dims in (1, 2, 3)},
+    "transposed 2d, groups, dilation": convolution(2, 1, 0, 2, groups=2, transposed=True),
+}
+
+
+def operands(case: Case, dtype: torch.dtype, device: torch.device, scale: float = 3.0) -> tuple[Tensor, ...]:
+    """The operands of a case that require gradients, the bias among them if it has one."""
+    shapes = [case.a, case.w] + ([(case.bias,)] if case.bias else [])
+    return tuple((torch.randn(shape) * scale).to(device, dtype).requires_grad_() for shape in shapes)
+
+
+def run(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None, stream: int = 0) -> list[Tensor]:
+    """The result and the gradients of the operands."""
+    a, w, *bias = given
+    y = five_point_product(a, w, bias[0] if bias else None, Setting(points, case.product, case.two_inputs), stream)
+    g = gradient(y) if g is None else g
+    return [y, *torch.autograd.grad(y, given, g)]
+
+
+def gradient(y: Tensor) -> Tensor:
+    """A gradient of a result: the same at every call."""
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(y)
+
+
+def rounded(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int) -> Tensor:
+    """What a point makes of a tensor, in float64."""
+    if point is None:
+        return x.detach().double()
+    seed = seed if point.rounding.is_stochastic else None
+    stream = stream if seed is not None else 0
+    return point(x.detach(), seed=seed, stream=stream, dtype=torch.float64)
+
+
+def passes(x: Tensor, point: Quantizer | None) -> Tensor | float:
+    """Where gradients pass a point."""
+    if point is None or not point.clip_gradient:
+        return 1.0
+    return ((x >= point.format.min) & (x <= point.format.max)).double()
+
+
+class Due(NamedTuple):
+    """What should come out: the exact result, the sum of the magnitudes it adds up, and whether torch computes it without a carrier."""
+
+    exact: Tensor
+    size: Tensor
+    own: bool
+
+
+def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor, seed: int, stream: int) -> list[Due]:
+    """Algorithms 1 and 2 line by line in float64: the result and the gradients."""
+    a, w, *bias = given
+    torch.manual_seed(seed)
+    drawn = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
+    act, act_bwd = points.act, points.act_bwd
+    weight, weight_bwd = (act, act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
+    streams = [ACT ^ SECOND, ACT_BWD ^ SECOND] if case.two_inputs else [WEIGHT, WEIGHT_BWD]
+    w_drawn = drawn if case.two_inputs else random.weight_seed(w, stream) if points.weight_is_stochastic else None
+    a_fwd = rounded(a, act, drawn, ACT)
+    w_fwd = rounded(w, weight, w_drawn, streams[0])
+    a_bwd = a_fwd if isinstance(act_bwd, str) else rounded(a, act_bwd, drawn, ACT_BWD)
+    w_bwd = w_fwd if isinstance(weight_bwd, str) else rounded(w, weight_bwd, w_drawn, streams[1])
+    g_a = rounded(g, points.grad, drawn, GRAD)
+    g_w = g_a if points.grad_w is None else rounded(g, points.grad_w, drawn, GRAD_W)
+    b = [x.detach().double() for x in bias]
+    used_a, used_w = (act if act_bwd == "same" else act_bwd), (weight if weight_bwd == "same" else weight_bwd)
+    rest = [d for d in range(g.dim()) if d != (g.dim() - 1 if isinstance(case.product, Linear) else 1)]
+    return [
+        Due(case.own(a_fwd, w_fwd, *b), case.own(a_fwd.abs(), w_fwd.abs(), *(x.abs() for x in b)), act is weight is None),
+        Due(by_torch(case, 0, a, w_bwd, g_a) * passes(a, act), by_torch(case, 0, a, w_bwd.abs(), g_a.abs()), points.grad is used_w is None),
+        Due(
+            by_torch(case, 1, a_bwd, w, g_w) * passes(w, weight),
+            by_torch(case, 1, a_bwd.abs(), w, g_w.abs()),
+            points.grad is used_a is None,
+        ),
+        *[Due(add(g.double(), rest), add(g.double().abs(), rest), False) for _ in b],
+    ]
+
+
+def add(x: Tensor, dims: list[int]) -> Tensor:
+    """The sum over some dimensions: no dimensions are none, not all."""
+    return x.sum(dims) if dims else x
+
+
+def by_torch(case: Case, which: int, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    """The gradient of one operand of torch's own product, in float64."""
+    both = [a.detach().double(), w.detach().double()]
+    both[which].requires_grad_()
+    return torch.autograd.grad(case.own(*both), both[which], g)[0]
+
+
+def bias_is_apart(case: Case, result: Tensor) -> bool:
+    """Whether torch rounds to 16 bits before it adds the bias."""
+    return isinstance(case.product, Convolution) and result.is_cuda and result.element_size() == 2
+
+
+def check(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None) -> None:
+    """Holds the product against the one written out, up to what sums in float32 and the dtype of the result do to it."""
+    torch.manual_seed(5)
+    actual = run(case, points, given, g, stream=77)
+    g = gradient(actual[0]) if g is None else g
+    expected = written_out(case, points, given, g, 5, 77)
+    for name, found, like, due in zip(("y", "a", "w", "bias"), actual, (actual[0], *given), expected, strict=False):
+        assert (found.dtype, found.shape) == (like.dtype, due.exact.shape), name
+        facts = torch.finfo(found.dtype)
+        # Left to itself, torch may sum in 16 bits on processors; on GPUs its convolutions round to 16 bits before they add the bias.
+        accumulation = 8 * facts.eps if due.own and found.element_size() == 2 else 1e-6
+        if name == "y" and bias_is_apart(case, found):
+            accumulation = facts.eps
+        bound = accumulation * due.size + facts.eps * due.exact.abs() + facts.smallest_normal * facts.eps
+        error = (found.double() - due.exact).abs()
+        assert (error <= bound).all(), f"{name} is off by {error.max():.3g}, {(error / bound).max():.3g} times what it may"
