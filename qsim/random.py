@@ -67,6 +67,11 @@ def stream(*names: str | int) -> int:
     for name in names:
         if isinstance(name, bool) or not isinstance(name, (str, int)):
             raise TypeError(f"stream: names must be strings and integers, got {name!r}")
+    return _hashed(names)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(names: tuple[str | int, ...]) -> int:
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _LARGEST
 
@@ -173,7 +178,6 @@ def rank_stream(number: int, rank: int | None = None) -> int:
     return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
 
 
-@torch.library.custom_op("qsim::weight_seed", mutates_args=())
 def weight_seed(weight: Tensor, stream_number: int, first_share: bool = True) -> Tensor:
     """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 
@@ -188,15 +192,20 @@ def weight_seed(weight: Tensor, stream_number: int, first_share: bool = True) ->
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
+    return torch.ops.qsim.weight_seed.default(weight, stream_number, first_share)  # type: ignore[no-any-return]
+
+
+def _weight_seed(weight: Tensor, stream_number: int, first_share: bool) -> Tensor:
     # All processes must ask for the shared seed, for they may have to agree on it first.
     constant = stream("weight", shared_seed(), stream_number)
-    total: Tensor = torch.ops.qsim.checksum.default(weight)
-    return total.add_(constant) if first_share else total
+    return torch.ops.qsim.checksum.default(weight, constant if first_share else 0)  # type: ignore[no-any-return]
 
 
-@weight_seed.register_fake
-def _weight_seed_fake(weight: Tensor, stream_number: int, first_share: bool = True) -> Tensor:
-    return weight.new_empty((), dtype=torch.int64)
+# An operator, so that compiled code asks for the shared seed anew at every call.
+_library = torch.library.Library("qsim", "FRAGMENT")
+_library.define("weight_seed(Tensor weight, int stream_number, bool first_share) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("weight_seed", _weight_seed, "CompositeExplicitAutograd")
+torch.library.register_fake("qsim::weight_seed", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:

@@ -34,7 +34,7 @@ def expected(x: Tensor) -> int:
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (7,), (33, 129), (3, 5, 2)], ids=str)
 def test_every_element_counts_once(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape).to(device, dtype).requires_grad_()
-    found = torch.ops.qsim.checksum(x)
+    found = torch.ops.qsim.checksum(x, 0)
     assert (found.dtype, found.shape, found.device) == (torch.int64, (), x.device)
     assert int(found) == expected(x)
 
@@ -44,14 +44,14 @@ def test_every_element_counts_once(device: torch.device, dtype: torch.dtype, sha
 def test_it_does_not_depend_on_the_memory_layout(device: torch.device, dtype: torch.dtype, layout: str) -> None:
     x = torch.randn(33, 129).to(device, dtype)
     other = LAYOUTS[layout](x)
-    assert int(torch.ops.qsim.checksum(other)) == int(torch.ops.qsim.checksum(x)) == expected(x)
+    assert int(torch.ops.qsim.checksum(other, 0)) == int(torch.ops.qsim.checksum(x, 0)) == expected(x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_more_elements_than_a_block_has(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randn(3, 100_001).to(device, dtype)
-    assert int(torch.ops.qsim.checksum(x)) == expected(x)
-    assert sum(int(torch.ops.qsim.checksum(row)) for row in x) == expected(x), "what shares give adds up"
+    assert int(torch.ops.qsim.checksum(x, 0)) == expected(x)
+    assert sum(int(torch.ops.qsim.checksum(row, 0)) for row in x) == expected(x), "what shares give adds up"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,4 +65,4 @@ def test_kernel_against_reference(dtype: torch.dtype, layout: str) -> None:
 
 
 def test_as_torch_sees_it(device: torch.device) -> None:
-    torch.library.opcheck(torch.ops.qsim.checksum.default, (torch.randn(5, 6, device=device, requires_grad=True),))
+    torch.library.opcheck(torch.ops.qsim.checksum.default, (torch.randn(5, 6, device=device, requires_grad=True), 3))

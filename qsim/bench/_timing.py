@@ -92,6 +92,31 @@ def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float
     return [statistics.median(clock.seconds(*span) for span in own) for own in spans]
 
 
+def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int = 3) -> list[float]:
+    """Times calls that go on for a while each, as the steps of a training run do: a GPU that runs into its limit of power slows down.
+
+    Args:
+        calls: What to time.
+        clock: The clock of the device that they run on.
+        seconds: How long each goes on before the next has its turn.
+        rounds: How often each has its turn.
+
+    Returns:
+        The median time of each call over its turns, in seconds.
+    """
+    counts = [max(1, round(seconds / time)) for time in interleaved(calls, clock, 3)]
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, count, own in zip(calls, counts, found, strict=True):
+            begin = clock.mark()
+            for _ in range(count):
+                call()
+            end = clock.mark()
+            clock.wait()
+            own.append(clock.seconds(begin, end) / count)
+    return [statistics.median(own) for own in found]
+
+
 def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now: Callable[[], float] = time.perf_counter) -> list[float]:
     """Times how long the host is busy with calls that take turns in batches; the device's work is not waited for within a batch.
 

@@ -1,4 +1,4 @@
-"""Measures one five-point linear layer, forward and backward, in turns with torch.nn.Linear of the same shape.
+"""Measures one five-point linear layer, forward and backward, in turns of a while each with torch.nn.Linear of the same shape.
 
 A ratio of 1 means as fast as the layer that rounds nothing. On a GPU each shape is also replayed from CUDA graphs, where the host's time is
 no part of it. With --peers the same is done as QPyTorch does it: float32 tensors, its kernels, float32 products; there the ratio is its
@@ -23,7 +23,7 @@ from qsim.bench._graphs import replay
 from qsim.bench._qpytorch_way import QPyTorchLinear
 from qsim.bench._settings import DTYPES
 from qsim.bench._tables import Column, Row, hundredths, render, thousandths
-from qsim.bench._timing import Call, clock_of, interleaved
+from qsim.bench._timing import Call, clock_of, sustained
 
 COLUMNS = (
     Column("tokens × in → out", "shape"),
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", metavar="TOKENSxINxOUT,…", help=f"default: {shapes}; on the CPU 1024x256x256")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--no-bias", action="store_true", help="layers without a bias")
-    parser.add_argument("--repeats", default="20", metavar="N", help="times that each step is timed (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="how long a turn lasts, of three (default: %(default)s)")
     parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
     parser.add_argument("--json", action="store_true", help="print JSON")
     _points.add_arguments(parser)
@@ -67,28 +67,27 @@ def main(args: argparse.Namespace) -> int:
     cuda = device.type == "cuda"
     shapes = _shapes(args.shapes or (args.default_shapes if cuda else "1024x256x256"))
     dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
-    repeats = _settings.count(args.repeats, "--repeats")
     points = _points.chosen(args)
     heading = _points.heading(device, points)
     if not args.json:
         print(heading)
     rows: list[Row] = []
     for shape in shapes:
-        rows += measure(shape, points, device, dtype, not args.no_bias, repeats, args.peers)
+        rows += measure(shape, points, device, dtype, not args.no_bias, args.seconds, args.peers)
     print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
 
 def measure(
-    shape: Shape, points: FivePoint, device: torch.device, dtype: torch.dtype, bias: bool, repeats: int, peers: bool
+    shape: Shape, points: FivePoint, device: torch.device, dtype: torch.dtype, bias: bool, seconds: float, peers: bool
 ) -> Iterator[Row]:
     """One shape, called and replayed, against torch's own layer and QPyTorch's way."""
     native = nn.Linear(shape.inputs, shape.outputs, bias, device, dtype)
     ours = qsim.nn.Linear(shape.inputs, shape.outputs, bias, device, dtype, points=points)
     steps = [_step(layer, shape, dtype) for layer in (native, ours)]
-    yield _row(shape, "eager", "torch", steps, device, repeats)
+    yield _row(shape, "eager", "torch", steps, device, seconds)
     if device.type == "cuda":
-        yield _row(shape, "CUDA graph", "torch", [replay(step) for step in steps], device, repeats)
+        yield _row(shape, "CUDA graph", "torch", [replay(step) for step in steps], device, seconds)
     if peers:
         try:
             float_quantize = _peers.PEERS["qpytorch"].load()
@@ -96,7 +95,7 @@ def measure(
             yield {"shape": str(shape), "how": "eager", "against": "QPyTorch", "note": f"not installed (pip install qtorch): {error}"}
             return
         theirs = _step(QPyTorchLinear(native, points, float_quantize), shape, torch.float32)
-        yield _row(shape, "eager", "QPyTorch", [theirs, steps[1]], device, max(3, repeats // 4))
+        yield _row(shape, "eager", "QPyTorch", [theirs, steps[1]], device, seconds)
 
 
 def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
@@ -113,8 +112,8 @@ def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
     return step
 
 
-def _row(shape: Shape, how: str, against: str, steps: list[Call], device: torch.device, repeats: int) -> Row:
-    theirs, ours = interleaved(steps, clock_of(device), repeats)
+def _row(shape: Shape, how: str, against: str, steps: list[Call], device: torch.device, seconds: float) -> Row:
+    theirs, ours = sustained(steps, clock_of(device), seconds)
     ratio = ours / theirs if against == "torch" else theirs / ours
     times = {"their_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "ratio": ratio}
     return {"shape": str(shape), "how": how, "against": against, **times}

@@ -1,8 +1,8 @@
 """Measures whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
 
-The variants take turns. All layers but the last have points. With --compile the models go through torch.compile. Peak memory is the
-parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are also rounded
-as QPyTorch does it, in a float32 model.
+The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile. Peak
+memory is the parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are
+also rounded as QPyTorch does it, in a float32 model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qsim.bench._graphs import peak_growth
 from qsim.bench._qpytorch_way import QPyTorchLinear
 from qsim.bench._settings import DTYPES
 from qsim.bench._tables import Column, Row, hundredths, render, tenths, whole
-from qsim.bench._timing import Call, clock_of, interleaved
+from qsim.bench._timing import Call, clock_of, sustained
 
 MODELS = ("gpt", "conv")
 LAST = "head"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the models: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--repeats", default="10", metavar="N", help="times that each step is timed (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="how long a turn lasts, of three (default: %(default)s)")
     parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
     parser.add_argument("--json", action="store_true", help="print JSON")
     _points.add_arguments(parser)
@@ -58,22 +58,21 @@ def main(args: argparse.Namespace) -> int:
     cuda = device.type == "cuda"
     (size,) = _settings.among(args.size or ("small" if cuda else "tiny"), "--size", list(_models.SIZES))
     dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
-    repeats = _settings.count(args.repeats, "--repeats")
     points = _points.chosen(args)
     heading = _points.heading(device, points)
     if not args.json:
         print(heading)
     rows: list[Row] = []
     for name in _settings.among(args.models, "--models", MODELS):
-        rows += measure(name, size, points, device, dtype, args.compile, repeats)
+        rows += measure(name, size, points, device, dtype, args.compile, args.seconds)
         if args.peers:
-            rows += peer(name, size, points, device, repeats, rows[-2:])
+            rows += peer(name, size, points, device, args.seconds, rows[-2:])
     print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
 
 def measure(
-    name: str, size: str, points: FivePoint, device: torch.device, dtype: torch.dtype, compiled: bool, repeats: int
+    name: str, size: str, points: FivePoint, device: torch.device, dtype: torch.dtype, compiled: bool, seconds: float
 ) -> Iterator[Row]:
     """One model without points and with them."""
     variants: list[tuple[str, Call, int]] = []
@@ -85,14 +84,14 @@ def measure(
         step = _step(model, batch, compiled)
         step()
         variants.append((variant, step, _allocated(device) - before))
-    seconds = interleaved([step for _, step, _ in variants], clock_of(device), repeats)
+    times = sustained([step for _, step, _ in variants], clock_of(device), seconds)
     how = "compiled" if compiled else "eager"
-    for (variant, step, own), time in zip(variants, seconds, strict=True):
+    for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
-        yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / seconds[0]}
+        yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / times[0]}
 
 
-def peer(name: str, size: str, points: FivePoint, device: torch.device, repeats: int, ours: list[Row]) -> Iterator[Row]:
+def peer(name: str, size: str, points: FivePoint, device: torch.device, seconds: float, ours: list[Row]) -> Iterator[Row]:
     """The model with QPyTorch's way in its linear layers; it has no convolutions of that kind."""
     row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
     if name != "gpt":
@@ -112,7 +111,7 @@ def peer(name: str, size: str, points: FivePoint, device: torch.device, repeats:
     step = _step(model, batch, False)
     step()
     own = _allocated(device) - before
-    (time,) = interleaved([step], clock_of(device), max(3, repeats // 4))
+    (time,) = sustained([step], clock_of(device), seconds)
     ratio = time * 1e3 / ours[0]["milliseconds"]
     yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": _peak(step, own, device), "ratio": ratio}
 

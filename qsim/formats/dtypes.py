@@ -58,7 +58,20 @@ def holders(fmt: Format) -> list[torch.dtype]:
 
 def _fits(spelt: str, outer: torch.dtype | str) -> bool:
     """Whether every value of a grid is one of a dtype or of another grid."""
-    grid = read(Grid, spelt)
+    known = _ANSWERS.get((spelt, outer))
+    if known is None:
+        known = _ANSWERS[spelt, outer] = _compare(read(Grid, spelt), outer)
+    return known
+
+
+# torch.compile would make variables of a format's numbers, for the sake of dynamic shapes; of a text it does not, and it takes the answer
+# for what it is. torch.compiler.assume_constant_result does no more than this, but it imports the compiler.
+_fits._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+_ANSWERS: dict[tuple[str, torch.dtype | str], bool] = {}
+
+
+def _compare(grid: Grid, outer: torch.dtype | str) -> bool:
     if isinstance(outer, str):
         other = read(Grid, outer)
         precision, largest, smallest = other.mantissa + 1, other.max, other.least
@@ -68,8 +81,3 @@ def _fits(spelt: str, outer: torch.dtype | str) -> bool:
     step = min(grid.least, math.ldexp(1.0, grid.exponent - grid.mantissa))
     significant = min(grid.mantissa + 1, math.frexp(grid.max / step)[1])  # the latter for integers
     return bool(significant <= precision and max(grid.max, -grid.min) <= largest and step >= smallest)
-
-
-# torch.compile would make variables of a format's numbers, for the sake of dynamic shapes; of a text it does not, and it takes the answer
-# for what it is. torch.compiler.assume_constant_result does no more than this, but it imports the compiler.
-_fits._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -21,9 +21,9 @@ from qsim_kernels.triton.launch import Launcher, flat, quantize_into, run_of, se
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.values import Noise, as_numbers
 
-# So many programs keep a large GPU busy; more would leave more partial sums to add.
-_PROGRAMS = 2048
-_LEAST_ROWS = 16
+# So many warps keep a large GPU busy; more would leave more partial sums to add.
+_WARPS = 4224
+_LEAST_ROWS = 8
 _ADDED = 32  # columns that a program adds up in the end
 
 
@@ -42,19 +42,13 @@ def walk_down(
     place = tl.arange(0, BLOCK)
     left = columns - column
     total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
-    # Two rows are on their way while one is rounded. The compiler cannot see to that: for all it knows, what is written is read next.
-    this = load(x + index(first, columns, column), place, left, MASKED)
-    following = load(x + index(tl.minimum(first + 1, end - 1), columns, column), place, left, MASKED)
     for row in range(first, end):
-        coming = load(x + index(tl.minimum(row + 2, end - 1), columns, column), place, left, MASKED)
         start = index(row, columns, column)
-        values = as_single(this)
+        values = as_single(load(x + start, place, left, MASKED))
         total += values
         drawn = random_integers(noise, start, V, RUN, True, BLOCK)
         result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
         store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
-        this = following
-        following = coming
     store(sums + index(0, columns, column), total, place, left, MASKED)
 
 
@@ -103,9 +97,9 @@ def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Gri
         # Rows that do not begin where random bits begin would need bits of their own for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
         return x.sum(0, dtype=kind)
-    block = next((size for size in (2048, 1024, 512) if columns % size == 0), 256)
+    block = next((size for size in (1024, 512) if columns % size == 0), 256)
     across = -(-columns // block)
-    depth = max(_LEAST_ROWS, -(-rows * across // _PROGRAMS))
+    depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
     parts = -(-rows // depth)
     sums = torch.empty((parts, columns), dtype=kind, device=x.device)
     pointer, number = seed_of(seed, x)
@@ -125,4 +119,8 @@ def _adder(kind: torch.dtype) -> Launcher:
 def _rounder(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, block: int) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     constants: tuple[Any, ...] = (variant, run_of(source, target), block)
-    return Launcher(quantize_and_sum_kernel, numbers, constants, block, num_warps=max(1, block // 512))
+    return Launcher(quantize_and_sum_kernel, numbers, constants, block, num_warps=_warps(block), maxnreg=64)
+
+
+def _warps(block: int) -> int:
+    return max(1, block // 512)
