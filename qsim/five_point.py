@@ -20,7 +20,8 @@ class FivePoint:
     """What a layer rounds: two operands on the way forward, three on the way back.
 
     A point is a `Quantizer`, anything that `qsim.format` takes (rounded to nearest), or `None`: full precision. `"same"` makes a backward
-    point take the very tensor that the forward pass rounded. `FivePoint()` is the identity.
+    point take the very tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` counts at `act`
+    and `weight`, the points that gradients pass through.
 
     Args:
         act: The input, forward: `Â = Q(A)`.
@@ -63,8 +64,8 @@ class FivePoint:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is rounded."""
-        return self == FivePoint()
+        """Whether nothing is rounded: `"same"` as a forward point that rounds nothing rounds nothing either."""
+        return not any(isinstance(point, Quantizer) for point in self._given().values())
 
     @property
     def is_stochastic(self) -> bool:
@@ -92,13 +93,16 @@ class FivePoint:
             given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
 
         Raises:
+            TypeError: If it is no dictionary, or a point has an argument that a `Quantizer` has not.
             ValueError: If there is no point of a name.
         """
+        if not isinstance(given, Mapping):
+            raise TypeError(f"FivePoint: a configuration is a dictionary of points, got {given!r}")
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
                 raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(known)}")
-        return cls(**{name: Quantizer(**point) if isinstance(point, Mapping) else point for name, point in given.items()})
+        return cls(**{name: _quantizer(name, **point) if isinstance(point, Mapping) else point for name, point in given.items()})
 
     def to_json(self) -> str:
         """The points as JSON."""
@@ -136,4 +140,18 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
         if name in ("act_bwd", "weight_bwd"):
             return point
         raise ValueError(f'FivePoint: {name}="same" has nothing to be the same as; only act_bwd and weight_bwd reuse a forward tensor')
-    return Quantizer(point)
+    return _quantizer(name, point)
+
+
+def _quantizer(name: str, *given: Any, **options: Any) -> Quantizer:
+    """The quantizer of a point; what is wrong with it is told with the point's name."""
+    known = [field.name for field in fields(Quantizer)]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"FivePoint: {name} has no {option!r}; a point has {', '.join(known)}")
+    if not given and "format" not in options:
+        raise TypeError(f"FivePoint: {name} needs a format, got {options}")
+    try:
+        return Quantizer(*given, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"FivePoint: {name}: {error}") from error

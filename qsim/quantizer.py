@@ -49,12 +49,14 @@ class Quantizer:
         scale: None = None,
     ) -> None:
         _rounding.check_overflow(overflow)
+        if not isinstance(clip_gradient, bool):
+            raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
         if scale is not None:
             raise TypeError(f"Quantizer: scale must be None, got {scale!r}")
         object.__setattr__(self, "format", resolve_format(format))
         object.__setattr__(self, "rounding", _rounding.resolve(rounding))
         object.__setattr__(self, "overflow", overflow)
-        object.__setattr__(self, "clip_gradient", bool(clip_gradient))
+        object.__setattr__(self, "clip_gradient", clip_gradient)
         object.__setattr__(self, "scale", scale)
 
     def to_dict(self) -> dict[str, Any]:

@@ -132,14 +132,14 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     compiling = torch.compiler.is_compiling()
     capturing = not compiling and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if seed is None and generator is None:
-        return torch.randint(_LARGEST, (), device=device) if compiling or capturing else torch.randint(_LARGEST, ())
+        return torch.randint(_LARGEST, (), device=device) if compiling or capturing else torch.randint(_LARGEST, (), device="cpu")
     check_source(seed, generator, device)
     drawn_on_cpu = generator.device.type == "cpu" if generator is not None else isinstance(seed, Tensor) and seed.device.type == "cpu"
     if drawn_on_cpu and capturing:
         raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or generator on the device, or none")
     if generator is not None:
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
-    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64)
+    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=1)

@@ -1,13 +1,14 @@
 """The parts of `qsim bench`: how times become numbers, tables, and words of the command line."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from qsim.bench._bandwidth import speeds
-from qsim.bench._settings import count, count_text, dtypes
+from qsim.bench._settings import count, count_text, dtypes, seconds
 from qsim.bench._tables import Column, render, tenths
-from qsim.bench._timing import WARMUP, host_time, interleaved
+from qsim.bench._timing import WARMUP, host_time, interleaved, sustained
 
 
 class FakeClock:
@@ -62,6 +63,31 @@ def test_host_time_is_that_of_one_call_and_the_device_is_not_waited_for() -> Non
     assert waits == [begin + x for x in (0, 30, 35, 65, 70, 100, 105)]
 
 
+def test_sustained_calls_go_on_for_a_while_before_the_next_has_its_turn() -> None:
+    clock = FakeClock()
+    turns: list[str] = []
+
+    def timed(name: str, duration: float) -> Callable[[], None]:
+        run = clock.call(duration)
+
+        def call() -> None:
+            turns.append(name)
+            run()
+
+        return call
+
+    assert sustained([timed("a", 2.0), timed("b", 0.5), timed("c", 9.0)], clock, seconds=4.0, rounds=2) == [2.0, 0.5, 9.0]
+    # Three calls of each tell how often four seconds hold it; what takes longer is called once.
+    assert turns == ["a", "b", "c"] * (WARMUP + 3) + (["a"] * 2 + ["b"] * 8 + ["c"]) * 2
+
+
+def test_sustained_gives_the_median_of_each_calls_turns() -> None:
+    clock = FakeClock()
+    found = clock.call(*[1.0] * (WARMUP + 3), 1.0, 1.0, 9.0, 7.0, 2.0, 4.0)
+    # Two calls a turn: means of 1, 8 and 3 seconds.
+    assert sustained([found], clock, seconds=2.0) == [3.0]
+
+
 def test_bandwidths_are_bytes_by_time_and_their_ratio_is_one_for_a_copy() -> None:
     found = speeds(3 * 10**9, 1.5, 2 * 10**9, 0.5)
     assert found == {"bytes": 3 * 10**9, "seconds": 1.5, "gb_per_s": 2.0, "copy_gb_per_s": 4.0, "ratio": 0.5}
@@ -78,6 +104,13 @@ def test_tables_have_a_fixed_width_and_notes_in_place_of_numbers() -> None:
         "much  refused",
         "b         0.0  100.0",
     ]
+
+
+def test_times_that_nothing_can_last_are_refused() -> None:
+    assert seconds(0.25, "--seconds") == 0.25
+    for value in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"--seconds: {value:g} is not a time: write 0.3"):
+            seconds(value, "--seconds")
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("4096", 4096), ("2^22", 2**22), ("2**10", 1024), ("10^3", 1000)])

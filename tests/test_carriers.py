@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
+from qsim.nn import float32
 from qsim.nn.carriers import Carrier, carrier, multiply
 from qsim.nn.products import Linear
 from written_out import (
@@ -134,6 +136,27 @@ def test_settings_that_shorten_float32_neither_reach_the_products_nor_change(dev
     finally:
         torch.set_float32_matmul_precision(before[0])
         matmul.fp32_precision, conv.fp32_precision = before[1:]
+
+
+def test_threads_take_turns_with_the_settings() -> None:
+    mkldnn: Any = torch.backends.mkldnn  # which says what it has at run time alone
+    setting, before = mkldnn.matmul, mkldnn.matmul.fp32_precision
+    x = torch.randn(200, 200)
+
+    def multiply() -> None:
+        for _ in range(100):
+            float32.matmul(x, x)
+
+    threads = [Thread(target=multiply) for _ in range(4)]
+    try:
+        setting.fp32_precision = "bf16"
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert setting.fp32_precision == "bf16"
+    finally:
+        setting.fp32_precision = before
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -16,7 +16,7 @@ import oracle_arrays
 import qsim
 from catalogue import ML_DTYPES, NAMED, VARIETY, sweep
 from oracle_arrays import Bracket, mismatches, numbers
-from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, FP32, INT4, TF32, Fixed, Float, Format
+from qsim.formats import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, FP16, FP32, INT4, TF32, Fixed, Float, Format, Int
 
 NARROW = [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 8]
 
@@ -119,6 +119,16 @@ def test_codes_of_wide_formats() -> None:
     assert torch.equal(qsim.decode(x.view(torch.int32), FP32).view(torch.int32), x.view(torch.int32))
     tf32 = qsim.quantize(x, TF32)
     assert torch.equal(qsim.encode(tf32, TF32), (tf32.view(torch.int32) >> 13) & (2**19 - 1))
+
+
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("fmt", [Int(25), Int(26), Int(32), Int(25, signed=False), Int(32, signed=False), Fixed(30, 20)], ids=repr)
+def test_integers_of_more_bits_than_float32_saturate_on_their_own_side(fmt: Format, dtype: torch.dtype) -> None:
+    # Rounded up to float32, the largest value would be one too many, whose code is that of the lowest.
+    codes = qsim.encode(torch.tensor([math.inf, -math.inf, 1.0], dtype=dtype), fmt)
+    assert qsim.decode(codes, fmt, dtype=torch.float64).tolist() == [fmt.max, fmt.min, 1.0]
+    lost = qsim.encode(torch.tensor([math.nan], dtype=dtype), fmt, check=False)
+    assert qsim.decode(lost, fmt, dtype=torch.float64).tolist() == [fmt.max]
 
 
 @pytest.mark.parametrize("dtype", inputs.DTYPES)

@@ -215,6 +215,11 @@ def test_points_by_pattern_the_first_that_matches_counts() -> None:
     assert points_of(model) == {"blocks.0.up": OTHER, "blocks.1.up": NEAREST, "attention": THIRD, "head": FivePoint()}
 
 
+def test_points_of_a_pattern_are_given_as_a_configuration_too() -> None:
+    model = qsim.convert(net(), {"head": NEAREST.to_dict(), "conv": {"act": "e2m1"}})
+    assert points_of(model) == {"head": NEAREST, "conv": OTHER}
+
+
 def test_points_by_a_function() -> None:
     asked: dict[str, nn.Module] = {}
 
@@ -289,6 +294,12 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"include": "head"}, TypeError, "convert: include must be a list of patterns, got the string 'head'"),
         ({"exclude": "head"}, TypeError, "convert: exclude must be a list of patterns, got the string 'head'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
+        (
+            {"points": {"blocks": NEAREST, "head": OTHER, "blocks.1.up": OTHER}},
+            ValueError,
+            "points pattern 'blocks.1.up' comes too late: 'blocks' before it matches blocks.1.up, and the first that matches counts",
+        ),
+        ({"points": {"head": {"acts": "e4m3"}}}, ValueError, "FivePoint has no point 'acts'"),
         ({"points": {"head": "e4m3"}}, TypeError, "convert: the points of head must be a FivePoint or None, got 'e4m3'"),
         ({"points": lambda name, module: "e4m3"}, TypeError, "convert: the points of conv must be a FivePoint or None, got 'e4m3'"),
         ({"points": "e4m3"}, TypeError, "convert: points must be a FivePoint, a dictionary of them by name, or a function of name and"),

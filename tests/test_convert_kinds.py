@@ -224,6 +224,18 @@ def test_weights_that_are_not_rounded_are_refused(dtype: torch.dtype) -> None:
     assert left(qsim.convert(model, NEAREST, exclude=["1"])) == {"1": "not chosen"}
 
 
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"sparse": True}], ids=repr)
+def test_embeddings_that_cannot_round_are_refused(option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Embedding(3, 2, **option), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="convert: 0 has max_norm or sparse=True, which cannot be combined with points: exclude it"):
+        qsim.convert(model, NEAREST, embeddings=True)
+    assert type(model[1]) is nn.Linear, "nothing is converted if something is refused"
+    qsim.convert(model, NEAREST)
+    qsim.revert(model)
+    qsim.convert(model, NEAREST, exclude=["0"], embeddings=True)
+    assert [type(module) for module in model] == [nn.Embedding, qsim.nn.Linear]
+
+
 def test_a_forward_replaced_on_the_module_is_refused() -> None:
     # As device maps and profilers do it; a class with points could not take effect.
     model = nn.Sequential(nn.Linear(2, 2))

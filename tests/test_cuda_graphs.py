@@ -10,6 +10,8 @@ from torch import Tensor
 
 import qsim
 from calls import noisy, same, seeded
+from qsim import FivePoint
+from qsim.bench._graphs import replay
 
 pytestmark = pytest.mark.gpu
 
@@ -90,3 +92,58 @@ def test_compiled_into_graphs() -> None:
     compiled = torch.compile(noisy, fullgraph=True, mode="reduce-overhead")
     draws = [compiled(x).clone() for _ in range(5)]
     assert all(not torch.equal(draws[i], draws[j]) for i in range(5) for j in range(i))
+
+
+def layer_and_step(points: FivePoint) -> tuple[qsim.nn.Linear, Tensor, Callable[[], None]]:
+    """A layer, where its weight's gradient is written, and what writes it."""
+    layer = qsim.nn.Linear(64, 32, bias=False, device="cuda", points=points)
+    x, gradient = torch.randn(128, 64, device="cuda"), torch.zeros(32, 64, device="cuda")
+
+    def step() -> None:
+        (found,) = torch.autograd.grad(layer(x).square().mean(), layer.weight)
+        gradient.copy_(found)
+
+    return layer, gradient, step
+
+
+def test_replayed_layers_see_what_became_of_their_weights() -> None:
+    layer, gradient, step = layer_and_step(FivePoint("e4m3", "e4m3", "e4m3", "same", "e5m2"))
+    again = replay(step)
+    for _ in range(3):
+        with torch.no_grad():
+            layer.weight.mul_(-1.5)
+        gradient.zero_()
+        again()
+        replayed = gradient.clone()
+        step()
+        assert replayed.abs().sum() > 0
+        torch.testing.assert_close(replayed, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_replayed_layers_draw_fresh_noise() -> None:
+    for point in ("act", "act_bwd", "grad"):
+        _, gradient, step = layer_and_step(FivePoint(**{point: qsim.Quantizer("e4m1", rounding="stochastic")}))
+        again = replay(step)
+        again()
+        first = gradient.clone()
+        again()
+        assert not torch.equal(first, gradient), point
+
+
+def test_replayed_layers_keep_a_weights_noise_until_it_changes() -> None:
+    layer, gradient, step = layer_and_step(FivePoint(weight=qsim.Quantizer("e4m1", rounding="stochastic")))
+    again = replay(step)
+    again()
+    first = gradient.clone()
+    again()
+    assert torch.equal(first, gradient)
+    with torch.no_grad():
+        layer.weight.mul_(-1)
+    again()
+    negated = gradient.clone()
+    with torch.no_grad():
+        layer.weight.mul_(-1)
+    again()
+    assert torch.equal(first, gradient)
+    # Without a bias, the same bits would only have turned the gradient's sign.
+    assert not torch.equal(first, -negated)

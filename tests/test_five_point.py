@@ -50,6 +50,8 @@ def test_nothing_given_is_the_identity() -> None:
     assert FivePoint().is_identity
     assert FivePoint() == FivePoint(None, None, None, None, None, None)
     assert not any(FivePoint(**{name: "e4m3"}).is_identity for name in POINTS[:5])
+    assert FivePoint(act_bwd="same", weight_bwd="same").is_identity, "the same as nothing"
+    assert not FivePoint(act="e4m3", act_bwd="same").is_identity
 
 
 def test_are_values() -> None:
@@ -166,12 +168,17 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("e4m33", ValueError, "unknown format 'e4m33'.*did you mean"),
-        (8, TypeError, "format must be"),
-        ({"format": "e4m3", "rounding": "stochastc"}, ValueError, "unknown rounding 'stochastc': did you mean 'stochastic'"),
+        ("e4m33", ValueError, "FivePoint: act: unknown format 'e4m33'.*did you mean"),
+        (8, TypeError, "FivePoint: act: a format must be"),
+        (
+            {"format": "e4m3", "rounding": "stochastc"},
+            ValueError,
+            "FivePoint: act: unknown rounding 'stochastc': did you mean 'stochastic'",
+        ),
         ({"format": "e4m3", "overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
-        ({"format": "e4m3", "round": "up"}, TypeError, "round"),
-        ({"rounding": "up"}, TypeError, "format"),
+        ({"format": "e4m3", "round": "up"}, TypeError, "FivePoint: act has no 'round'; a point has format, rounding, overflow"),
+        ({"rounding": "up"}, TypeError, "FivePoint: act needs a format, got {'rounding': 'up'}"),
+        ({"format": "e4m3", "clip_gradient": "no"}, TypeError, "FivePoint: act: .*clip_gradient must be True or False, got 'no'"),
         ({"format": "e4m3", "rounding": "Stochastic(bits=33)"}, ValueError, "bits must lie in 1…32, got 33"),
         (
             {"format": "e4m3", "rounding": "Stochastic(bits=open('x'))"},
@@ -183,3 +190,14 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
 def test_a_configuration_that_makes_no_sense_is_refused(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         FivePoint.from_dict({"act": given})
+
+
+@pytest.mark.parametrize("text", ["null", '"e4m3"', "[1]"])
+def test_a_configuration_is_a_dictionary(text: str) -> None:
+    with pytest.raises(TypeError, match="FivePoint: a configuration is a dictionary of points, got"):
+        FivePoint.from_json(text)
+
+
+def test_a_point_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(ValueError, match="FivePoint: weight_bwd: unknown format 'Same'"):
+        FivePoint(weight_bwd="Same")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -69,7 +71,7 @@ def kept(points: FivePoint, case: Case, given: tuple[Tensor, ...]) -> list[Tenso
     return [x for x in found if x.dim()]
 
 
-@pytest.mark.parametrize("fmt", [E4M3, E2M1, Int(8), Float(4, 1, signed=False)], ids=repr)
+@pytest.mark.parametrize("fmt", [E4M3, Float(4, 3), Int(8), Int(4)], ids=repr)
 @pytest.mark.parametrize("act", [None, "e4m3", "e5m2"])
 def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act: str | None) -> None:
     a, w, _ = given = operands(linear(5, 7), torch.float32, device)
@@ -77,6 +79,21 @@ def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act:
     assert same_bits(codes, qsim.encode(a.detach(), fmt, check=False))
     assert codes.dtype == torch.uint8
     assert weight.data_ptr() == w.data_ptr(), "the weight is there anyway"
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E2M1, Float(4, 1), Float(4, 0), Float(4, 1, signed=False), Float(3, 2, subnormals=False)], ids=repr)
+@pytest.mark.parametrize("act", [None, "e4m3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_as_codes_is_what_rounding_gives(device: torch.device, fmt: Format, act: str | None, dtype: torch.dtype) -> None:
+    """Not a number included, for which many narrow formats have no code."""
+    values = [*fmt.values(), 1.3, -2.7, 1e-9, -0.0, math.inf, -math.inf, math.nan]
+    a = torch.tensor([values], dtype=dtype, device=device)
+    w = torch.ones(2, len(values), dtype=dtype, device=device, requires_grad=True)
+    setting = Setting(FivePoint(act, None, Quantizer(fmt)), Linear())
+    y = five_point_product(a, w, None, setting)
+    assert torch.uint8 in [x.dtype for x in y.grad_fn.saved_tensors if x is not None]  # type: ignore[union-attr]
+    (grad,) = torch.autograd.grad(y, w, torch.tensor([[1.0, 0.0]], dtype=dtype, device=device))
+    assert torch.equal(grad[0].nan_to_num(nan=-77), qsim.quantize(a[0], fmt).nan_to_num(nan=-77))
 
 
 def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) -> None:
@@ -115,9 +132,31 @@ def test_a_weight_changed_before_the_backward_pass_is_noticed(device: torch.devi
         y.sum().backward()
 
 
+@pytest.mark.parametrize(
+    "points", [FivePoint("e4m3", "e4m3", "e4m3", "e4m3", "e5m2"), FivePoint(weight_bwd="e4m3", grad="e5m2", grad_w="e4m3")]
+)
+def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
+    first: list[ref[Tensor]] = []
+    alive: list[int] = []
+
+    class Spy(Linear):
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+            first.extend([ref(w), ref(g)] if points.grad_w else [ref(w)])
+            return super().grad_a(g, w, a_shape, dtype, exact)
+
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+            alive.append(sum(operand() is not None for operand in first))
+            return super().grad_w(g, a, w_shape, dtype, exact)
+
+    a, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    five_point_product(a, w, None, Setting(points, Spy())).sum().backward()
+    assert alive == [0]
+
+
 def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
     a, w, _ = operands(linear(5, 7), torch.float32, device)
     y = five_point_product(a, w, None, Setting(POINTS["all"], Linear()))
-    (grad,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    for total in (y.square().sum(), y.sum()):
+        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+            torch.autograd.grad(total, w, create_graph=True, retain_graph=True)
+    torch.autograd.grad(y.sum(), w)

@@ -362,6 +362,36 @@ ONES = torch.ones
             TypeError,
             "got an operand of torch.complex64",
         ),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 3), ONES(1), NARROW),
+            ValueError,
+            r"linear: bias must have shape \(4,\), got \(1,\)",
+        ),
+        (
+            lambda: functional.conv1d(ONES(1, 2, 3).bfloat16(), ONES(4, 2, 1).bfloat16(), ONES(1).bfloat16(), points=NARROW),
+            ValueError,
+            r"conv1d: bias must have shape \(4,\), got \(1,\)",
+        ),
+        (
+            lambda: functional.conv_transpose2d(ONES(1, 2, 3, 3), ONES(2, 3, 1, 1), ONES(3), groups=2, points=NARROW),
+            ValueError,
+            r"conv_transpose2d: bias must have shape \(6,\), got \(3,\)",
+        ),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 3).to_sparse(), points=NARROW),
+            TypeError,
+            "points round dense tensors alone, got an operand of layout torch.sparse_coo",
+        ),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 3).to("meta"), points=NARROW),
+            ValueError,
+            "the operands of a product must be on one device, got cpu, meta",
+        ),
+        (
+            lambda: functional.conv1d(ONES(1, 2, 3), ONES(4, 2, 1), ONES(4).to("meta"), points=NARROW),
+            ValueError,
+            "the operands of a product must be on one device, got cpu, cpu, meta",
+        ),
         (lambda: functional.matmul(ONES(2, 3), ONES(2, 3), NARROW), ValueError, r"matmul: shapes \(2, 3\) and \(2, 3\) do not fit"),
         (lambda: functional.matmul(ONES(()), ONES(2), NARROW), ValueError, r"matmul: shapes \(\) and \(2,\) do not fit"),
         (lambda: functional.matmul(ONES(3), ONES(2), NARROW), ValueError, r"matmul: shapes \(3,\) and \(2,\) do not fit"),

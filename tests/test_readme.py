@@ -12,20 +12,27 @@ from qsim.cli import main
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-    assert len(found) == 1, f"README has {len(found)} blocks of {language}"
-    return found[0]
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_the_ten_lines_print_what_is_said() -> None:
+CODE, TEXTS = blocks("python"), blocks("text")
+
+
+def test_every_code_is_followed_by_what_it_prints() -> None:
+    assert len(CODE) == len(TEXTS) == 2
+    assert re.findall(r"^```(python|text)$", README, flags=re.MULTILINE) == ["python", "text"] * 2
+
+
+@pytest.mark.parametrize(("code", "text"), list(zip(CODE, TEXTS, strict=False)), ids=["ten lines", "layers"])
+def test_code_prints_what_is_said(code: str, text: str) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(block("python"), "README.md", "exec"), {})
-    assert printed.getvalue() == block("text")
+        exec(compile(code, "README.md", "exec"), {})
+    assert printed.getvalue() == text
 
 
 def test_the_console_session_prints_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    command, _, expected = block("console").partition("\n")
+    command, _, expected = blocks("console")[0].partition("\n")
     assert main(command.removeprefix("$ qsim ").split()) == 0
     assert capsys.readouterr().out == expected

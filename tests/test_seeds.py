@@ -38,6 +38,17 @@ def test_manual_seed_governs_every_operation(x: Tensor) -> None:
     assert all(not torch.equal(values[i], values[j]) for i in range(5) for j in range(i))
 
 
+def test_a_default_device_changes_no_draw(x: Tensor) -> None:
+    def draws() -> list[Tensor]:
+        torch.manual_seed(11)
+        return [noisy(x), noisy(x, seed=5)]
+
+    expected = draws()
+    with torch.device("meta"):
+        found = draws()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_fork_rng_isolates(x: Tensor) -> None:
     torch.manual_seed(11)
     undisturbed = [noisy(x), noisy(x)]

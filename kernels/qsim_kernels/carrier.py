@@ -105,8 +105,12 @@ def is_flat(grid: Grid) -> bool:
 
 
 def counts_wide(grid: Grid, coding: Coding) -> bool:
-    """Whether codes must be counted in float64: integers in steps so small that float32 does not hold how many there are in one."""
-    return coding.twos_complement and is_flat(grid)
+    """Whether codes must be counted in float64.
+
+    Such are integers in steps so small that float32 does not hold how many there are in one, and integers of so many bits that it does not
+    hold the largest.
+    """
+    return coding.twos_complement and (is_flat(grid) or grid.mantissa > SINGLE.mantissa + 1)
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from qsim import FivePoint, Quantizer
 from qsim.formats import Float
+from qsim.rounding import NEAREST
 
 Round = Callable[..., Tensor]
 
@@ -37,10 +38,12 @@ class QPyTorchLinear(nn.Linear):
 
 
 def _rounding(point: Quantizer | str | None, float_quantize: Round) -> Callable[[Tensor], Tensor]:
-    if not isinstance(point, Quantizer) or not isinstance(point.format, Float):
-        raise ValueError(f"QPyTorch rounds to floating-point formats, nearest or stochastically: it has no {point!r}")
-    fmt, name = point.format, "stochastic" if point.rounding.is_stochastic else "nearest"
-    return lambda x: float_quantize(x, fmt.exponent, fmt.mantissa, name)
+    if isinstance(point, Quantizer) and isinstance(point.format, Float):
+        name = "stochastic" if point.rounding.is_stochastic else "nearest" if point.rounding == NEAREST else ""
+        if name:
+            fmt = point.format
+            return lambda x: float_quantize(x, fmt.exponent, fmt.mantissa, name)
+    raise ValueError(f"QPyTorch rounds to floating-point formats, nearest or stochastically: it has no {point!r}")
 
 
 class _Product(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,13 @@ def count(text: str, option: str) -> int:
     value = int(found[1]) ** int(found[2] or 1) if found else 0
     if value < 1:
         raise ValueError(f"{option}: {text!r} is not a count: write 4096 or 2^28")
+    return value
+
+
+def seconds(value: float, option: str) -> float:
+    """A time that something can last."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{option}: {value:g} is not a time: write 0.3")
     return value
 
 

@@ -67,13 +67,14 @@ def main(args: argparse.Namespace) -> int:
     cuda = device.type == "cuda"
     shapes = _shapes(args.shapes or (args.default_shapes if cuda else "1024x256x256"))
     dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
+    seconds = _settings.seconds(args.seconds, "--seconds")
     points = _points.chosen(args)
     heading = _points.heading(device, points)
     if not args.json:
         print(heading)
     rows: list[Row] = []
     for shape in shapes:
-        rows += measure(shape, points, device, dtype, not args.no_bias, args.seconds, args.peers)
+        rows += measure(shape, points, device, dtype, not args.no_bias, seconds, args.peers)
     print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 

@@ -56,17 +56,21 @@ def main(args: argparse.Namespace) -> int:
     """Runs the measurement."""
     device = _settings.device(args.device)
     cuda = device.type == "cuda"
-    (size,) = _settings.among(args.size or ("small" if cuda else "tiny"), "--size", list(_models.SIZES))
+    size = args.size or ("small" if cuda else "tiny")
+    if size not in _models.SIZES:
+        raise ValueError(f"--size: {size!r} is none of {', '.join(_models.SIZES)}")
+    names = _settings.among(args.models, "--models", MODELS)
+    seconds = _settings.seconds(args.seconds, "--seconds")
     dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
     points = _points.chosen(args)
     heading = _points.heading(device, points)
     if not args.json:
         print(heading)
     rows: list[Row] = []
-    for name in _settings.among(args.models, "--models", MODELS):
-        rows += measure(name, size, points, device, dtype, args.compile, args.seconds)
+    for name in names:
+        rows += measure(name, size, points, device, dtype, args.compile, seconds)
         if args.peers:
-            rows += peer(name, size, points, device, args.seconds, rows[-2:])
+            rows += peer(name, size, points, device, seconds, rows[-2:])
     print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 

@@ -75,10 +75,18 @@ def _survives(shortened: Float, point: Quantizer | None, own: torch.dtype) -> bo
 def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32, in the dtype of the result."""
     if exact:
-        return float32.matmul(a, b).to(dtype)
+        return in_dtype(float32.matmul(a, b), dtype)
     if a.dtype == dtype:
         return torch.matmul(a, b)
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
-        return product.to(dtype)
+        return in_dtype(product, dtype)
     return torch.matmul(a, b).to(dtype)
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A result in the dtype that is asked for.
+
+    torch 2.11's compiler gives zero for the gradients of an autograd function whose result went through a conversion to its own dtype.
+    """
+    return x if x.dtype == dtype else x.to(dtype)

@@ -29,7 +29,7 @@ _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
 
 def convert(
     model: Model,
-    points: FivePoint | Mapping[str, FivePoint] | Chooser,
+    points: FivePoint | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     *,
@@ -46,7 +46,7 @@ def convert(
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`.
+            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes.
         include: Patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it; `*` stands
             for anything. A layer that stands at several places answers to each of its names.
         exclude: Patterns of layers to leave alone.
@@ -150,14 +150,26 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if isinstance(points, FivePoint):
         return lambda layer: points
     if isinstance(points, Mapping):
-        patterns_of_layers("points", points, usable, left)
+        _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
         return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
     if callable(points):
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
     raise TypeError(f"convert: points must be a FivePoint, a dictionary of them by name, or a function of name and module, got {points!r}")
 
 
+def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
+    """Refuses a pattern whose layers all match earlier ones, so that its points would go nowhere."""
+    for i, pattern in enumerate(patterns):
+        mine = [layer for layer in usable if matches(layer.names, [pattern])]
+        if all(matches(layer.names, patterns[:i]) for layer in mine):
+            earlier = next(other for other in patterns[:i] if matches(mine[0].names, [other]))
+            taken = f"{earlier!r} before it matches {mine[0].title}, and the first that matches counts"
+            raise ValueError(f"convert: points pattern {pattern!r} comes too late: {taken}")
+
+
 def _checked(layer: Layer, points: Any) -> FivePoint | None:
     if points is None or isinstance(points, FivePoint):
         return points
+    if isinstance(points, Mapping):
+        return FivePoint.from_dict(points)
     raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}")

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from qsim import random
 from qsim.five_point import FivePoint, is_stochastic
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
+from qsim.nn.once import once
 from qsim.nn.operands import GRAD, WEIGHT, Draws, beyond, clip, round_to_carrier
 
 
@@ -78,7 +78,7 @@ class FivePointEmbedding(torch.autograd.Function):
         return F.embedding(x, round_to_carrier(weight, points.weight, weight_seed, stream, weight.dtype, offset))
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         x, seed, clipped = ctx.saved_tensors
         points, rows, dtype, padding_idx, scale_grad_by_freq, holder = ctx.facts

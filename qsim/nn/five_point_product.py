@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from qsim import random
 from qsim.nn.carriers import carrier
+from qsim.nn.once import once
 from qsim.nn.operands import GRAD, GRAD_W, Setting, beyond, clip, recall, round_and_keep, round_and_sum, round_to_carrier
 
 
@@ -78,7 +78,7 @@ class FivePointProduct(torch.autograd.Function):
         return setting.product.forward(rounded_a, rounded_w, added, dtype, held.exact)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         with without_autocast(g.device):
             return _gradients(ctx, g)
@@ -97,6 +97,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         rounded_g = upstream.rounded_for(False, held.dtype)
         w = recall(kept_w, seed if setting.two_inputs else weight_seed, setting, True, held.dtype)
         gradients[0] = clip(product.grad_a(rounded_g, w, a_shape, a_dtype, held.exact), clipped[0])
+        del rounded_g, w  # the second product needs the room
     if kept_a is not None:
         point = points.grad_w or points.grad
         held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device, product.narrow_carrier(w_dtype))
@@ -124,6 +125,7 @@ class _Upstream:
         if self._rounded is None or is_own:
             point, stream = (points.grad_w, GRAD_W) if is_own else (points.grad, GRAD)
             stream = self._setting.gradient_stream(stream)
+            self._rounded = None
             if self._needs_total and self._total is None and point is not None and self._setting.product.sums_rows:
                 self._rounded, self._total = round_and_sum(self._g, point, self._seed, stream, dtype)
             else:

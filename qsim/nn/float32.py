@@ -2,19 +2,23 @@
 
 Torch may be set to shorten them: to TF32's 11 significant bits on a GPU, which is what its convolutions do unless told otherwise, and to
 bfloat16 on a processor. What a format with more bits than that makes of a tensor must not be shortened. That is undone for one product
-at a time, inside operators, where a compiler cannot bake a setting in.
+at a time, inside operators, where a compiler cannot bake a setting in. The settings are the whole process's: threads take turns, or one
+would take another's change for what was set before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, backends
 
 _NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+
+_turn = RLock()
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ def _operator(name: str, schema: str, plain: Callable[..., Tensor]) -> Callable[
     """Makes an operator of torch's own function."""
 
     def exact(*args: Any) -> Tensor:
-        with _unshortened(args[0], plain is _matmul):
+        with _turn, _unshortened(args[0], plain is _matmul):
             return plain(*args)
 
     torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema).register_fake(plain)

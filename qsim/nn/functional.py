@@ -48,9 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     """
     if not _rounds(points):
         return F.linear(x, weight, bias)
-    x, weight, bias = _autocast(x, weight, bias)
+    x, weight, bias = _operands(x, weight, bias)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
+    _check_bias("linear", bias, weight.shape[0])
     return _product(x, weight, bias, Setting(points, products.Linear()), stream)
 
 
@@ -66,7 +67,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
     """
     if not _rounds(points):
         return torch.matmul(a, b)
-    a, b, _ = _autocast(a, b, None)
+    a, b, _ = _operands(a, b, None)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
@@ -269,6 +270,12 @@ def _product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream
     return five_point_product(a, w, bias, setting, stream)
 
 
+def _check_bias(name: str, bias: Tensor | None, features: int) -> None:
+    """Refuses a bias that is not one number for each feature; one that is broadcast would get the gradient of another."""
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"{name}: bias must have shape {(features,)}, got {tuple(bias.shape)}")
+
+
 def _is_distributed(*operands: Tensor | None) -> bool:
     """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
     if not distributed.is_available() or not distributed.is_initialized():
@@ -297,7 +304,8 @@ def _conv(
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    x, weight, bias = _autocast(x, weight, bias)
+    _check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
+    x, weight, bias = _operands(x, weight, bias)
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
@@ -338,11 +346,16 @@ def _named_padding(
     return (F.pad(x, uneven) if any(uneven) else x), tuple(amount // 2 for amount in total)
 
 
-def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast makes of the arguments of a product."""
+def _operands(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The arguments of a product, checked, as autocast makes them."""
     for operand in (a, b):
+        if operand.layout != torch.strided:
+            raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
         if operand.dtype not in FLOATS:
             raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
+    devices = [x.device for x in (a, b, bias) if x is not None]
+    if any(device != devices[0] for device in devices):
+        raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
     if not autocasts(a.device):
         return a, b, bias
     dtype = torch.get_autocast_dtype(a.device.type)

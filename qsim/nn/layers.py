@@ -89,6 +89,8 @@ def check(layer: Layer) -> None:
         raise ValueError(f"convert: {layer.title} is lazy and has seen no input: call the model once before, or exclude the layer")
     if "forward" in vars(module):
         raise ValueError(f"convert: {layer.title} has a forward of its own, set on the module past its class: undo that, or exclude it")
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
+        raise ValueError(f"convert: {layer.title} has max_norm or sparse=True, which cannot be combined with points: exclude it")
     for name, parameter in module.named_parameters():
         if parameter.dtype not in FLOATS:
             dtypes = "float32, bfloat16, float16 and float64"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from qsim import random
 from qsim.five_point import FivePoint
+from qsim.formats import Format
 from qsim.nn.products import Product
 from qsim.quantizer import Quantizer
 from qsim.rounding import DEFAULT_BITS
+from qsim_kernels.grid import Coding, read, spell
 
 # Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (random.stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
@@ -111,20 +114,31 @@ def _rule(point: Quantizer, dtype: torch.dtype) -> str:
     return point.rounding.spelling[point.overflow, DEFAULT_BITS[8 * dtype.itemsize]]
 
 
+@lru_cache(maxsize=256)
+def _coding_kept(fmt: Format) -> str:
+    """The codes in which an operand is kept: the format's own, one bit wider where that makes room for a NaN that it has not."""
+    coding = read(Coding, fmt.spelling[1])
+    if coding.nan >= 0 or coding.twos_complement or coding.bits == CODE_BITS:
+        return fmt.spelling[1]
+    magnitude_bits = coding.bits if fmt.min < 0 else coding.bits + 1
+    return spell(coding._replace(bits=coding.bits + 1, nan=(1 << magnitude_bits) - 1))
+
+
 def round_and_keep(
     x: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype, needed: bool
 ) -> tuple[Tensor, Tensor | None]:
     """An operand rounded for the forward product, and what the backward pass needs of it: codes if they are narrow, else itself.
 
-    Either way the backward pass sees the same numbers. Compiled code keeps the operand, because a compiler may make it anew from what is
-    kept for other reasons, such as the input of an activation function, while it must keep what it does not understand.
+    Either way the backward pass sees the same numbers, except for a NaN that 8 bits leave no code for: integers, and formats of 8 bits that
+    are all finite, give it the code of the largest value. Compiled code keeps the operand, because a compiler may make it anew from what
+    is kept for other reasons, such as the input of an activation function, while it must keep what it does not understand.
     """
     point, backward_point = setting.forward_point(second), setting.backward_point(second)
     stream = setting.stream(second, False)
     is_kept_anyway = (second and not setting.two_inputs) or torch.compiler.is_compiling()
     if not needed or is_kept_anyway or backward_point is None or backward_point.format.bits > CODE_BITS:
         return round_to_carrier(x, point, seed, stream, dtype, setting.offset(second)), x if needed else None
-    grid, coding = backward_point.format.spelling
+    grid, coding = backward_point.format.spelling[0], _coding_kept(backward_point.format)
     rule, backward_stream = _rule(backward_point, x.dtype), setting.stream(second, True)
     if point is None:
         chosen = seed if backward_point.rounding.is_stochastic else None
@@ -138,7 +152,8 @@ def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dt
     """An operand for the backward pass, rounded, in the carrier."""
     point = setting.backward_point(second)
     if point is not None and not kept.is_floating_point():
-        return torch.ops.qsim.decode.default(kept, *point.format.spelling, dtype)  # type: ignore[no-any-return]
+        grid, coding = point.format.spelling[0], _coding_kept(point.format)
+        return torch.ops.qsim.decode.default(kept, grid, coding, dtype)  # type: ignore[no-any-return]
     return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype, setting.offset(second))
 
 

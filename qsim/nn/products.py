@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.nn import float32
-from qsim.nn.carriers import multiply
+from qsim.nn.carriers import in_dtype, multiply
 
 
 class Product(Protocol):
@@ -60,7 +60,7 @@ class Linear:
             return F.linear(a, w, bias)
         result = multiply(_rows(a), w.t(), dtype if bias is None else torch.promote_types(dtype, torch.float32), exact)
         if bias is not None:
-            result = (result + bias).to(dtype)
+            result = in_dtype(result + bias, dtype)
         return result.view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
@@ -114,7 +114,7 @@ class Convolution:
         result = convolution(a, w, given, *self._numbers())
         if bias is not None and given is None:
             result = result + bias.view(-1, *[1] * len(self.stride))
-        return result.to(dtype)
+        return in_dtype(result, dtype)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
         """The gradient of the first operand."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from qsim import random
 from qsim.five_point import Point, short
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
+from qsim.nn.once import once
 from qsim.nn.operands import round_to_carrier
 from qsim.quantizer import Quantizer
 
@@ -74,7 +74,7 @@ class _RoundGradient(torch.autograd.Function):
         ctx.save_for_backward(seed)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
         return round_to_carrier(g, ctx.point, seed, random.rank_stream(_BACKWARD), g.dtype), None, None

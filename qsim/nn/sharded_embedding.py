@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.five_point import FivePoint, is_stochastic
 from qsim.nn.five_point_embedding import check_table, embedding_with_seeds
-from qsim.nn.shares import Placements, agreed_seed, draws_of_weight, first_row, is_shard, placed, refuse_shard, seed_of_shares, whole
+from qsim.nn.shares import Placements, agreed_seed, draws_of_weight, first_row, is_shard, placed, refuse_shard, seed_of_shares, sizes, whole
 
 
 def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
@@ -38,8 +38,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     if x.device_mesh != weight.device_mesh:
         raise ValueError(f"embedding: indices and table must live on one mesh, got {x.device_mesh} and {weight.device_mesh}")
     check_table(weight, points)
-    sizes = x.device_mesh.shape
-    along = [_layout(x, weight, *dim) for dim in zip(sizes, x.placements, weight.placements, strict=True)]
+    along = [_layout(x, weight, *dim) for dim in zip(sizes(x.device_mesh), x.placements, weight.placements, strict=True)]
     of_x, of_weight, of_result, of_gradient = zip(*along, strict=True)
     x, weight = placed(x, of_x), placed(weight, of_weight)
     in_rows = any(is_shard(how, 0) for how in of_weight)

@@ -39,7 +39,7 @@ def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> 
     """Whose random bits the process takes for its shares of an input, a weight and a result, and whether it is the one to add a bias."""
     mesh, coordinate = w.device_mesh, coordinates(w.device_mesh)
     column = 0
-    for place, size, how in zip(coordinate, mesh.shape, w.placements, strict=True):
+    for place, size, how in zip(coordinate, sizes(mesh), w.placements, strict=True):
         column = column * size + place if how.is_shard(1) else column
     row = first_row(w)
     offset = row * (w.numel() // w.shape[0]) if row else 0
@@ -57,12 +57,17 @@ def first_holder(mesh: DeviceMesh, placements: Placements) -> int:
 def first_row(w: DTensor) -> int:
     """The index in the whole weight of a share's first row: along each dimension of the mesh, as `torch.chunk` cuts."""
     start, rows = 0, w.shape[0]
-    for place, size, placement in zip(coordinates(w.device_mesh), w.device_mesh.shape, w.placements, strict=True):
+    for place, size, placement in zip(coordinates(w.device_mesh), sizes(w.device_mesh), w.placements, strict=True):
         if placement.is_shard(0):
             chunk = -(-rows // size)
             skipped = min(place * chunk, rows)
             start, rows = start + skipped, min(chunk, rows - skipped)
     return start
+
+
+def sizes(mesh: DeviceMesh) -> list[int]:
+    """How many processes stand along each dimension of a mesh; its `shape` older compilers cannot follow."""
+    return [mesh.size(dim) for dim in range(mesh.ndim)]
 
 
 def coordinates(mesh: DeviceMesh) -> list[int]:
