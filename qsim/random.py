@@ -3,6 +3,17 @@
 Random bits come from Philox4x32-10, a pure function of (seed, stream, logical element index): nothing is stored and nothing advances, so
 that any element's bits can be computed alone, on any device. What is drawn is the seed.
 
+What layers do follows from that, and who measures noise has to know it:
+
+- Each call of a layer draws one seed for its inputs and gradients from torch's own generator, as dropout does. So a model with points and
+  one without do not draw the same data order afterwards: give the data loader a generator of its own.
+- A weight's seed follows from its numbers: until a step changes it, it is rounded alike at every call. To see the spread of a weight's
+  rounding, call `torch.manual_seed` between two calls (in a distributed run the shared seed is agreed on once, and stays).
+- Gradients take the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
+  again to draw anew.
+- Activation checkpointing calls it again and restores torch's generator, unless told `preserve_rng_state=False`: then `act_bwd="same"` is
+  the same rounding no more.
+
 Example:
     >>> import qsim
     >>> qsim.random.random_bits(4, 6, seed=1)
@@ -15,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -153,7 +165,8 @@ def _agreed(group: object) -> int:
 def shared_seed() -> int:
     """A seed that every process of a run has, however it was seeded itself.
 
-    It follows from `torch.manual_seed`; in a distributed run it is rank 0's, agreed on at first use.
+    It follows from `torch.manual_seed`. In a distributed run it is rank 0's, agreed on at first use by a broadcast to all processes, and
+    stays what it is then; where only some processes have weights to round, call this on all of them before.
 
     Example:
         >>> import torch, qsim
@@ -178,32 +191,56 @@ def rank_stream(number: int, rank: int | None = None) -> int:
     return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
 
 
-def weight_seed(weight: Tensor, stream_number: int, first_share: bool = True) -> Tensor:
+class Place(NamedTuple):
+    """Where the elements of a share lie in a whole tensor.
+
+    Attributes:
+        offset: The index in the whole of the share's first element.
+        row: How many elements have consecutive indices; 0 if all have.
+        stride: From the index of one row's first element to that of the next.
+        first: Whether this is the first of the shares.
+    """
+
+    offset: int = 0
+    row: int = 0
+    stride: int = 0
+    first: bool = True
+
+
+#: The place of a tensor that is no share of another.
+WHOLE = Place()
+
+
+def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Tensor:
     """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 
-    It is made of the shared seed and the sum of the weight's bits. So replicas that hold the same weight round it alike, without a word
-    between them, in every micro-batch of a step; after the step they draw anew. Nothing is stored, nothing waits for the device.
+    It is made of the shared seed, the weight's bits and where in the weight they stand. So replicas that hold the same weight round it
+    alike, without a word between them, in every micro-batch of a step; after the step they draw anew. Nothing is stored, nothing waits for
+    the device.
 
     Args:
-        weight: The weight.
+        weight: The weight, or a share of it.
         stream_number: Whatever tells weights apart that hold the same numbers.
-        first_share: Whether this is a whole weight or the first share of one. The sum of what all shares give is the seed of the whole.
+        place: Where a share lies. The sum of what all shares give is the seed of the whole.
 
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
-    return torch.ops.qsim.weight_seed.default(weight, stream_number, first_share)  # type: ignore[no-any-return]
+    return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
 
 
-def _weight_seed(weight: Tensor, stream_number: int, first_share: bool) -> Tensor:
+def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool) -> Tensor:
     # All processes must ask for the shared seed, for they may have to agree on it first.
     constant = stream("weight", shared_seed(), stream_number)
-    return torch.ops.qsim.checksum.default(weight, constant if first_share else 0)  # type: ignore[no-any-return]
+    return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
 
 
 # An operator, so that compiled code asks for the shared seed anew at every call.
 _library = torch.library.Library("qsim", "FRAGMENT")
-_library.define("weight_seed(Tensor weight, int stream_number, bool first_share) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    "weight_seed(Tensor weight, int stream_number, int offset, int row, int stride, bool first) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 _library.impl("weight_seed", _weight_seed, "CompositeExplicitAutograd")
 torch.library.register_fake("qsim::weight_seed", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
 

@@ -108,7 +108,13 @@ def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch
     w = torch.randn(6, 7).to(device, dtype).requires_grad_()
     seed = weight_seed(w)
     assert random.weight_seed(w, 0).device == w.device
-    assert seed == weight_seed(w) == weight_seed(w.detach().clone()) == weight_seed(w.t())
+    assert (
+        seed
+        == weight_seed(w)
+        == weight_seed(w.detach().clone())
+        == weight_seed(w.detach().t().contiguous().t())
+        != weight_seed(w.detach().t())
+    )
     assert seed != weight_seed(w, 1)
     with torch.no_grad():
         w[3, 4] = torch.nextafter(w[3, 4].float(), torch.tensor(9.0, device=device)) if dtype == torch.float32 else w[3, 4] * 1.5

@@ -213,8 +213,29 @@ def test_autocast_gives_bfloat16_and_gradients_of_the_parameters_dtype(function:
         assert case.torchs(*leaves).dtype == value.dtype == torch.bfloat16
     value.float().square().sum().backward()
     assert [x.grad.dtype for x in leaves if x.grad is not None] == [torch.float32] * len(leaves)
-    halves = [x.detach().bfloat16() for x in leaves]
-    assert same_bits(value, case.own(points, *halves))
+    # The operands are rounded once, from float32; the bias is added as autocast would add it.
+    assert same_bits(value, case.own(points, *leaves[:2], *(bias.bfloat16().float() for bias in leaves[2:])).bfloat16())
+
+
+def test_autocast_hides_no_small_change_of_a_weight() -> None:
+    # Rounded to bfloat16 first, this would be a tie, which goes to 1.
+    x, w = torch.ones(1, 1), torch.tensor([[1.0625 + 2**-12]])
+    points = FivePoint(weight="e4m3")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert functional.linear(x, w, points=points).item() == functional.matmul(w, x, FivePoint(act="e4m3")).item() == 1.125
+
+
+@pytest.mark.parametrize(
+    "points", [FivePoint(act="e4m3"), FivePoint(weight="e4m3"), FivePoint(grad="e4m3"), FivePoint(act_bwd="e4m3")], ids=str
+)
+def test_autocast_makes_bfloat16_of_what_no_point_rounds_forward(points: FivePoint) -> None:
+    a, w, _ = operands(LINEAR[2], torch.device("cpu"))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = functional.linear(a, w, None, points)
+    a, w = a if points.act else a.bfloat16().float(), w if points.weight else w.bfloat16().float()
+    expected = F.linear(rounded(a, points.act).double(), rounded(w, points.weight).double())
+    assert value.dtype == torch.bfloat16
+    torch.testing.assert_close(value.double(), expected, rtol=2**-8, atol=2**-9)
 
 
 # Embedding

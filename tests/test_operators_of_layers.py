@@ -80,10 +80,10 @@ def test_opcheck(x: Tensor, view: str, dtype: torch.dtype) -> None:
         torch.library.opcheck(operator, arguments)
 
 
-@pytest.mark.parametrize("first_share", [True, False])
-def test_opcheck_of_a_weights_seed(x: Tensor, first_share: bool) -> None:
+@pytest.mark.parametrize("place", [qsim.random.WHOLE, qsim.random.Place(5, 3, 100, False)])
+def test_opcheck_of_a_weights_seed(x: Tensor, place: qsim.random.Place) -> None:
     for view in ("plain", "transposed", "sliced bf16"):
-        torch.library.opcheck(OPERATORS.weight_seed.default, (INPUTS[view](x), 7, first_share))
+        torch.library.opcheck(OPERATORS.weight_seed.default, (INPUTS[view](x), 7, *place))
 
 
 @pytest.mark.parametrize("view", INPUTS)
@@ -102,7 +102,7 @@ def test_compiled_code_gives_the_same_bits(x: Tensor, backend: str) -> None:
     def call(x: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
         values, codes = OPERATORS.quantize_and_encode(*encoded(x, "one grid", torch.bfloat16, seed))
         rounded, sums = OPERATORS.quantize_and_sum(*summed(x, "stochastic", torch.float32, seed))
-        return values, codes, rounded, sums, OPERATORS.weight_seed(x, 3, True)
+        return values, codes, rounded, sums, OPERATORS.weight_seed(x, 3, 0, 0, 0, True)
 
     compiled = torch.compile(call, fullgraph=True, backend=backend)
     for number in (5, -6):

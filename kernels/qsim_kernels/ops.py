@@ -27,7 +27,7 @@ for _schema in (
     "str code_grid, str code_rule, str coding, SymInt code_stream) -> (Tensor, Tensor)",
     "quantize_and_sum(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype) -> (Tensor, Tensor)",
     "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
-    "checksum(Tensor x, int start) -> Tensor",
+    "checksum(Tensor x, int start, int offset, int row, int stride) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -126,10 +126,10 @@ class Implementation:
         self._backend.decode_into(values, codes, read(Grid, grid), read(Coding, coding))
         return values
 
-    def checksum(self, x: Tensor, start: int) -> Tensor:
-        """`start` and the sum of all elements' bits, each a signed integer of its width, modulo 2**64: no memory layout changes it."""
+    def checksum(self, x: Tensor, start: int, offset: int, row: int, stride: int) -> Tensor:
+        """`start` and the sum, modulo 2**64, of what `reference.checksum` makes of each element's bits and its index in a whole."""
         total = torch.full((), start, dtype=torch.int64, device=x.device)
-        self._backend.add_words(total, x.view(_WORDS[x.element_size()]))
+        self._backend.add_words(total, x.view(_WORDS[x.element_size()]), offset, row, stride)
         return total
 
 
@@ -198,7 +198,7 @@ def _decode_fake(codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> T
 
 
 @torch.library.register_fake("qsim::checksum", lib=library)
-def _checksum_fake(x: Tensor, start: int) -> Tensor:
+def _checksum_fake(x: Tensor, *arguments: int) -> Tensor:
     return x.new_empty((), dtype=torch.int64)
 
 

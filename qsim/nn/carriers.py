@@ -1,7 +1,8 @@
 """The dtype in which a product is computed: the cheapest that holds both operands exactly.
 
 A product of two numbers with at most 12 significant bits each is exact in float32, and float32 is what tensor cores add up in. So an
-8-bit format multiplies in bfloat16 without any error but that of the sum.
+8-bit format multiplies in bfloat16 without any error but that of the sum. Where the result has the operands' 16 bits, it is torch that
+sums: as `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` has it, which is on by default, it may round partial sums, too.
 """
 
 from __future__ import annotations

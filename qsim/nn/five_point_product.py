@@ -64,7 +64,7 @@ class FivePointProduct(torch.autograd.Function):
         recording: bool,
     ) -> Tensor:
         first, second = setting.forward_point(False), setting.forward_point(True)
-        dtype = torch.promote_types(a.dtype, w.dtype)
+        dtype = setting.dtype or torch.promote_types(a.dtype, w.dtype)
         held = carrier((first, a.dtype), (second, w.dtype), a.device, setting.product.narrow_carrier(dtype))
         # torch says that a parameter needs its gradient under no_grad, too.
         needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])

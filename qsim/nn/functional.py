@@ -48,11 +48,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     """
     if not _rounds(points):
         return F.linear(x, weight, bias)
-    x, weight, bias = _operands(x, weight, bias)
+    x, weight, bias, dtype = _operands(x, weight, bias, points)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
     _check_bias("linear", bias, weight.shape[0])
-    return _product(x, weight, bias, Setting(points, products.Linear()), stream)
+    return _product(x, weight, bias, Setting(points, products.Linear(), dtype=dtype), stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
@@ -67,12 +67,12 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
     """
     if not _rounds(points):
         return torch.matmul(a, b)
-    a, b, _ = _operands(a, b, None)
+    a, b, _, dtype = _operands(a, b, None, points, two_inputs=True)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = _product(left, right, None, Setting(points, products.Matmul(), two_inputs=True))
+    result = _product(left, right, None, Setting(points, products.Matmul(), two_inputs=True, dtype=dtype))
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 
@@ -305,7 +305,7 @@ def _conv(
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
     _check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
-    x, weight, bias = _operands(x, weight, bias)
+    x, weight, bias, dtype = _operands(x, weight, bias, points)
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
@@ -313,7 +313,7 @@ def _conv(
         _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
     )
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
-    result = _product(batched, weight, bias, Setting(points, product), stream)
+    result = _product(batched, weight, bias, Setting(points, product, dtype=dtype), stream)
     return result if x.dim() == dims + 2 else result.squeeze(0)
 
 
@@ -346,8 +346,13 @@ def _named_padding(
     return (F.pad(x, uneven) if any(uneven) else x), tuple(amount // 2 for amount in total)
 
 
-def _operands(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The arguments of a product, checked, as autocast makes them."""
+def _operands(
+    a: Tensor, b: Tensor, bias: Tensor | None, points: FivePoint, two_inputs: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
+    """The arguments of a product, checked, and the dtype of its result under autocast.
+
+    Autocast makes 16 bits of what no point rounds forward. What one does is rounded as it is, once.
+    """
     for operand in (a, b):
         if operand.layout != torch.strided:
             raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
@@ -357,10 +362,10 @@ def _operands(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor
     if any(device != devices[0] for device in devices):
         raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
     if not autocasts(a.device):
-        return a, b, bias
-    dtype = torch.get_autocast_dtype(a.device.type)
-    given = (a, b, bias)
-    x, y, z = (t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t for t in given)
-    assert x is not None  # mypy cannot see that only the bias may be missing
-    assert y is not None
-    return x, y, z
+        return a, b, bias, None
+    lower = torch.get_autocast_dtype(a.device.type)
+    of_a, of_b = (torch.float64 if x.dtype == torch.float64 else lower for x in (a, b))
+    a = a.to(of_a) if points.act is None else a
+    b = b.to(of_b) if (points.act if two_inputs else points.weight) is None else b
+    bias = bias.to(lower) if bias is not None and bias.dtype != torch.float64 else bias
+    return a, b, bias, torch.promote_types(of_a, of_b)

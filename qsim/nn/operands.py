@@ -54,12 +54,14 @@ class Setting:
         product: The operation.
         two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
         draws: The random bits of shares; by default operands are whole, and inputs and gradients are this process's own.
+        dtype: Of the result, if it is not what the operands' dtypes come to.
     """
 
     points: FivePoint
     product: Product
     two_inputs: bool = False
     draws: Draws | None = None
+    dtype: torch.dtype | None = None
 
     def forward_point(self, second: bool) -> Quantizer | None:
         """What rounds an operand forward."""

@@ -75,7 +75,7 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
         None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias),
         seed,
         weight_seed,
-        Setting(points, setting.product, setting.two_inputs, draws),
+        Setting(points, setting.product, setting.two_inputs, draws, setting.dtype),
     )
     return whole(_result_shape(a, w, setting), y, mesh, layout.out)
 

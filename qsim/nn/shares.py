@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -41,7 +43,7 @@ def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> 
     column = 0
     for place, size, how in zip(coordinate, sizes(mesh), w.placements, strict=True):
         column = column * size + place if how.is_shard(1) else column
-    row = first_row(w)
+    row = first_index(w, 0)
     offset = row * (w.numel() // w.shape[0]) if row else 0
     adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
     return Draws(first_holder(mesh, of_input), column, first_holder(mesh, of_result), offset, adds_bias)
@@ -54,15 +56,25 @@ def first_holder(mesh: DeviceMesh, placements: Placements) -> int:
     return int(mesh.mesh[index])
 
 
-def first_row(w: DTensor) -> int:
-    """The index in the whole weight of a share's first row: along each dimension of the mesh, as `torch.chunk` cuts."""
-    start, rows = 0, w.shape[0]
+def first_index(w: DTensor, dim: int) -> int:
+    """The index in the whole weight of a share's first row or column: along each dimension of the mesh, as `torch.chunk` cuts."""
+    start, length = 0, w.shape[dim]
     for place, size, placement in zip(coordinates(w.device_mesh), sizes(w.device_mesh), w.placements, strict=True):
-        if placement.is_shard(0):
-            chunk = -(-rows // size)
-            skipped = min(place * chunk, rows)
-            start, rows = start + skipped, min(chunk, rows - skipped)
+        if placement.is_shard(dim):
+            chunk = -(-length // size)
+            skipped = min(place * chunk, length)
+            start, length = start + skipped, min(chunk, length - skipped)
     return start
+
+
+def place_of(w: DTensor) -> random.Place:
+    """Where in a weight the share of this process lies."""
+    row, stride = (math.prod(shape[1:]) for shape in (w.to_local().shape, w.shape))
+    offset = first_index(w, 0) * stride
+    if row != stride:
+        offset += first_index(w, 1) * (stride // w.shape[1])
+    first = not any(place for place, how in zip(coordinates(w.device_mesh), w.placements, strict=True) if how.is_shard())
+    return random.Place(offset, 0 if row == stride else row, stride, first)
 
 
 def sizes(mesh: DeviceMesh) -> list[int]:
@@ -87,7 +99,6 @@ def agreed_seed(a: DTensor) -> Tensor:
 
 def seed_of_shares(w: DTensor, stream: int) -> Tensor:
     """`random.weight_seed` of the whole weight, from the sums of its shares."""
-    mesh, local = w.device_mesh, w.to_local().detach()
-    first = not any(place for place, how in zip(coordinates(mesh), w.placements, strict=True) if how.is_shard())
     summands = [Partial() if how.is_shard() else Replicate() for how in w.placements]
-    return DTensor.from_local(random.weight_seed(local, stream, first), mesh, summands, run_check=False).full_tensor()
+    seed = random.weight_seed(w.to_local().detach(), stream, place_of(w))
+    return DTensor.from_local(seed, w.device_mesh, summands, run_check=False).full_tensor()

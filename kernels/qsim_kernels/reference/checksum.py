@@ -1,19 +1,49 @@
-"""The sum of a tensor's bits, element by element: it does not depend on where in memory they lie, nor in which order."""
+"""A sum over a tensor's elements that changes with any of them: each one's bits are mixed with its index before they are added.
+
+It does not depend on where in memory the elements lie, nor on the order in which they are added, and what shares of a tensor give adds up
+to what the whole gives.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from qsim_kernels.reference.chunks import pieces
 
+# Odd numbers whose bits show no pattern, and shifts that carry a product's upper bits to its lower ones.
+FOLD = 0x27D4EB2F
+SPREAD = 0x9E3779B1
+STIR = ((0x85EBCA6B, 15), (0xC2B2AE35, 16))
+_WORD = 0xFFFFFFFF
 
-def add_words(total: Tensor, words: Tensor) -> None:
-    """Adds all of `words` to `total`, modulo 2**64.
+
+def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
+    """Adds the mixed bits of all of `words` to `total`, modulo 2**64.
 
     Args:
         total: A 0-d int64 tensor.
         words: Integers.
+        offset: The index in the whole tensor of the first of them.
+        row: How many have consecutive indices; 0 if all have.
+        stride: From the index of one row's first element to that of the next.
     """
-    # In pieces, because torch first makes eight bytes of every element.
-    for _, (piece,) in pieces(words):
-        total += piece.sum(dtype=total.dtype)
+    for first, (piece,) in pieces(words):
+        index = torch.arange(first, first + piece.numel(), device=words.device)
+        if row:
+            index = index // row * stride + index % row
+        word = piece.reshape(-1).to(torch.int64)
+        if words.dtype == torch.int64:
+            word = word ^ (word >> 32) * FOLD
+        total += _mixed(word, index.add_(offset)).sum()
+
+
+def _mixed(word: Tensor, index: Tensor) -> Tensor:
+    """32 bits that hang on all of a word's lower 32 and on all of an index."""
+    h = word ^ (index + (index >> 32) * FOLD) * SPREAD
+    h &= _WORD
+    for factor, shift in STIR:
+        h *= factor
+        h &= _WORD
+        h ^= h >> shift
+    return h

@@ -1,4 +1,4 @@
-"""The sum of a tensor's bits in one read. torch's own sum first writes a copy with eight bytes an element."""
+"""A sum over a tensor's elements, each mixed with its index, in one read; see `reference.checksum`, whose numbers these are."""
 
 from __future__ import annotations
 
@@ -9,33 +9,66 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.reference import checksum as reference
 from qsim_kernels.triton.blocks import load
-from qsim_kernels.triton.launch import Launcher
+from qsim_kernels.triton.launch import Launcher, flat
 
 _BLOCK = 8192
 
+FOLD: tl.constexpr = tl.constexpr(reference.FOLD)
+SPREAD: tl.constexpr = tl.constexpr(reference.SPREAD)
+FIRST: tl.constexpr = tl.constexpr(reference.STIR[0])
+SECOND: tl.constexpr = tl.constexpr(reference.STIR[1])
 
-@triton.jit(do_not_specialize=["count"])
-def checksum_kernel(words, total, count: tl.int64, BLOCK: tl.constexpr):
-    """Adds `count` words to `total`. Integers may be added in any order."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    place = tl.arange(0, BLOCK)
-    if start + BLOCK <= count:
-        tl.atomic_add(total, tl.sum(load(words + start, place, count - start, False).to(tl.int64)), sem="relaxed")
+
+@triton.jit
+def mixed(words, index):
+    """32 bits that hang on all of a word and of an index."""
+    if words.dtype == tl.int64:
+        word = (words ^ (words >> 32) * FOLD).to(tl.uint32)
     else:
-        tl.atomic_add(total, tl.sum(load(words + start, place, count - start, True).to(tl.int64)), sem="relaxed")
+        word = words.to(tl.int32).to(tl.uint32, bitcast=True)
+    h = word ^ ((index + (index >> 32) * FOLD) * SPREAD).to(tl.uint32)
+    h *= FIRST[0]
+    h ^= h >> FIRST[1]
+    h *= SECOND[0]
+    h ^= h >> SECOND[1]
+    return h
 
 
-@lru_cache(maxsize=4)
-def _adder(dtype: torch.dtype) -> Launcher:
+@triton.jit
+def checksum_block(words, total, start, count, offset, row, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Adds one block of words. Integers may be added in any order."""
+    place = tl.arange(0, BLOCK)
+    index = start + place
+    if ROWS:
+        index = index // row * stride + index % row
+    h = mixed(load(words + start, place, count - start, MASKED), offset + index).to(tl.int64)
+    if MASKED:
+        h = tl.where(place < count - start, h, 0)
+    tl.atomic_add(total, tl.sum(h), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count", "offset", "row", "stride"])
+def checksum_kernel(
+    words, total, count: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Adds `count` words to `total`."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    if start + BLOCK <= count:
+        checksum_block(words, total, start, count, offset, row, stride, ROWS, BLOCK, False)
+    else:
+        checksum_block(words, total, start, count, offset, row, stride, ROWS, BLOCK, True)
+
+
+@lru_cache(maxsize=8)
+def _adder(dtype: torch.dtype, rows: bool) -> Launcher:
     """One for each dtype: a launcher's compiled forms do not tell them apart."""
-    return Launcher(checksum_kernel, (), (_BLOCK,), _BLOCK, num_warps=8)
+    return Launcher(checksum_kernel, (), (rows, _BLOCK), _BLOCK, num_warps=8)
 
 
-def add_words(total: Tensor, words: Tensor) -> None:
-    """Adds all of `words` to `total`; see `reference.add_words`."""
+def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
+    """Adds the mixed bits of all of `words` to `total`; see `reference.add_words`."""
     count = words.numel()
     if count:
-        # As they lie in memory, if that is without gaps: the order does not matter.
-        dense = words if words.is_contiguous() else words.mT.contiguous() if words.dim() > 1 else words.contiguous()
-        _adder(words.dtype)(dense, total, count)
+        _adder(words.dtype, row > 0)(flat(words), total, count, offset, row, stride)
