@@ -38,6 +38,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _LARGEST = 2**63 - 1
 
+# Said at every call, because the default device of torch's factories may be another; as a value, because to read a text takes longer.
+_CPU = torch.device("cpu")
+
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int = 10) -> tuple[int, int, int, int]:
     """Philox4x32 of one counter, in plain Python: what the operators are compared with.
@@ -144,14 +147,14 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     compiling = torch.compiler.is_compiling()
     capturing = not compiling and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if seed is None and generator is None:
-        return torch.randint(_LARGEST, (), device=device) if compiling or capturing else torch.randint(_LARGEST, (), device="cpu")
+        return torch.randint(_LARGEST, (), device=device if compiling or capturing else _CPU)
     check_source(seed, generator, device)
     drawn_on_cpu = generator.device.type == "cpu" if generator is not None else isinstance(seed, Tensor) and seed.device.type == "cpu"
     if drawn_on_cpu and capturing:
         raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or generator on the device, or none")
     if generator is not None:
         return torch.randint(_LARGEST, (), generator=generator, device=generator.device)
-    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device="cpu")
+    return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=_CPU)
 
 
 @lru_cache(maxsize=1)
