@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -218,6 +219,22 @@ def test_points_by_pattern_the_first_that_matches_counts() -> None:
 def test_points_of_a_pattern_are_given_as_a_configuration_too() -> None:
     model = qsim.convert(net(), {"head": NEAREST.to_dict(), "conv": {"act": "e2m1"}})
     assert points_of(model) == {"head": NEAREST, "conv": OTHER}
+
+
+@pytest.mark.parametrize(
+    "points", [FivePoint("e4m3", "e4m3", "same", grad=Quantizer("e5m2", "stochastic")), FivePoint(weight="e2m1")], ids=str
+)
+def test_points_of_all_layers_are_given_as_a_configuration_too(points: FivePoint) -> None:
+    by_file = qsim.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), json.loads(points.to_json()))
+    assert [layer.points for layer in by_file] == [points, points]
+    assert qsim.convert(nn.Linear(2, 2), {"weight": "e2m1"}).points == FivePoint(weight="e2m1")
+
+
+def test_layers_may_be_called_as_points_are() -> None:
+    model = nn.ModuleDict({"act": nn.Linear(2, 2), "grad": nn.Linear(2, 2)})
+    qsim.convert(model, {"act": FivePoint(act="e4m3"), "grad": {"weight": "e2m1"}})
+    assert model["act"].points == FivePoint(act="e4m3")
+    assert model["grad"].points == FivePoint(weight="e2m1")
 
 
 def test_points_by_a_function() -> None:

@@ -6,6 +6,7 @@ A converted layer is the same object with another class: its parameters, hooks, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from torch import nn
@@ -15,6 +16,7 @@ from qsim.nn.conversion import EMBEDDING, conversion
 from qsim.nn.layers import Layer, check, kind, layers, target
 from qsim.nn.modules import FivePointModule
 from qsim.nn.patterns import matches, patterns_of_layers, patterns_of_modules
+from qsim.quantizer import Quantizer
 from qsim.random import stream
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -147,6 +149,8 @@ def _keep_from_bypassing(module: nn.Module) -> None:
 
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
     """What gives a layer its points."""
+    if isinstance(points, Mapping) and _is_configuration(points):
+        points = FivePoint.from_dict(points)
     if isinstance(points, FivePoint):
         return lambda layer: points
     if isinstance(points, Mapping):
@@ -155,6 +159,15 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if callable(points):
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
     raise TypeError(f"convert: points must be a FivePoint, a dictionary of them by name, or a function of name and module, got {points!r}")
+
+
+def _is_configuration(points: Mapping[str, Any]) -> bool:
+    """Whether a dictionary is that of one `FivePoint`, as a file has it, and not one of patterns."""
+    names = {field.name for field in fields(FivePoint)}
+    return bool(points) and all(
+        key in names and (isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point))
+        for key, point in points.items()
+    )
 
 
 def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
