@@ -13,7 +13,8 @@ from qsim_kernels.reference import checksum as reference
 from qsim_kernels.triton.blocks import load
 from qsim_kernels.triton.launch import Launcher, flat
 
-_BLOCK = 8192
+_BLOCK = 1024
+_STEPS = 8  # so many blocks share one atomic addition
 
 FOLD: tl.constexpr = tl.constexpr(reference.FOLD)
 SPREAD: tl.constexpr = tl.constexpr(reference.SPREAD)
@@ -37,8 +38,8 @@ def mixed(words, index):
 
 
 @triton.jit
-def checksum_block(words, total, start, count, offset, row, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Adds one block of words. Integers may be added in any order."""
+def checksum_block(words, start, count, offset, row, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """What each element of a block adds."""
     place = tl.arange(0, BLOCK)
     index = start + place
     if ROWS:
@@ -46,25 +47,30 @@ def checksum_block(words, total, start, count, offset, row, stride, ROWS: tl.con
     h = mixed(load(words + start, place, count - start, MASKED), offset + index).to(tl.int64)
     if MASKED:
         h = tl.where(place < count - start, h, 0)
-    tl.atomic_add(total, tl.sum(h), sem="relaxed")
+    return h
 
 
 @triton.jit(do_not_specialize=["count", "offset", "row", "stride"])
 def checksum_kernel(
-    words, total, count: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    words, total, count: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64,
+    ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds `count` words to `total`."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
-        checksum_block(words, total, start, count, offset, row, stride, ROWS, BLOCK, False)
+    """Adds `count` words to `total`, in any order, as one may with integers."""
+    start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
+    own = tl.zeros([BLOCK], tl.int64)
+    if start + STEPS * BLOCK <= count:
+        for step in range(STEPS):
+            own += checksum_block(words, start + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, False)
     else:
-        checksum_block(words, total, start, count, offset, row, stride, ROWS, BLOCK, True)
+        for step in range(STEPS):
+            own += checksum_block(words, start + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, True)
+    tl.atomic_add(total, tl.sum(own), sem="relaxed")
 
 
 @lru_cache(maxsize=8)
 def _adder(dtype: torch.dtype, rows: bool) -> Launcher:
     """One for each dtype: a launcher's compiled forms do not tell them apart."""
-    return Launcher(checksum_kernel, (), (rows, _BLOCK), _BLOCK, num_warps=8)
+    return Launcher(checksum_kernel, (), (rows, _STEPS, _BLOCK), _STEPS * _BLOCK)
 
 
 def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:

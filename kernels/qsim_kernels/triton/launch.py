@@ -194,7 +194,8 @@ def _both(
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
     constants = (variant, second_variant, code_variant, one_grid, run_of(source, target), 2048)
-    scarce = {"maxnreg": 40} if source.itemsize == target.itemsize == 2 and not (variant.wide or second_variant.wide) else {}
+    # Two grids need more registers than would leave room for as many threads.
+    scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 else {}
     return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048, **scarce)
 
 
