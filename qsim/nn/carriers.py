@@ -7,6 +7,7 @@ sums: as `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` has
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,21 @@ def carrier(a: Operand, b: Operand, device: torch.device, narrow: torch.dtype | 
     """
     if a[0] is None and b[0] is None:
         return Carrier(torch.promote_types(a[1], b[1]))
-    kind = device.type if device.type in _CANDIDATES else "cpu"
+    if torch.compiler.is_compiling():
+        return _choose(a, b, device.type, narrow)
+    # Formats by what spells them: values as large as points take longer to look up than to ask.
+    facts = tuple((point and point.format.spelling[0], own) for point, own in (a, b))
+    known = _CHOSEN.get((facts, device.type, narrow))
+    if known is None:
+        known = _CHOSEN[facts, device.type, narrow] = _choose(a, b, device.type, narrow)
+    return known
+
+
+_CHOSEN: dict[Hashable, Carrier] = {}
+
+
+def _choose(a: Operand, b: Operand, kind: str, narrow: torch.dtype | None) -> Carrier:
+    kind = kind if kind in _CANDIDATES else "cpu"
     candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
     dtype = next(dtype for dtype in candidates if can_hold(dtype, *a) and can_hold(dtype, *b))
     survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
