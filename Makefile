@@ -14,6 +14,7 @@ demo: $(READY) ## a tour of what qsim does, in under a minute
 	$(BIN)/qsim formats
 	$(BIN)/qsim inspect e4m3 0.3 --bits 3
 	$(BIN)/python examples/first_steps.py
+	$(BIN)/python examples/train_digits.py
 
 test: lint ## lint, then every test and every example in a docstring
 	$(BIN)/python -m pytest
