@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.five_point import FivePoint
-from qsim.formats.dtypes import FLOATS
 from qsim.nn import products
+from qsim.nn.arguments import check_bias, is_distributed, operands, product_of, rounds
+from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.five_point_embedding import five_point_embedding
-from qsim.nn.five_point_product import autocasts, five_point_product
 from qsim.nn.operands import Setting
 
-Sizes = int | tuple[int, ...]
-
-
-def _rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for."""
-    if points is not None and not isinstance(points, FivePoint):
-        raise TypeError(f"points must be a FivePoint or None, got {points!r}")
-    if points is None or points.is_identity:
-        return False
-    if torch._C._are_functorch_transforms_active():
-        raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
-    return True
+__all__ = [
+    "bmm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "embedding",
+    "linear",
+    "matmul",
+    "scaled_dot_product_attention",
+]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: int = 0) -> Tensor:
@@ -46,13 +46,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
         >>> qsim.nn.functional.linear(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3"))
         tensor([[5.5625]])
     """
-    if not _rounds(points):
+    if not rounds(points):
         return F.linear(x, weight, bias)
-    x, weight, bias, dtype = _operands(x, weight, bias, points)
+    x, weight, bias, dtype = operands(x, weight, bias, points)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    _check_bias("linear", bias, weight.shape[0])
-    return _product(x, weight, bias, Setting(points, products.Linear(), dtype=dtype), stream)
+    check_bias("linear", bias, weight.shape[0])
+    return product_of(x, weight, bias, Setting(points, products.Linear(), dtype=dtype), stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
@@ -65,14 +65,14 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         tensor([[1., 0.],
                 [0., 2.]])
     """
-    if not _rounds(points):
+    if not rounds(points):
         return torch.matmul(a, b)
-    a, b, _, dtype = _operands(a, b, None, points, two_inputs=True)
+    a, b, _, dtype = operands(a, b, None, points, two_inputs=True)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = _product(left, right, None, Setting(points, products.Matmul(), two_inputs=True, dtype=dtype))
+    result = product_of(left, right, None, Setting(points, products.Matmul(), two_inputs=True, dtype=dtype))
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 
@@ -102,13 +102,13 @@ def embedding(
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
         tensor([[1.]])
     """
-    if not _rounds(points):
+    if not rounds(points):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
     padding = -1 if padding_idx is None else padding_idx % rows
-    if _is_distributed(x, weight):
+    if is_distributed(x, weight):
         from qsim.nn.sharded_embedding import sharded_embedding
 
         return sharded_embedding(x, weight, padding, scale_grad_by_freq, points, stream)
@@ -134,7 +134,7 @@ def scaled_dot_product_attention(
         >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
         torch.Size([1, 2, 4])
     """
-    if not _rounds(points):
+    if not rounds(points):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
@@ -154,218 +154,3 @@ def scaled_dot_product_attention(
     # As torch's own does it, a query that may look at nothing gets zeros.
     weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
     return matmul(weights, value, points)
-
-
-def conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv1d` with its operands and gradients rounded.
-
-    Example:
-        >>> import torch, qsim
-        >>> qsim.nn.functional.conv1d(torch.full((1, 1, 3), 1.1), torch.ones(1, 1, 2), points=qsim.FivePoint(act="e2m1"))
-        tensor([[[2., 2.]]])
-    """
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream)
-
-
-def conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv2d` with its operands and gradients rounded."""
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
-
-
-def conv3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv3d` with its operands and gradients rounded."""
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
-
-
-def conv_transpose1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded."""
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
-
-
-def conv_transpose2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded."""
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
-
-
-def conv_transpose3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-    points: FivePoint | None = None,
-    *,
-    stream: int = 0,
-) -> Tensor:
-    """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded."""
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
-
-
-def _product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
-    """The product of whole tensors, or of distributed ones."""
-    if _is_distributed(a, w, bias):
-        from qsim.nn.sharded import sharded_product
-
-        return sharded_product(a, w, bias, setting, stream)
-    return five_point_product(a, w, bias, setting, stream)
-
-
-def _check_bias(name: str, bias: Tensor | None, features: int) -> None:
-    """Refuses a bias that is not one number for each feature; one that is broadcast would get the gradient of another."""
-    if bias is not None and bias.shape != (features,):
-        raise ValueError(f"{name}: bias must have shape {(features,)}, got {tuple(bias.shape)}")
-
-
-def _is_distributed(*operands: Tensor | None) -> bool:
-    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return False
-    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
-
-    return any(isinstance(x, DTensor) for x in operands)
-
-
-def _conv(
-    dims: int,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sizes,
-    padding: Sizes | str,
-    dilation: Sizes,
-    groups: int,
-    points: FivePoint | None,
-    stream: int,
-    output_padding: Sizes | None = None,
-) -> Tensor:
-    transposed = output_padding is not None
-    if not _rounds(points):
-        return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
-    name = f"conv{'_transpose' if transposed else ''}{dims}d"
-    if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
-        raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    _check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
-    x, weight, bias, dtype = _operands(x, weight, bias, points)
-    steps = _tuple(dilation, dims)
-    if isinstance(padding, str):
-        x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = products.Convolution(
-        _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
-    )
-    batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
-    result = _product(batched, weight, bias, Setting(points, product, dtype=dtype), stream)
-    return result if x.dim() == dims + 2 else result.squeeze(0)
-
-
-def _torch_conv(dims: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, output: Any) -> Tensor:
-    if output is None:
-        return (F.conv1d, F.conv2d, F.conv3d)[dims - 1](x, weight, bias, stride, padding, dilation, groups)
-    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
-    return transposed(x, weight, bias, stride, padding, output, groups, dilation)
-
-
-def _tuple(sizes: Sizes, dims: int) -> tuple[int, ...]:
-    """One number for each spatial dimension."""
-    if isinstance(sizes, int):
-        return (sizes,) * dims
-    return tuple(sizes) * dims if len(sizes) == 1 else tuple(sizes)
-
-
-def _named_padding(
-    name: str, x: Tensor, padding: str, kernel: torch.Size, dilation: tuple[int, ...], stride: tuple[int, ...]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """The input and its padding where that is given by name; what is uneven is added to the input."""
-    if padding == "valid":
-        return x, (0,) * len(kernel)
-    if padding != "same":
-        raise ValueError(f"{name}: padding must be numbers, 'valid' or 'same', got {padding!r}")
-    if any(step != 1 for step in stride):
-        raise ValueError(f"{name}: padding='same' needs a stride of 1, got {stride}")
-    total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-    uneven = [side for amount in reversed(total) for side in (0, amount % 2)]
-    return (F.pad(x, uneven) if any(uneven) else x), tuple(amount // 2 for amount in total)
-
-
-def _operands(
-    a: Tensor, b: Tensor, bias: Tensor | None, points: FivePoint, two_inputs: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
-    """The arguments of a product, checked, and the dtype of its result under autocast.
-
-    Autocast makes 16 bits of what no point rounds forward. What one does is rounded as it is, once.
-    """
-    for operand in (a, b):
-        if operand.layout != torch.strided:
-            raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
-        if operand.dtype not in FLOATS:
-            raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
-    devices = [x.device for x in (a, b, bias) if x is not None]
-    if any(device != devices[0] for device in devices):
-        raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
-    if not autocasts(a.device):
-        return a, b, bias, None
-    lower = torch.get_autocast_dtype(a.device.type)
-    of_a, of_b = (torch.float64 if x.dtype == torch.float64 else lower for x in (a, b))
-    a = a.to(of_a) if points.act is None else a
-    b = b.to(of_b) if (points.act if two_inputs else points.weight) is None else b
-    bias = bias.to(lower) if bias is not None and bias.dtype != torch.float64 else bias
-    return a, b, bias, torch.promote_types(of_a, of_b)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qsim_kernels.mixing import FOLD, SPREAD, STIR
 from qsim_kernels.reference.chunks import pieces
 
-# Odd numbers whose bits show no pattern, and shifts that carry a product's upper bits to its lower ones.
-FOLD = 0x27D4EB2F
-SPREAD = 0x9E3779B1
-STIR = ((0x85EBCA6B, 15), (0xC2B2AE35, 16))
 _WORD = 0xFFFFFFFF
 
 

@@ -1,4 +1,4 @@
-"""A sum over a tensor's elements, each mixed with its index, in one read; see `reference.checksum`, whose numbers these are."""
+"""A sum over a tensor's elements, each mixed with its index, in one read; see `reference.checksum`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.reference import checksum as reference
+from qsim_kernels import mixing
 from qsim_kernels.triton.blocks import load
 from qsim_kernels.triton.launch import Launcher, flat
 
 _BLOCK = 1024
 _STEPS = 8  # so many blocks share one atomic addition
 
-FOLD: tl.constexpr = tl.constexpr(reference.FOLD)
-SPREAD: tl.constexpr = tl.constexpr(reference.SPREAD)
-FIRST: tl.constexpr = tl.constexpr(reference.STIR[0])
-SECOND: tl.constexpr = tl.constexpr(reference.STIR[1])
+FOLD: tl.constexpr = tl.constexpr(mixing.FOLD)
+SPREAD: tl.constexpr = tl.constexpr(mixing.SPREAD)
+FIRST: tl.constexpr = tl.constexpr(mixing.STIR[0])
+SECOND: tl.constexpr = tl.constexpr(mixing.STIR[1])
 
 
 @triton.jit

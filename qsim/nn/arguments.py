@@ -1,0 +1,73 @@
+"""What every function with points does first: see whether there is anything to round, check its arguments, and find the product."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, distributed
+
+from qsim.five_point import FivePoint
+from qsim.formats.dtypes import FLOATS
+from qsim.nn.five_point_product import autocasts, five_point_product
+from qsim.nn.operands import Setting
+
+
+def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
+    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for."""
+    if points is not None and not isinstance(points, FivePoint):
+        raise TypeError(f"points must be a FivePoint or None, got {points!r}")
+    if points is None or points.is_identity:
+        return False
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
+    return True
+
+
+def operands(
+    a: Tensor, b: Tensor, bias: Tensor | None, points: FivePoint, two_inputs: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
+    """The arguments of a product, checked, and the dtype of its result under autocast.
+
+    Autocast makes 16 bits of what no point rounds forward. What one does is rounded as it is, once.
+    """
+    for operand in (a, b):
+        if operand.layout != torch.strided:
+            raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
+        if operand.dtype not in FLOATS:
+            raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
+    devices = [x.device for x in (a, b, bias) if x is not None]
+    if any(device != devices[0] for device in devices):
+        raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
+    if not autocasts(a.device):
+        return a, b, bias, None
+    lower = torch.get_autocast_dtype(a.device.type)
+    of_a, of_b = (torch.float64 if x.dtype == torch.float64 else lower for x in (a, b))
+    a = a.to(of_a) if points.act is None else a
+    b = b.to(of_b) if (points.act if two_inputs else points.weight) is None else b
+    bias = bias.to(lower) if bias is not None and bias.dtype != torch.float64 else bias
+    return a, b, bias, torch.promote_types(of_a, of_b)
+
+
+def check_bias(name: str, bias: Tensor | None, features: int) -> None:
+    """Refuses a bias that is not one number for each feature; one that is broadcast would get the gradient of another."""
+    if bias is not None and bias.shape != (features,):
+        raise ValueError(f"{name}: bias must have shape {(features,)}, got {tuple(bias.shape)}")
+
+
+def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """The product of whole tensors, or of distributed ones."""
+    if is_distributed(a, w, bias):
+        from qsim.nn.sharded import sharded_product
+
+        return sharded_product(a, w, bias, setting, stream)
+    return five_point_product(a, w, bias, setting, stream)
+
+
+def is_distributed(*operands: Tensor | None) -> bool:
+    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
+
+    return any(isinstance(x, DTensor) for x in operands)

@@ -1,0 +1,182 @@
+"""torch.nn.functional's convolutions and transposed ones, rounded at five points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim.five_point import FivePoint
+from qsim.nn import products
+from qsim.nn.arguments import check_bias, operands, product_of, rounds
+from qsim.nn.operands import Setting
+
+Sizes = int | tuple[int, ...]
+
+
+def conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv1d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.nn.functional.conv1d(torch.full((1, 1, 3), 1.1), torch.ones(1, 1, 2), points=qsim.FivePoint(act="e2m1"))
+        tensor([[[2., 2.]]])
+    """
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv2d` with its operands and gradients rounded."""
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv3d` with its operands and gradients rounded."""
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
+
+
+def conv_transpose1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded."""
+    return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded."""
+    return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def conv_transpose3d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+    points: FivePoint | None = None,
+    *,
+    stream: int = 0,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded."""
+    return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
+
+
+def _conv(
+    dims: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Sizes | str,
+    dilation: Sizes,
+    groups: int,
+    points: FivePoint | None,
+    stream: int,
+    output_padding: Sizes | None = None,
+) -> Tensor:
+    transposed = output_padding is not None
+    if not rounds(points):
+        return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
+    name = f"conv{'_transpose' if transposed else ''}{dims}d"
+    if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
+        raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
+    check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
+    x, weight, bias, dtype = operands(x, weight, bias, points)
+    steps = _tuple(dilation, dims)
+    if isinstance(padding, str):
+        x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
+    product = products.Convolution(
+        _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
+    )
+    batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
+    result = product_of(batched, weight, bias, Setting(points, product, dtype=dtype), stream)
+    return result if x.dim() == dims + 2 else result.squeeze(0)
+
+
+def _torch_conv(dims: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, output: Any) -> Tensor:
+    if output is None:
+        return (F.conv1d, F.conv2d, F.conv3d)[dims - 1](x, weight, bias, stride, padding, dilation, groups)
+    transposed = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+    return transposed(x, weight, bias, stride, padding, output, groups, dilation)
+
+
+def _tuple(sizes: Sizes, dims: int) -> tuple[int, ...]:
+    """One number for each spatial dimension."""
+    if isinstance(sizes, int):
+        return (sizes,) * dims
+    return tuple(sizes) * dims if len(sizes) == 1 else tuple(sizes)
+
+
+def _named_padding(
+    name: str, x: Tensor, padding: str, kernel: torch.Size, dilation: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The input and its padding where that is given by name; what is uneven is added to the input."""
+    if padding == "valid":
+        return x, (0,) * len(kernel)
+    if padding != "same":
+        raise ValueError(f"{name}: padding must be numbers, 'valid' or 'same', got {padding!r}")
+    if any(step != 1 for step in stride):
+        raise ValueError(f"{name}: padding='same' needs a stride of 1, got {stride}")
+    total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    uneven = [side for amount in reversed(total) for side in (0, amount % 2)]
+    return (F.pad(x, uneven) if any(uneven) else x), tuple(amount // 2 for amount in total)
