@@ -17,11 +17,10 @@ import torch
 from torch import nn
 
 import qsim
-from qsim import FivePoint
-from qsim.bench import _peers, _points, _settings
+from qsim.bench import _conditions, _peers, _settings
+from qsim.bench._conditions import Conditions
 from qsim.bench._graphs import replay
 from qsim.bench._qpytorch_way import QPyTorchLinear
-from qsim.bench._settings import DTYPES
 from qsim.bench._tables import Column, Row, hundredths, render, thousandths
 from qsim.bench._timing import Call, clock_of, sustained
 
@@ -49,54 +48,43 @@ class Shape:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `qsim bench linear`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     shapes = "16384x4096x4096,16384x1024x4096,4096x768x3072"
     parser.add_argument("--shapes", metavar="TOKENSxINxOUT,…", help=f"default: {shapes}; on the CPU 1024x256x256")
-    parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--no-bias", action="store_true", help="layers without a bias")
-    parser.add_argument("--seconds", type=float, default=0.3, metavar="S", help="how long a turn lasts, of three (default: %(default)s)")
-    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _points.add_arguments(parser)
+    _conditions.add_arguments(parser, seconds=0.3)
     parser.set_defaults(default_shapes=shapes)
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the measurement."""
-    device = _settings.device(args.device)
-    cuda = device.type == "cuda"
-    shapes = _shapes(args.shapes or (args.default_shapes if cuda else "1024x256x256"))
-    dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
-    seconds = _settings.seconds(args.seconds, "--seconds")
-    points = _points.chosen(args)
-    heading = _points.heading(device, points)
+    conditions = _conditions.chosen(args)
+    shapes = _shapes(args.shapes or (args.default_shapes if conditions.is_cuda else "1024x256x256"))
     if not args.json:
-        print(heading)
+        print(conditions.heading())
     rows: list[Row] = []
     for shape in shapes:
-        rows += measure(shape, points, device, dtype, not args.no_bias, seconds, args.peers)
-    print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+        rows += measure(shape, conditions, not args.no_bias, args.peers)
+    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
 
-def measure(
-    shape: Shape, points: FivePoint, device: torch.device, dtype: torch.dtype, bias: bool, seconds: float, peers: bool
-) -> Iterator[Row]:
+def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> Iterator[Row]:
     """One shape, called and replayed, against torch's own layer and QPyTorch's way."""
-    native = nn.Linear(shape.inputs, shape.outputs, bias, device, dtype)
-    ours = qsim.nn.Linear(shape.inputs, shape.outputs, bias, device, dtype, points=points)
-    steps = [_step(layer, shape, dtype) for layer in (native, ours)]
-    yield _row(shape, "eager", "torch", steps, device, seconds)
-    if device.type == "cuda":
-        yield _row(shape, "CUDA graph", "torch", [replay(step) for step in steps], device, seconds)
+    place = (bias, conditions.device, conditions.dtype)
+    native = nn.Linear(shape.inputs, shape.outputs, *place)
+    ours = qsim.nn.Linear(shape.inputs, shape.outputs, *place, points=conditions.points)
+    steps = [_step(layer, shape, conditions.dtype) for layer in (native, ours)]
+    yield _row(shape, "eager", "torch", steps, conditions)
+    if conditions.is_cuda:
+        yield _row(shape, "CUDA graph", "torch", [replay(step) for step in steps], conditions)
     if peers:
         try:
             float_quantize = _peers.PEERS["qpytorch"].load()
         except ImportError as error:
             yield {"shape": str(shape), "how": "eager", "against": "QPyTorch", "note": f"not installed (pip install qtorch): {error}"}
             return
-        theirs = _step(QPyTorchLinear(native, points, float_quantize), shape, torch.float32)
-        yield _row(shape, "eager", "QPyTorch", [theirs, steps[1]], device, seconds)
+        theirs = _step(QPyTorchLinear(native, conditions.points, float_quantize), shape, torch.float32)
+        yield _row(shape, "eager", "QPyTorch", [theirs, steps[1]], conditions)
 
 
 def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
@@ -113,8 +101,8 @@ def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
     return step
 
 
-def _row(shape: Shape, how: str, against: str, steps: list[Call], device: torch.device, seconds: float) -> Row:
-    theirs, ours = sustained(steps, clock_of(device), seconds)
+def _row(shape: Shape, how: str, against: str, steps: list[Call], conditions: Conditions) -> Row:
+    theirs, ours = sustained(steps, clock_of(conditions.device), conditions.seconds)
     ratio = ours / theirs if against == "torch" else theirs / ours
     times = {"their_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "ratio": ratio}
     return {"shape": str(shape), "how": how, "against": against, **times}

@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 import qsim
-from qsim import FivePoint
-from qsim.bench import _models, _peers, _points, _settings
+from qsim.bench import _conditions, _models, _peers, _settings
+from qsim.bench._conditions import Conditions
 from qsim.bench._graphs import peak_growth
 from qsim.bench._qpytorch_way import QPyTorchLinear
-from qsim.bench._settings import DTYPES
 from qsim.bench._tables import Column, Row, hundredths, render, tenths, whole
 from qsim.bench._timing import Call, clock_of, sustained
 
@@ -41,62 +40,52 @@ COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `qsim bench train`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
-    parser.add_argument("--dtype", metavar="NAME", help=f"of the models: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="how long a turn lasts, of three (default: %(default)s)")
-    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    _points.add_arguments(parser)
+    _conditions.add_arguments(parser, seconds=1.0)
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the measurement."""
-    device = _settings.device(args.device)
-    cuda = device.type == "cuda"
-    size = args.size or ("small" if cuda else "tiny")
+    conditions = _conditions.chosen(args)
+    size = args.size or ("small" if conditions.is_cuda else "tiny")
     if size not in _models.SIZES:
         raise ValueError(f"--size: {size!r} is none of {', '.join(_models.SIZES)}")
     names = _settings.among(args.models, "--models", MODELS)
-    seconds = _settings.seconds(args.seconds, "--seconds")
-    dtype = _settings.dtype(args.dtype or ("bf16" if cuda else "fp32"), "--dtype")
-    points = _points.chosen(args)
-    heading = _points.heading(device, points)
     if not args.json:
-        print(heading)
+        print(conditions.heading())
     rows: list[Row] = []
     for name in names:
-        rows += measure(name, size, points, device, dtype, args.compile, seconds)
+        rows += measure(name, size, conditions, args.compile)
         if args.peers:
-            rows += peer(name, size, points, device, seconds, rows[-2:])
-    print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+            rows += peer(name, size, conditions, rows[-2:])
+    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
 
-def measure(
-    name: str, size: str, points: FivePoint, device: torch.device, dtype: torch.dtype, compiled: bool, seconds: float
-) -> Iterator[Row]:
+def measure(name: str, size: str, conditions: Conditions, compiled: bool) -> Iterator[Row]:
     """One model without points and with them."""
+    device = conditions.device
     variants: list[tuple[str, Call, int]] = []
     for variant in ("native", "five points"):
         before = _allocated(device)
-        model, batch, count = _models.make(name, size, device, dtype)
+        model, batch, count = _models.make(name, size, device, conditions.dtype)
         if variant != "native":
-            qsim.convert(model, points, exclude=[LAST])
+            qsim.convert(model, conditions.points, exclude=[LAST])
         step = _step(model, batch, compiled)
         step()
         variants.append((variant, step, _allocated(device) - before))
-    times = sustained([step for _, step, _ in variants], clock_of(device), seconds)
+    times = sustained([step for _, step, _ in variants], clock_of(device), conditions.seconds)
     how = "compiled" if compiled else "eager"
     for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
         yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / times[0]}
 
 
-def peer(name: str, size: str, points: FivePoint, device: torch.device, seconds: float, ours: list[Row]) -> Iterator[Row]:
+def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
     """The model with QPyTorch's way in its linear layers; it has no convolutions of that kind."""
+    device = conditions.device
     row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
     if name != "gpt":
         yield {**row, "note": "not measured: its layers are written for linear ones"}
@@ -111,11 +100,11 @@ def peer(name: str, size: str, points: FivePoint, device: torch.device, seconds:
     for module in list(model.modules()):
         for child_name, child in module.named_children():
             if isinstance(child, nn.Linear) and child_name != LAST:
-                setattr(module, child_name, QPyTorchLinear(child, points, float_quantize))
+                setattr(module, child_name, QPyTorchLinear(child, conditions.points, float_quantize))
     step = _step(model, batch, False)
     step()
     own = _allocated(device) - before
-    (time,) = sustained([step], clock_of(device), seconds)
+    (time,) = sustained([step], clock_of(device), conditions.seconds)
     ratio = time * 1e3 / ours[0]["milliseconds"]
     yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": _peak(step, own, device), "ratio": ratio}
 

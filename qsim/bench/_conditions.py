@@ -1,0 +1,63 @@
+"""What the measurements of layers have in common: where, in which dtype, at which points, for how long."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.bench import _settings
+from qsim.bench._settings import DTYPES
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How layers are measured.
+
+    Attributes:
+        device: Where.
+        dtype: Of the model.
+        points: Where it rounds.
+        seconds: How long a turn lasts.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    points: FivePoint
+    seconds: float
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.type == "cuda"
+
+    def heading(self) -> str:
+        """Where the numbers come from, in one line."""
+        name = torch.cuda.get_device_name(self.device) if self.is_cuda else f"CPU, {torch.get_num_threads()} threads"
+        return f"{name}; torch {torch.__version__}, qsim {qsim.__version__}; {self.points}"
+
+
+def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """Adds the options that say so."""
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
+    parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
+    parser.add_argument("--backward", default="stochastic", metavar="NAME", help="rounding of the backward points (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, metavar="S", help="how long each of three turns lasts (default: %(default)s)"
+    )
+    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def chosen(args: argparse.Namespace) -> Conditions:
+    """What the options say. Points round to nearest on the way forward, as told on the way back."""
+    device = _settings.device(args.device)
+    dtype = _settings.dtype(args.dtype or ("bf16" if device.type == "cuda" else "fp32"), "--dtype")
+    seconds = _settings.seconds(args.seconds, "--seconds")
+    forward, backward = Quantizer(args.format), Quantizer(args.format, args.backward)
+    points = FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)
+    return Conditions(device, dtype, points, seconds)
