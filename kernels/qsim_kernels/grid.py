@@ -9,7 +9,7 @@ from __future__ import annotations
 from ast import literal_eval
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 
 class Mode(IntEnum):
@@ -84,18 +84,23 @@ class Rule(NamedTuple):
     saturate: bool
 
 
-Numbers = TypeVar("Numbers", Grid, Coding, Rule)
+Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 
 
-def spell(numbers: Grid | Coding | Rule) -> str:
-    """Numbers as text, which is how operators take them: one short argument that a graph shows and an exported program keeps.
+def spell(numbers: tuple[Any, ...]) -> str:
+    """A NamedTuple of numbers as text, which is how operators take it: one short argument that a graph shows and an exported program keeps.
 
     Example:
         >>> from qsim_kernels.grid import Coding, spell
         >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
         'bits=8 twos_complement=True nan=-1 infinity=-1'
     """
-    return " ".join(f"{name}={value!r}" for name, value in zip(numbers._fields, numbers, strict=True))
+    return " ".join(f"{name}={value!r}" for name, value in zip(_names(type(numbers)), numbers, strict=True))
+
+
+def _names(kind: type[tuple[Any, ...]]) -> tuple[str, ...]:
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return names
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +108,7 @@ def read(kind: type[Numbers], text: str) -> Numbers:
     """Numbers from their text.
 
     Args:
-        kind: `Grid`, `Coding` or `Rule`.
+        kind: The NamedTuple that they are of.
         text: What `spell` gave.
 
     Raises:
@@ -115,6 +120,6 @@ def read(kind: type[Numbers], text: str) -> Numbers:
         Rule(mode=7, bits=6, correction=False, saturate=True)
     """
     pairs = [part.partition("=") for part in text.split(" ")]
-    if tuple(name for name, _, _ in pairs) != kind._fields:
-        raise ValueError(f"{kind.__name__} is spelt {' '.join(f'{name}=…' for name in kind._fields)}, got {text!r}")
+    if tuple(name for name, _, _ in pairs) != _names(kind):
+        raise ValueError(f"{kind.__name__} is spelt {' '.join(f'{name}=…' for name in _names(kind))}, got {text!r}")
     return kind(*(literal_eval(value) for _, _, value in pairs))

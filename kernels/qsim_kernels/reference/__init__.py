@@ -11,9 +11,19 @@ from qsim_kernels.reference.checksum import add_words
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
 from qsim_kernels.reference.philox import noise, random_bits
-from qsim_kernels.reference.rounding import round_bits
+from qsim_kernels.reference.rounding import as_values, float_dtype, round_bits
+from qsim_kernels.reference.updates import update
 
-__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into", "random_bits"]
+__all__ = [
+    "add_words",
+    "decode_into",
+    "encode_into",
+    "quantize_and_encode_into",
+    "quantize_and_sum_into",
+    "quantize_into",
+    "random_bits",
+    "update",
+]
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -32,7 +42,7 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
         rounded = _rounded(source, how, rule, number, stream, index)
-        target.copy_(_as_values(rounded, how, out.dtype).view(source.shape))
+        target.copy_(as_values(rounded, how, out.dtype).view(source.shape))
 
 
 def encode_into(
@@ -99,27 +109,12 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     how = plan(grid, wide=out.dtype == torch.float64)
     mask = (1 << coding.bits) - 1
     for _, (source, target) in pieces(codes, out):
-        target.copy_(_as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
-
-
-def _carrier(how: Plan) -> torch.dtype:
-    return torch.float64 if how.carrier.mantissa > 23 else torch.float32
-
-
-def _as_values(bits: Tensor, how: Plan, dtype: torch.dtype) -> Tensor:
-    """The carrier's bit patterns as values of a dtype that holds them exactly; what a NaN becomes does not depend on the processor."""
-    values = bits.view(_carrier(how)).to(torch.float32 if dtype != torch.float64 else dtype)
-    if dtype == torch.bfloat16:
-        return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
-    if dtype == torch.float16:
-        halves = values.to(dtype)
-        return halves.view(torch.int16).masked_fill_(halves.isnan(), 0x7FFF).view(dtype)
-    return values
+        target.copy_(as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
 
 
 def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """One piece's values, rounded, as a flat tensor of the carrier's bit patterns."""
-    values = source.reshape(-1).to(_carrier(how))
+    values = source.reshape(-1).to(float_dtype(how))
     drawn = None
     if rule.mode == Mode.STOCHASTIC:
         assert seed is not None  # the operators refuse this before

@@ -35,7 +35,12 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
     upper = (first >> 32) & _WORD
     # A word that is the same in all counters stays a plain number until the rounds have mixed it with the others.
     high: Tensor | int = upper if (first + count - 1) >> 32 == first >> 32 else block >> 32
-    words: tuple[Tensor | int, ...] = (block & _WORD, high, stream & _WORD, (stream >> 32) & _WORD)
+    return _mixed(block & _WORD, high, seed, stream)
+
+
+def _mixed(low: Tensor, high: Tensor | int, seed: int, stream: int) -> Tensor:
+    """The words of the counters with these lower halves."""
+    words: tuple[Tensor | int, ...] = (low, high, stream & _WORD, (stream >> 32) & _WORD)
     key = (seed & _WORD, (seed >> 32) & _WORD)
     for _ in range(10):
         words = _round(words, key)
@@ -93,5 +98,20 @@ def random_bits(first: int, count: int, bits: int, seed: int, stream: int, devic
 
 def noise(first: int, count: int, bits: int, correction: bool, seed: int, stream: int, device: torch.device) -> Tensor:
     """The elements' random integers as they are added: `NOISE_BITS` wide, with the correction behind their last bit."""
-    drawn = random_bits(first, count, bits, seed, stream, device).bitwise_left_shift_(NOISE_BITS - bits)
+    return _as_added(random_bits(first, count, bits, seed, stream, device), bits, correction)
+
+
+def _as_added(drawn: Tensor, bits: int, correction: bool) -> Tensor:
+    drawn = drawn.bitwise_left_shift_(NOISE_BITS - bits)
     return drawn.bitwise_or_(1 << (NOISE_BITS - 1 - bits)) if correction else drawn
+
+
+def noise_at(where: Tensor, bits: int, correction: bool, seed: int, stream: int) -> Tensor:
+    """`noise` of the elements with these logical indices, which need not follow one another: a block of words for each."""
+    served = 8 if bits <= 16 else 4
+    block = where // served
+    words = _mixed(block & _WORD, block >> 32, seed, stream)
+    if bits <= 16:
+        words = torch.stack([words & 0xFFFF, words >> 16], dim=2).view(-1, served)
+    drawn = words.gather(1, (where % served).view(-1, 1)).view(-1)
+    return _as_added(drawn >> (16 if bits <= 16 else 32) - bits, bits, correction)

@@ -18,6 +18,17 @@ def float_dtype(plan: Plan) -> torch.dtype:
     return torch.float64 if plan.carrier == DOUBLE else torch.float32
 
 
+def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
+    """The carrier's bit patterns as values of a dtype that holds them exactly; what a NaN becomes does not depend on the processor."""
+    values = bits.view(float_dtype(plan)).to(torch.float32 if dtype != torch.float64 else dtype)
+    if dtype == torch.bfloat16:
+        return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
+    if dtype == torch.float16:
+        halves = values.to(dtype)
+        return halves.view(torch.int16).masked_fill_(halves.isnan(), 0x7FFF).view(dtype)
+    return values
+
+
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Rounds values, given and returned as bit patterns of the carrier.
 

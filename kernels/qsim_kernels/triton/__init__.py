@@ -3,5 +3,6 @@
 from qsim_kernels.triton.checksum import add_words
 from qsim_kernels.triton.launch import decode_into, encode_into, quantize_and_encode_into, quantize_into
 from qsim_kernels.triton.row_sums import quantize_and_sum_into
+from qsim_kernels.triton.step import update
 
-__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into", "update"]

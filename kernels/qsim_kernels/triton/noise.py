@@ -99,10 +99,26 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
             drawn = half_words(first, noise.seed, noise.stream, max(RUN, 8), BLOCK)
         else:
             drawn = run_of_words(first, noise.seed, noise.stream, RUN, BLOCK)
-        if not V.whole:
-            drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
-        if V.halves and not V.fast:
-            drawn <<= 16
-        if V.wide:
-            drawn = (drawn.to(tl.int64) << 1) | noise.late
+        drawn = as_added(drawn, noise, V)
+    return drawn
+
+
+@triton.jit
+def integers_at(noise, place, V: tl.constexpr):
+    """`random_integers` of the elements with these logical indices, which need not follow one another."""
+    drawn = 0
+    if V.mode == STOCHASTIC:
+        drawn = as_added(single_words(place, noise.seed, noise.stream, V.halves), noise, V)
+    return drawn
+
+
+@triton.jit
+def as_added(drawn, noise, V: tl.constexpr):
+    """Random words or half words as a rounding adds them."""
+    if not V.whole:
+        drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
+    if V.halves and not V.fast:
+        drawn <<= 16
+    if V.wide:
+        drawn = (drawn.to(tl.int64) << 1) | noise.late
     return drawn

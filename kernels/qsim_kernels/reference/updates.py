@@ -1,0 +1,284 @@
+"""One step of an optimizer in plain torch, tensor after tensor; see `qsim_kernels.updates` for the formulas and the order of operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.carrier import Plan, plan
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.reference.chunks import pieces
+from qsim_kernels.reference.philox import noise, noise_at, philox
+from qsim_kernels.reference.rounding import as_values, float_dtype, round_bits
+from qsim_kernels.updates import ROLES, SGD, Adam, Roundings, power
+
+_Rounder = Callable[[Tensor], Tensor]
+
+
+class Place(NamedTuple):
+    """Where the elements of a share lie in a whole tensor: see `qsim.random.Place`."""
+
+    offset: int
+    row: int
+    stride: int
+
+
+class Tensors(NamedTuple):
+    """What the update of one parameter reads and writes; what an algorithm has no use for is `None`."""
+
+    param: Tensor
+    grad: Tensor
+    first: Tensor | None
+    second: Tensor | None
+    largest: Tensor | None
+    compensation: Tensor | None
+
+
+class Factors(NamedTuple):
+    """The numbers of one step of one parameter, float32 all.
+
+    Attributes:
+        scale: What a gradient is multiplied by.
+        keep1: What remains of the first moment.
+        fresh1: What enters it.
+        keep2: The same of the second moment; of SGD, the momentum in Nesterov's update.
+        fresh2: See `fresh1`.
+        rate: What the direction is multiplied by.
+        root: What the second moment's root is multiplied by; in the format's arithmetic, what the second moment is divided by.
+        mean: In the format's arithmetic, what the first moment is divided by.
+        epsilon: What is added to the denominator.
+        decay: What the weight is multiplied by.
+    """
+
+    scale: float
+    keep1: float
+    fresh1: float
+    keep2: float
+    fresh2: float
+    rate: float
+    root: float
+    mean: float
+    epsilon: float
+    decay: float
+
+
+def update(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    largest: Sequence[Tensor],
+    compensations: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    products: Sequence[Tensor],
+    lr: Tensor,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    seed: int,
+    streams: Sequence[int],
+    places: Sequence[int],
+    algorithm: Adam | SGD,
+    roundings: Roundings,
+) -> None:
+    """Moves parameters by one step. Lists that an algorithm has no use for are empty.
+
+    Args:
+        params: Of one dtype.
+        grads: Of any float dtypes.
+        first: First moments, of one dtype.
+        second: Second moments, of the same.
+        largest: The largest second moments so far, of the same.
+        compensations: What Kahan's summation carries from step to step, of the parameters' dtype.
+        steps: Steps done so far, int64 each.
+        products: `beta1**step` and `beta2**step` in the format's arithmetic, two float32 numbers each.
+        lr: The learning rate.
+        grad_scale: What gradients are too large by.
+        found_inf: Where it is not zero, nothing happens.
+        seed: Of all random bits.
+        streams: One for each parameter.
+        places: Where the parameters lie in whole tensors, three numbers each.
+        algorithm: What makes an update of a gradient.
+        roundings: What is rounded.
+    """
+    if found_inf is not None and bool(found_inf):
+        return
+    scale = 1.0 / (1.0 if grad_scale is None else float(grad_scale))
+    for i, param in enumerate(params):
+        steps[i].add_(1)
+        step = int(steps[i])
+        factors = factors_of(step, float(lr), scale, products[i] if products else None, algorithm, roundings)
+        keys = [_key(seed, step, streams[i], role) for role in range(ROLES)]
+        tensors = Tensors(param, grads[i], *(states[i] if states else None for states in (first, second, largest, compensations)))
+        _update(tensors, factors, keys, Place(*places[3 * i : 3 * i + 3]), algorithm, roundings)
+
+
+def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
+    """The numbers of a step, from float64 to float32; in the format's arithmetic also rounded to it."""
+    if isinstance(algorithm, SGD):
+        keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
+        decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
+        factors = [_single(x) for x in (scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay)]
+    else:
+        bias1, bias2 = 1.0 - power(algorithm.beta1, step), 1.0 - power(algorithm.beta2, step)
+        decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
+        rate = lr if roundings.in_format else lr / bias1
+        root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
+        of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)
+        factors = [_single(x) for x in (scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay)]
+    found = Factors(*factors)
+    return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
+
+
+def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
+    """The numbers rounded to the format, and what follows from them in its arithmetic."""
+
+    def q(x: float | Tensor) -> float:
+        return float(_rounded(torch.as_tensor(x, dtype=torch.float32).reshape(1), roundings.inner, roundings.inner_rule))
+
+    scale, rest = factors.scale, [q(x) for x in factors[1:]]
+    found = Factors(scale, *rest)
+    if algorithm.decoupled:
+        found = found._replace(decay=q(_single(found.rate * found.decay)))
+    if isinstance(algorithm, SGD):
+        return found
+    assert products is not None
+    beta1, beta2 = found.keep1, found.keep2
+    products.copy_(torch.tensor([q(float(products[0]) * beta1), q(float(products[1]) * beta2)]))
+    corrections = [q(1.0 - float(product)) for product in products]
+    return found._replace(fresh1=q(1.0 - beta1), fresh2=q(1.0 - beta2), mean=corrections[0], root=corrections[1])
+
+
+def _single(x: float) -> float:
+    """A float64 rounded to float32, infinities included."""
+    return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
+
+
+def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
+    """The seed and the stream of a step's random bits: those that a block of the optimizer's own bits says."""
+    words = philox(step, 1, seed, stream + role, torch.device("cpu"))[0].tolist()
+    return words[0] | words[1] << 32, words[2] | words[3] << 32
+
+
+def _update(
+    tensors: Tensors, factors: Factors, keys: list[tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
+) -> None:
+    """The update of one parameter, piece by piece."""
+    for index, views in pieces(*(x for x in tensors if x is not None)):
+        remaining = iter(views)
+        piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
+        _update_piece(piece, factors, _Noise(keys, place, index, piece.param), algorithm, roundings)
+
+
+class _Noise:
+    """The random integers of a piece's elements, for those rules that want them."""
+
+    def __init__(self, keys: list[tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
+        self._keys, self._place, self._index, self._like = keys, place, index, like
+
+    def __call__(self, rule: Rule, role: int) -> Tensor | None:
+        if rule.mode != Mode.STOCHASTIC:
+            return None
+        (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
+        if not row:
+            return noise(offset + self._index, count, rule.bits, rule.correction, *self._keys[role], device)
+        place = torch.arange(self._index, self._index + count, device=device)
+        return noise_at(offset + place // row * stride + place % row, rule.bits, rule.correction, *self._keys[role])
+
+
+def _update_piece(x: Tensors, factors: Factors, drawn: _Noise, algorithm: Adam | SGD, roundings: Roundings) -> None:
+    weight = _as_single(x.param)
+
+    def q(value: Tensor) -> Tensor:
+        return _rounded(value, roundings.inner, roundings.inner_rule) if roundings.in_format else value
+
+    grad = _as_single(x.grad) * factors.scale
+    grad = q(-grad if algorithm.maximize else grad)
+    if algorithm.decay and not algorithm.decoupled:
+        grad = q(grad + q(weight * factors.decay))
+    states: list[Tensor | None]
+    if isinstance(algorithm, SGD):
+        change, states = _sgd(grad, x, factors, algorithm, q)
+    else:
+        change, states = _adam(grad, x, factors, algorithm, q, roundings.in_format)
+    if algorithm.decay and algorithm.decoupled:
+        change = q(change + q(weight * factors.decay))
+    for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
+        if state is not None and value is not None:
+            # The largest second moment is one that was second moment before, and takes its random bits.
+            _store(state, value, roundings.state, roundings.state_rule, drawn(roundings.state_rule, min(role, ROLES - 1)))
+    if x.compensation is None:
+        _store(x.param, weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0))
+    else:
+        _add_compensated(x, weight, change, roundings, q)
+
+
+def _sgd(grad: Tensor, x: Tensors, factors: Factors, algorithm: SGD, q: _Rounder) -> tuple[Tensor, list[Tensor | None]]:
+    """The update and the new momentum."""
+    momentum = None
+    if x.first is not None:
+        momentum = q(q(_as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
+        grad = q(grad + q(momentum * factors.keep2)) if algorithm.nesterov else momentum
+    return q(grad * factors.rate), [momentum, None, None]
+
+
+def _adam(grad: Tensor, x: Tensors, factors: Factors, algorithm: Adam, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
+    """The update and the new moments."""
+    assert x.first is not None
+    assert x.second is not None
+    first = q(q(_as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
+    second = q(q(_as_single(x.second) * factors.keep2) + q(q(grad * grad) * factors.fresh2))
+    largest = None if x.largest is None else torch.maximum(_as_single(x.largest), second)
+    taken = second if largest is None else largest
+    if in_format:
+        mean, spread = q(_quotient(first, factors.mean)), q(_root(q(_quotient(taken, factors.root))))
+        change = q(q(mean * factors.rate) / q(spread + factors.epsilon))
+    else:
+        change = first / (_root(taken) * factors.root + factors.epsilon) * factors.rate
+    return change, [first, second, largest]
+
+
+def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder) -> None:
+    """Kahan's summation: what rounding takes from a weight comes back at the next step."""
+    assert x.compensation is not None
+    added = q(-change - _as_single(x.compensation))
+    total = _rounded(weight + added, roundings.grid, roundings.rule)
+    _store(x.compensation, q(total - weight) - added, roundings.inner, roundings.inner_rule, None)
+    # Last, because of a float32 tensor the weight is a view.
+    _store(x.param, total, roundings.grid, roundings.rule, None)
+
+
+def _as_single(x: Tensor) -> Tensor:
+    return x.reshape(-1).to(torch.float32)
+
+
+def _quotient(x: Tensor, divisor: float) -> Tensor:
+    """A division: by a number, torch might multiply with its inverse."""
+    return x / torch.full_like(x, divisor)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The root rounded correctly, which torch's own on a processor is not; float64 is wide enough for it."""
+    return x.to(torch.float64).sqrt().to(torch.float32)
+
+
+def _rounded(x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None = None) -> Tensor:
+    """Values of a grid, in float32."""
+    return as_values(*_round_single(x, grid, rule, drawn), torch.float32)
+
+
+def _round_single(x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None) -> tuple[Tensor, Plan]:
+    """Rounds float32 values; a rule that saturates makes NaN of infinities."""
+    how = plan(grid, wide=False)
+    if rule.saturate:
+        x = x.masked_fill(x.isinf(), math.nan)
+    carrier = float_dtype(how)
+    return round_bits(x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32), how, rule, drawn), how
+
+
+def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None) -> None:
+    """Rounds into a tensor."""
+    target.copy_(as_values(*_round_single(x, grid, rule, drawn), target.dtype).view(target.shape))

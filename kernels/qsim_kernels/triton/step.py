@@ -1,0 +1,127 @@
+"""One step of an optimizer: two launches, whatever the number of tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.triton import arguments
+from qsim_kernels.triton.launch import Launcher, flat
+from qsim_kernels.triton.multi_tensor import table_of, work_of
+from qsim_kernels.triton.prepare import prepare_kernel
+from qsim_kernels.triton.updates import Kind, update_kernel
+from qsim_kernels.updates import SGD, Adam, Roundings, own_grid
+
+_BLOCK = 1024
+_LANES = 32
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+
+
+def update(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    largest: Sequence[Tensor],
+    compensations: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    products: Sequence[Tensor],
+    lr: Tensor,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    seed: int,
+    streams: Sequence[int],
+    places: Sequence[int],
+    algorithm: Adam | SGD,
+    roundings: Roundings,
+) -> None:
+    """Moves parameters by one step; see `reference.updates.update`. Gradients must be of one dtype, too."""
+    given = (params, grads, first, second, largest, compensations)
+    smooth = tuple([flat(x) for x in column] for column in given)
+    counts = tuple(map(Tensor.numel, params))
+    table = table_of((*smooth, steps, products), counts, streams, places)
+    types = (params[0].dtype, grads[0].dtype, first[0].dtype if first else params[0].dtype)
+    kind = _kind(algorithm, roundings, *types, bool(first), bool(compensations), grad_scale is not None)
+    device = params[0].device
+    pointer = lr if lr.device == device else None
+    rate = 0 if pointer is not None else _bits(float(lr))
+    absent = (found_inf is None, grad_scale is None, None if pointer is None else pointer.dtype)
+    _preparer(algorithm, roundings, kind, types[0]).launch(
+        -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, grad_scale, found_inf, seed,
+        absent=absent,
+    )  # fmt: skip
+    work = work_of(counts, _BLOCK, device)
+    if len(work):
+        _updater(roundings, kind, *types).launch(len(work), table.device, work, table.factors, table.keys, found_inf, absent=absent)
+    for column, flattened in zip(given, smooth, strict=True):
+        if column is not grads:
+            for x, own in zip(column, flattened, strict=True):
+                if own is not x:
+                    x.copy_(own)
+
+
+def _bits(x: float) -> int:
+    """A float64's bits, as which kernels take numbers that they would round otherwise."""
+    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
+    return bits
+
+
+@lru_cache(maxsize=4096)
+def _kind(
+    algorithm: Adam | SGD,
+    roundings: Roundings,
+    param: torch.dtype,
+    grad: torch.dtype,
+    state: torch.dtype,
+    moment: bool,
+    kahan: bool,
+    scaled: bool,
+) -> Kind:
+    adam = isinstance(algorithm, Adam)
+    return Kind(
+        adam=adam,
+        moment=moment,
+        nesterov=isinstance(algorithm, SGD) and algorithm.nesterov,
+        coupled=algorithm.decay != 0 and not algorithm.decoupled,
+        decoupled=algorithm.decay != 0 and algorithm.decoupled,
+        maximize=algorithm.maximize,
+        amsgrad=isinstance(algorithm, Adam) and algorithm.amsgrad,
+        kahan=kahan,
+        in_format=roundings.in_format,
+        scaled=scaled,
+        own=_is_own(roundings.grid, roundings.rule, param),
+        own_inner=_is_own(roundings.inner, roundings.inner_rule, param),
+        own_state=_is_own(roundings.state, roundings.state_rule, state),
+    )
+
+
+def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
+    return grid == own_grid(dtype) and not rule.saturate and (rule.mode == Mode.NEAREST or dtype == torch.float32)
+
+
+@lru_cache(maxsize=4096)
+def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: torch.dtype) -> Launcher:
+    if isinstance(algorithm, Adam):
+        numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
+    else:
+        numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
+    variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    patterns = tuple(_bits(number) for number in numbers)
+    return Launcher(prepare_kernel, (*patterns, *grid), (kind, variant, _TYPES[param], _LANES), 1, num_warps=1, enable_fp_fusion=False)
+
+
+@lru_cache(maxsize=4096)
+def _updater(roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype) -> Launcher:
+    weights = arguments.rounding(roundings.grid, roundings.rule, False)
+    inner, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    states = arguments.rounding(roundings.state, roundings.state_rule, False)
+    run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
+    types = (_TYPES[param], _TYPES[grad], _TYPES[state])
+    constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK)
+    return Launcher(update_kernel, (*weights[1], *inner_numbers, *states[1]), constants, _BLOCK, enable_fp_fusion=False)

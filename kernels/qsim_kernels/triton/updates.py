@@ -1,0 +1,329 @@
+"""One step of an optimizer inside kernels: many tensors, found through a table of their addresses. The steps are those of the reference."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.triton.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.triton.kernels import NUMBERS
+from qsim_kernels.triton.noise import integers_at, random_integers
+from qsim_kernels.triton.rounding import INTERPRETED, NAN
+from qsim_kernels.triton.values import Noise, as_numbers
+
+#: Columns of the table of tensors: addresses, then numbers.
+COLUMNS: tl.constexpr = tl.constexpr(16)
+GRAD: tl.constexpr = tl.constexpr(1)
+FIRST: tl.constexpr = tl.constexpr(2)
+SECOND: tl.constexpr = tl.constexpr(3)
+LARGEST: tl.constexpr = tl.constexpr(4)
+COMPENSATION: tl.constexpr = tl.constexpr(5)
+STEP: tl.constexpr = tl.constexpr(6)
+PRODUCTS: tl.constexpr = tl.constexpr(7)
+COUNT: tl.constexpr = tl.constexpr(8)
+OFFSET: tl.constexpr = tl.constexpr(9)
+ROW: tl.constexpr = tl.constexpr(10)
+STRIDE: tl.constexpr = tl.constexpr(11)
+STREAM: tl.constexpr = tl.constexpr(12)
+SMOOTH: tl.constexpr = tl.constexpr(13)
+
+#: Room for the factors of a tensor, in the order of `reference.updates.Factors`, and for the keys of its random bits.
+FACTORS: tl.constexpr = tl.constexpr(16)
+KEYS: tl.constexpr = tl.constexpr(8)
+
+
+class Kind(NamedTuple):
+    """What the kernels are compiled for, beside roundings.
+
+    Attributes:
+        adam: Adam; otherwise SGD.
+        moment: Whether there is a first moment.
+        nesterov: See `updates.SGD`.
+        coupled: Whether weight decay is added to the gradient.
+        decoupled: Whether weights decay beside the update.
+        maximize: See `updates.Adam`.
+        amsgrad: See `updates.Adam`.
+        kahan: Whether there is a compensation.
+        in_format: See `updates.Roundings`.
+        scaled: Whether gradients are too large by a factor.
+        own: Whether weights are rounded to nearest onto their dtype's own values.
+        own_inner: The same of the compensation.
+        own_state: The same of the moments.
+    """
+
+    adam: bool
+    moment: bool
+    nesterov: bool
+    coupled: bool
+    decoupled: bool
+    maximize: bool
+    amsgrad: bool
+    kahan: bool
+    in_format: bool
+    scaled: bool
+    own: bool
+    own_inner: bool
+    own_state: bool
+
+
+class Addresses(NamedTuple):
+    """Where the tensors of one parameter stand; those that there are not, nowhere. `keys` are the seeds and streams of its step."""
+
+    param: Any
+    grad: Any
+    first: Any
+    second: Any
+    largest: Any
+    compensation: Any
+    keys: Any
+
+
+class Where(NamedTuple):
+    """How many elements a parameter has and where they lie in the whole: see `qsim.random.Place`."""
+
+    count: Any
+    offset: Any
+    row: Any
+    stride: Any
+
+
+class Factors(NamedTuple):
+    """The numbers of a step: see `reference.updates.Factors`."""
+
+    scale: Any
+    keep1: Any
+    fresh1: Any
+    keep2: Any
+    fresh2: Any
+    rate: Any
+    root: Any
+    mean: Any
+    epsilon: Any
+    decay: Any
+
+
+class Bits(NamedTuple):
+    """What a rounding makes of random words: see `values.Noise`."""
+
+    keep: Any
+    correction: Any
+    late: Any
+
+
+@triton.jit
+def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.constexpr):
+    """float32 values rounded and in the dtype that they are stored in. A rule that saturates makes NaN of infinities."""
+    if OWN and TARGET == tl.float32:
+        result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
+    elif OWN and not INTERPRETED:
+        # The processor's own conversion rounds to nearest.
+        result = x.to(TARGET)
+    else:
+        if V.saturate:
+            x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
+        result = as_dtype(rounded(x, drawn, grid, V, TARGET == tl.float32), TARGET)
+    return result
+
+
+@triton.jit
+def q(x, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
+    """What an operation gives: rounded if arithmetic is in the format."""
+    if K.in_format:
+        x = as_single(written(x, 0, inner, N, K.own_inner, P))
+    return x
+
+
+@triton.jit
+def integers(keys, role, bits, start, where, V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr):
+    """The random integers of a block's elements: those of neighbours at once, or of each by its place in the whole."""
+    noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), bits.keep, bits.correction, bits.late)
+    if SMOOTH:
+        drawn = random_integers(noise, where.offset + start, V, RUN, True, BLOCK)
+    else:
+        place = start + tl.arange(0, BLOCK)
+        if where.row > 0:
+            place = place // where.row * where.stride + place % where.row
+        drawn = integers_at(noise, where.offset + place, V)
+    return drawn
+
+
+@triton.jit
+def decayed(grad, weight, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
+    """The gradient as an algorithm takes it."""
+    if K.scaled:
+        grad *= f.scale
+    if K.maximize:
+        grad = -grad
+    grad = q(grad, inner, K, N, P)
+    if K.coupled:
+        grad = q(grad + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
+    return grad
+
+
+@triton.jit
+def sgd(grad, first, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
+    """The update of SGD and the new momentum."""
+    if K.moment:
+        first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
+        if K.nesterov:
+            grad = q(grad + q(first * f.keep2, inner, K, N, P), inner, K, N, P)
+        else:
+            grad = first
+    return q(grad * f.rate, inner, K, N, P), first
+
+
+@triton.jit
+def adam(grad, first, second, largest, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
+    """The update of Adam and the new moments."""
+    first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
+    squared = q(grad * grad, inner, K, N, P)
+    second = q(q(second * f.keep2, inner, K, N, P) + q(squared * f.fresh2, inner, K, N, P), inner, K, N, P)
+    taken = second
+    if K.amsgrad:
+        largest = tl.maximum(largest, second, propagate_nan=tl.PropagateNan.ALL)
+        taken = largest
+    if K.in_format:
+        mean = q(tl.div_rn(first, first * 0 + f.mean), inner, K, N, P)
+        spread = q(tl.sqrt_rn(q(tl.div_rn(taken, taken * 0 + f.root), inner, K, N, P)), inner, K, N, P)
+        change = q(tl.div_rn(q(mean * f.rate, inner, K, N, P), q(spread + f.epsilon, inner, K, N, P)), inner, K, N, P)
+    else:
+        change = tl.div_rn(first, tl.sqrt_rn(taken) * f.root + f.epsilon) * f.rate
+    return change, first, second, largest
+
+
+@triton.jit
+def update_block(
+    x, start, f, where, bits, grid, inner, state_bits, state,
+    K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, M: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr,
+):  # fmt: skip
+    """The update of one block of elements.
+
+    Args:
+        x: `Addresses`.
+        start: The first element's index.
+        f: `Factors`.
+        where: `Where`.
+        bits: `Bits` of the weights' rounding.
+        grid: `Numbers` of the weights.
+        inner: Those of the compensation and of what lies between.
+        state_bits: `Bits` of the moments' rounding.
+        state: `Numbers` of the moments.
+        K: The `Kind`.
+        V: The `Variant` of the weights' rounding.
+        N: That of the inner one, to nearest.
+        S: That of the moments'.
+        M: The moments' dtype.
+        RUN: How many neighbours a thread holds.
+        BLOCK: How many elements.
+        SMOOTH: Whether the block is full, all tensors are aligned and the elements follow one another in the whole.
+    """
+    P: tl.constexpr = x.param.dtype.element_ty
+    # Where one dtype is wider than another, a thread holds as many neighbours of both.
+    place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
+    left = where.count - start
+    weight = as_single(load(x.param + start, place, left, not SMOOTH))
+    grad = as_single(load(x.grad + start, place, left, not SMOOTH)).to(tl.float32)
+    grad = decayed(grad, weight, f, inner, K, N, P)
+    if K.adam:
+        first = as_single(load(x.first + start, place, left, not SMOOTH))
+        second = as_single(load(x.second + start, place, left, not SMOOTH))
+        largest = second
+        if K.amsgrad:
+            largest = as_single(load(x.largest + start, place, left, not SMOOTH))
+        change, first, second, largest = adam(grad, first, second, largest, f, inner, K, N, P)
+    else:
+        first = grad
+        if K.moment:
+            first = as_single(load(x.first + start, place, left, not SMOOTH))
+        change, first = sgd(grad, first, f, inner, K, N, P)
+    if K.decoupled:
+        change = q(change + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
+    if K.moment:
+        drawn = integers(x.keys, 1, state_bits, start, where, S, RUN, BLOCK, SMOOTH)
+        store(x.first + start, written(first, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
+    if K.adam:
+        drawn = integers(x.keys, 2, state_bits, start, where, S, RUN, BLOCK, SMOOTH)
+        store(x.second + start, written(second, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
+        if K.amsgrad:
+            store(x.largest + start, written(largest, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
+    if K.kahan:
+        compensation = as_single(load(x.compensation + start, place, left, not SMOOTH))
+        added = q(-change - compensation, inner, K, N, P)
+        total = written(weight + added, 0, grid, V, K.own, P)
+        store(x.param + start, total, place, left, not SMOOTH)
+        kept = q(as_single(total) - weight, inner, K, N, P) - added
+        store(x.compensation + start, written(kept, 0, inner, N, K.own_inner, P), place, left, not SMOOTH)
+    else:
+        drawn = integers(x.keys, 0, bits, start, where, V, RUN, BLOCK, SMOOTH)
+        store(x.param + start, written(weight - change, drawn, grid, V, K.own, P), place, left, not SMOOTH)
+
+
+@triton.jit
+def address(row, COLUMN: tl.constexpr, T: tl.constexpr):
+    """A pointer from the table of tensors."""
+    return tl.load(row + COLUMN).to(tl.pointer_type(T))
+
+
+@triton.jit
+def aligned(x):
+    """Addresses that the compiler may take for multiples of 16 bytes: accesses are wide then."""
+    return Addresses(
+        tl.multiple_of(x.param, 16), tl.multiple_of(x.grad, 16), tl.multiple_of(x.first, 16), tl.multiple_of(x.second, 16),
+        tl.multiple_of(x.largest, 16), tl.multiple_of(x.compensation, 16), x.keys,
+    )  # fmt: skip
+
+
+_INNER = [f"inner_{name}" for name in NUMBERS]
+_STATE = [f"state_{name}" for name in ("keep", "correction", "late", *NUMBERS)]
+
+
+@triton.jit(do_not_specialize=["keep", "correction", "late", *NUMBERS, *_INNER, *_STATE], do_not_specialize_on_alignment=["found_inf"])
+def update_kernel(
+    table, work, factors, keys, found_inf,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, under: tl.int64, scale: tl.int64,
+    inner_shift: tl.int64, inner_low: tl.int64, inner_least: tl.int64, inner_half: tl.int64, inner_parity: tl.int64, inner_top: tl.int64,
+    inner_bottom: tl.int64, inner_floor: tl.int64, inner_over: tl.int64, inner_under: tl.int64, inner_scale: tl.int64,
+    state_keep: tl.int64, state_correction: tl.int64, state_late: tl.int64,
+    state_shift: tl.int64, state_low: tl.int64, state_least: tl.int64, state_half: tl.int64, state_parity: tl.int64, state_top: tl.int64,
+    state_bottom: tl.int64, state_floor: tl.int64, state_over: tl.int64, state_under: tl.int64, state_scale: tl.int64,
+    K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Updates one block of one of many parameters; `work` says which of which."""
+    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+    inner = as_numbers(
+        inner_shift, inner_low, inner_least, inner_half, inner_parity, inner_top, inner_bottom, inner_floor, inner_over, inner_under,
+        inner_scale, N.wide,
+    )  # fmt: skip
+    state = as_numbers(
+        state_shift, state_low, state_least, state_half, state_parity, state_top, state_bottom, state_floor, state_over, state_under,
+        state_scale, S.wide,
+    )  # fmt: skip
+    bits = Bits(keep, correction, late)
+    state_bits = Bits(state_keep, state_correction, state_late)
+    tensor = tl.load(work + 2 * tl.program_id(0))
+    start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
+    row = table + tensor * COLUMNS
+    x = Addresses(
+        address(row, 0, P), address(row, GRAD, G), address(row, FIRST, M), address(row, SECOND, M), address(row, LARGEST, M),
+        address(row, COMPENSATION, P), keys + tensor * KEYS,
+    )  # fmt: skip
+    where = Where(tl.load(row + COUNT), tl.load(row + OFFSET), tl.load(row + ROW), tl.load(row + STRIDE))
+    at = factors + tensor * FACTORS
+    f = Factors(
+        tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
+        tl.load(at + 5), tl.load(at + 6), tl.load(at + 7), tl.load(at + 8), tl.load(at + 9),
+    )  # fmt: skip
+    active = True
+    if found_inf is not None:
+        active = tl.load(found_inf) == 0
+    if active:
+        if (start + BLOCK <= where.count) & (tl.load(row + SMOOTH) != 0):
+            update_block(aligned(x), start, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, True)
+        else:
+            update_block(x, start, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, False)

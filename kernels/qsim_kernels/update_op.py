@@ -1,0 +1,58 @@
+"""The operator that moves parameters by one step of an optimizer: schema, checks, one implementation for each backend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from qsim_kernels.ops import library
+from qsim_kernels.updates import read_algorithm, read_roundings
+
+library.define(
+    "update_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second, Tensor(d!)[] largest, "
+    "Tensor(e!)[] compensations, Tensor(f!)[] steps, Tensor(g!)[] products, Tensor lr, Tensor? grad_scale, Tensor? found_inf, "
+    "int seed, int[] streams, int[] places, str algorithm, str grid, str rule, str inner, str inner_rule, str state, str state_rule, "
+    "bool in_format) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _implementation(backend: str) -> Any:
+    def update_(
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        largest: Sequence[Tensor],
+        compensations: Sequence[Tensor],
+        steps: Sequence[Tensor],
+        products: Sequence[Tensor],
+        lr: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        seed: int,
+        streams: Sequence[int],
+        places: Sequence[int],
+        algorithm: str,
+        *roundings: Any,
+    ) -> None:
+        """Moves parameters by one step; see `reference.updates.update`."""
+        numbers = (seed, streams, places, read_algorithm(algorithm), read_roundings(*roundings))
+        tensors = (params, grads, first, second, largest, compensations, steps, products)
+        importlib.import_module(backend).update(*tensors, lr, grad_scale, found_inf, *numbers)
+        # What kernels write behind torch's back it is told of.
+        for changed in (params, first, second, largest, compensations, steps, products):
+            increment_version(changed)
+
+    return update_
+
+
+library.impl("update_", _implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
+if torch.version.hip is None:
+    library.impl("update_", _implementation("qsim_kernels.triton"), "CUDA")
+torch.library.register_fake("qsim::update_", lambda *_: None, lib=library)
