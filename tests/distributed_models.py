@@ -93,6 +93,20 @@ def mesh_of(device: torch.device, *sizes: int) -> Any:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("data", "tensor")[-len(sizes) :])
 
 
+def spread(x: Tensor, mesh: Any, names: str) -> Any:
+    """A parameter placed as letters say: `r`eplicated, cut along a dimension, or `s`: by FSDP2, after tensor parallelism has cut it."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    if not names.startswith("s"):
+        placements = [Replicate() if name == "r" else Shard(int(name)) for name in names]
+        return nn.Parameter(distribute_tensor(x.clone(), mesh, placements), requires_grad=x.is_floating_point())
+    holder = nn.Module()
+    holder.weight = nn.Parameter(distribute_tensor(x.clone(), mesh["tensor"], [Shard(int(names[1:]))]), requires_grad=x.is_floating_point())
+    fully_shard(holder, mesh=mesh["data"])
+    return holder.weight
+
+
 def parallelized(net: nn.Module, mesh: Any, sequence: bool) -> nn.Module:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (

@@ -28,12 +28,14 @@ class Table(NamedTuple):
         device: The same on the device.
         factors: Room for the numbers of a step.
         keys: Room for the keys of its random bits.
+        smooth: Which parameters can be read in wide accesses, with elements that follow one another in the whole.
     """
 
     host: Tensor
     device: Tensor
     factors: Tensor
     keys: Tensor
+    smooth: tuple[bool, ...]
 
 
 _tables: OrderedDict[Hashable, Table] = OrderedDict()
@@ -74,25 +76,32 @@ def _write(
     tensors = len(counts)
     rows = [[0] * tensors if not column else list(column) for column in addresses]
     offsets, widths, strides = places[0::3], places[1::3], places[2::3]
-    smooth = [
-        int(not any(address % 16 for address in row) and not width and offset % 8 == 0)
+    smooth = tuple(
+        not any(address % 16 for address in row) and not width and offset % 8 == 0
         for offset, width, *row in zip(offsets, widths, *rows[:6], strict=True)
-    ]
+    )
     unused = [0] * tensors
-    columns = [*rows, counts, offsets, widths, strides, streams, smooth]
+    columns = [*rows, counts, offsets, widths, strides, streams]
     columns += [unused] * (COLUMNS.value - len(columns))
     host = torch.tensor(list(chain.from_iterable(zip(*columns, strict=True))), dtype=torch.int64, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
     factors = torch.empty(tensors * FACTORS.value, dtype=torch.float32, device=device)
     keys = torch.empty(tensors * KEYS.value, dtype=torch.int64, device=device)
-    return Table(host, host.to(device, non_blocking=True), factors, keys)
+    return Table(host, host.to(device, non_blocking=True), factors, keys, smooth)
 
 
 @lru_cache(maxsize=64)
-def work_of(counts: tuple[int, ...], block: int, device: torch.device) -> Tensor:
-    """For each program the tensor and the number of the block that it works on."""
-    blocks = torch.tensor([-(-count // block) for count in counts], dtype=torch.int64, device="cpu")
-    tensor = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), blocks)
-    first = (blocks.cumsum(0) - blocks)[tensor]
-    return torch.stack([tensor, torch.arange(len(tensor), device="cpu") - first], dim=1).to(torch.int32).to(device)
+def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each program the tensor and the number of the block that it works on: of full blocks in smooth tensors, and of all others."""
+    count = torch.tensor(counts, dtype=torch.int64, device="cpu")
+    full = torch.where(torch.tensor(smooth, device="cpu"), count // block, 0)
+    return _blocks(torch.zeros_like(full), full).to(device), _blocks(full, (count + block - 1) // block).to(device)
+
+
+def _blocks(begin: Tensor, end: Tensor) -> Tensor:
+    """Pairs of a tensor and of the number of one of its blocks, from one number to another."""
+    blocks = end - begin
+    tensor = torch.repeat_interleave(torch.arange(len(blocks), device="cpu"), blocks)
+    first = (blocks.cumsum(0) - blocks - begin)[tensor]
+    return torch.stack([tensor, torch.arange(len(tensor), device="cpu") - first], dim=1).to(torch.int32)

@@ -211,7 +211,7 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
         rounded = tl.where(magnitude < grid.least, tl.where(away, grid.least, 0), rounded)
     if V.saturate and V.symmetric:
         rounded = tl.minimum(rounded, grid.top)
-    else:
+    elif not V.open:
         end = tl.where(negative, grid.floor, grid.top)
         if not V.saturate:
             if V.mode == TOWARD_ZERO:

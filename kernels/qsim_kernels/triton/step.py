@@ -1,4 +1,4 @@
-"""One step of an optimizer: two launches, whatever the number of tensors."""
+"""One step of an optimizer: three launches at most, whatever the number of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from qsim_kernels.triton.prepare import prepare_kernel
 from qsim_kernels.triton.updates import Kind, update_kernel
 from qsim_kernels.updates import SGD, Adam, Roundings, own_grid
 
-_BLOCK = 1024
+_BLOCK = 512
+_STEPS = 4  # blocks that one program works on
 _LANES = 32
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
 
@@ -56,9 +57,10 @@ def update(
         -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, grad_scale, found_inf, seed,
         absent=absent,
     )  # fmt: skip
-    work = work_of(counts, _BLOCK, device)
-    if len(work):
-        _updater(roundings, kind, *types).launch(len(work), table.device, work, table.factors, table.keys, found_inf, absent=absent)
+    for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
+        if len(work):
+            updater = _updater(roundings, kind, *types, is_smooth)
+            updater.launch(len(work), table.device, work, table.factors, table.keys, found_inf, absent=absent)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not grads:
             for x, own in zip(column, flattened, strict=True):
@@ -117,11 +119,11 @@ def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: to
 
 
 @lru_cache(maxsize=4096)
-def _updater(roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype) -> Launcher:
+def _updater(roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool) -> Launcher:
     weights = arguments.rounding(roundings.grid, roundings.rule, False)
     inner, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     states = arguments.rounding(roundings.state, roundings.state_rule, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     types = (_TYPES[param], _TYPES[grad], _TYPES[state])
-    constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK)
-    return Launcher(update_kernel, (*weights[1], *inner_numbers, *states[1]), constants, _BLOCK, enable_fp_fusion=False)
+    constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK, _STEPS, smooth)
+    return Launcher(update_kernel, (*weights[1], *inner_numbers, *states[1]), constants, _BLOCK, num_warps=2, enable_fp_fusion=False)

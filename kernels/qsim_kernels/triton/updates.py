@@ -27,7 +27,6 @@ OFFSET: tl.constexpr = tl.constexpr(9)
 ROW: tl.constexpr = tl.constexpr(10)
 STRIDE: tl.constexpr = tl.constexpr(11)
 STREAM: tl.constexpr = tl.constexpr(12)
-SMOOTH: tl.constexpr = tl.constexpr(13)
 
 #: Room for the factors of a tensor, in the order of `reference.updates.Factors`, and for the keys of its random bits.
 FACTORS: tl.constexpr = tl.constexpr(16)
@@ -193,15 +192,46 @@ def adam(grad, first, second, largest, f, inner, K: tl.constexpr, N: tl.constexp
     return change, first, second, largest
 
 
+class Elements(NamedTuple):
+    """A block's elements as they were read; what a kind of update has no use for is the weights once more."""
+
+    param: Any
+    grad: Any
+    first: Any
+    second: Any
+    largest: Any
+    compensation: Any
+
+
+@triton.jit
+def read_block(x, start, count, K: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Reads a block of all tensors. Where one dtype is wider than another, a thread holds as many neighbours of both."""
+    place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
+    left = count - start
+    param = load(x.param + start, place, left, MASKED)
+    grad = load(x.grad + start, place, left, MASKED)
+    first, second, largest, compensation = param, param, param, param
+    if K.moment:
+        first = load(x.first + start, place, left, MASKED)
+    if K.adam:
+        second = load(x.second + start, place, left, MASKED)
+    if K.amsgrad:
+        largest = load(x.largest + start, place, left, MASKED)
+    if K.kahan:
+        compensation = load(x.compensation + start, place, left, MASKED)
+    return Elements(param, grad, first, second, largest, compensation)
+
+
 @triton.jit
 def update_block(
-    x, start, f, where, bits, grid, inner, state_bits, state,
+    e, x, start, f, where, bits, grid, inner, state_bits, state,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """The update of one block of elements.
 
     Args:
+        e: `Elements`.
         x: `Addresses`.
         start: The first element's index.
         f: `Factors`.
@@ -221,24 +251,15 @@ def update_block(
         SMOOTH: Whether the block is full, all tensors are aligned and the elements follow one another in the whole.
     """
     P: tl.constexpr = x.param.dtype.element_ty
-    # Where one dtype is wider than another, a thread holds as many neighbours of both.
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     left = where.count - start
-    weight = as_single(load(x.param + start, place, left, not SMOOTH))
-    grad = as_single(load(x.grad + start, place, left, not SMOOTH)).to(tl.float32)
-    grad = decayed(grad, weight, f, inner, K, N, P)
+    weight = as_single(e.param)
+    grad = decayed(as_single(e.grad).to(tl.float32), weight, f, inner, K, N, P)
     if K.adam:
-        first = as_single(load(x.first + start, place, left, not SMOOTH))
-        second = as_single(load(x.second + start, place, left, not SMOOTH))
-        largest = second
-        if K.amsgrad:
-            largest = as_single(load(x.largest + start, place, left, not SMOOTH))
-        change, first, second, largest = adam(grad, first, second, largest, f, inner, K, N, P)
+        largest = as_single(e.largest)
+        change, first, second, largest = adam(grad, as_single(e.first), as_single(e.second), largest, f, inner, K, N, P)
     else:
-        first = grad
-        if K.moment:
-            first = as_single(load(x.first + start, place, left, not SMOOTH))
-        change, first = sgd(grad, first, f, inner, K, N, P)
+        change, first = sgd(grad, as_single(e.first), f, inner, K, N, P)
     if K.decoupled:
         change = q(change + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
     if K.moment:
@@ -250,8 +271,7 @@ def update_block(
         if K.amsgrad:
             store(x.largest + start, written(largest, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
     if K.kahan:
-        compensation = as_single(load(x.compensation + start, place, left, not SMOOTH))
-        added = q(-change - compensation, inner, K, N, P)
+        added = q(-change - as_single(e.compensation), inner, K, N, P)
         total = written(weight + added, 0, grid, V, K.own, P)
         store(x.param + start, total, place, left, not SMOOTH)
         kept = q(as_single(total) - weight, inner, K, N, P) - added
@@ -262,17 +282,21 @@ def update_block(
 
 
 @triton.jit
-def address(row, COLUMN: tl.constexpr, T: tl.constexpr):
+def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer from the table of tensors."""
-    return tl.load(row + COLUMN).to(tl.pointer_type(T))
+    pointer = tl.load(row + COLUMN).to(tl.pointer_type(T))
+    if ALIGNED:
+        # Said of the conversion itself: the compiler would forget it of anything further on.
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
 
 
 @triton.jit
-def aligned(x):
-    """Addresses that the compiler may take for multiples of 16 bytes: accesses are wide then."""
+def addresses(row, keys, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where the tensors of one parameter stand; if that is aligned, accesses are wide."""
     return Addresses(
-        tl.multiple_of(x.param, 16), tl.multiple_of(x.grad, 16), tl.multiple_of(x.first, 16), tl.multiple_of(x.second, 16),
-        tl.multiple_of(x.largest, 16), tl.multiple_of(x.compensation, 16), x.keys,
+        address(row, 0, P, ALIGNED), address(row, GRAD, G, ALIGNED), address(row, FIRST, M, ALIGNED), address(row, SECOND, M, ALIGNED),
+        address(row, LARGEST, M, ALIGNED), address(row, COMPENSATION, P, ALIGNED), keys,
     )  # fmt: skip
 
 
@@ -292,9 +316,9 @@ def update_kernel(
     state_shift: tl.int64, state_low: tl.int64, state_least: tl.int64, state_half: tl.int64, state_parity: tl.int64, state_top: tl.int64,
     state_bottom: tl.int64, state_floor: tl.int64, state_over: tl.int64, state_under: tl.int64, state_scale: tl.int64,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
-    RUN: tl.constexpr, BLOCK: tl.constexpr,
+    RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """Updates one block of one of many parameters; `work` says which of which."""
+    """Updates a few blocks of one of many parameters; `work` says which of which."""
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
     inner = as_numbers(
         inner_shift, inner_low, inner_least, inner_half, inner_parity, inner_top, inner_bottom, inner_floor, inner_over, inner_under,
@@ -307,23 +331,23 @@ def update_kernel(
     bits = Bits(keep, correction, late)
     state_bits = Bits(state_keep, state_correction, state_late)
     tensor = tl.load(work + 2 * tl.program_id(0))
-    start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
+    start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * (STEPS * BLOCK)
     row = table + tensor * COLUMNS
-    x = Addresses(
-        address(row, 0, P), address(row, GRAD, G), address(row, FIRST, M), address(row, SECOND, M), address(row, LARGEST, M),
-        address(row, COMPENSATION, P), keys + tensor * KEYS,
-    )  # fmt: skip
+    x = addresses(row, keys + tensor * KEYS, P, G, M, SMOOTH)
     where = Where(tl.load(row + COUNT), tl.load(row + OFFSET), tl.load(row + ROW), tl.load(row + STRIDE))
     at = factors + tensor * FACTORS
     f = Factors(
         tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4),
         tl.load(at + 5), tl.load(at + 6), tl.load(at + 7), tl.load(at + 8), tl.load(at + 9),
     )  # fmt: skip
-    active = True
-    if found_inf is not None:
-        active = tl.load(found_inf) == 0
-    if active:
-        if (start + BLOCK <= where.count) & (tl.load(row + SMOOTH) != 0):
-            update_block(aligned(x), start, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, True)
-        else:
-            update_block(x, start, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, False)
+    if found_inf is not None and tl.load(found_inf) != 0:
+        return
+    # What comes next is on its way while a block is worked on.
+    e = read_block(x, start, where.count, K, RUN, BLOCK, not SMOOTH)
+    for step in tl.static_range(STEPS):
+        begin = start + step * BLOCK
+        after = e
+        if step + 1 < STEPS:
+            after = read_block(x, begin + BLOCK, where.count, K, RUN, BLOCK, not SMOOTH)
+        update_block(e, x, begin, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, SMOOTH)
+        e = after

@@ -16,6 +16,7 @@ class Variant(NamedTuple):
         saturate: Whether what overflows goes to the largest value.
         fast: Whether `round_single` serves the grid and the rounding.
         flat: Whether the number of rounded bits is the same for all values.
+        open: Whether what overflows becomes an infinity by itself: above the grid's last binade is the carrier's infinity.
         symmetric: Whether the smallest value is the negative of the largest.
         zero: Whether zero is a value.
         signed: Whether negative values exist.
@@ -30,6 +31,7 @@ class Variant(NamedTuple):
     saturate: bool
     fast: bool
     flat: bool
+    open: bool
     symmetric: bool
     zero: bool
     signed: bool

@@ -1,0 +1,1 @@
+"""What `train_gpt.py` is made of."""

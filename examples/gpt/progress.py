@@ -1,0 +1,105 @@
+"""How fast a run is and how far it has come, told without making the device wait."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gpt.world import World
+
+FIRST_STEPS = 10
+
+
+class Arrivals:
+    """Numbers of a device, read when they have arrived."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def send(self, x: Tensor) -> None:
+        """Has a number copied, for which nobody waits."""
+        if not x.is_cuda:
+            self._under_way.append((x.clone(), None))
+            return
+        host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._under_way.append((host, event))
+
+    def take(self) -> list[float]:
+        """All that have arrived since this was last asked."""
+        arrived = []
+        while self._under_way and (self._under_way[0][1] is None or self._under_way[0][1].query()):
+            arrived.append(self._under_way.popleft()[0].item())
+        return arrived
+
+
+class Progress:
+    """A bar on the first process, and the time that steps take.
+
+    The first ten steps, in which things are compiled and allocated, are not counted, nor is what happens in `paused`.
+    """
+
+    def __init__(self, world: World, title: str, first: int, steps: int, tokens: int) -> None:
+        self.world, self.tokens = world, tokens
+        self.uncounted = min(FIRST_STEPS, (steps - first) // 2)
+        self.done, self.counted, self.seconds = 0, 0, 0.0
+        self._since: float | None = None
+        self._losses = Arrivals()
+        # Without a terminal there is no bar.
+        hidden = True if world.rank else None
+        self.bar = tqdm(
+            desc=title, total=steps * tokens, initial=first * tokens, unit="token", unit_scale=True, disable=hidden, leave=False
+        )
+
+    @contextmanager
+    def step(self, loss: Tensor) -> Iterator[None]:
+        """A training step, which leaves its loss in a tensor."""
+        if self.done == self.uncounted:
+            self._start()
+        yield
+        self.done += 1
+        self.counted += self._since is not None
+        self._losses.send(loss)
+        for arrived in self._losses.take():
+            self.bar.set_postfix(loss=f"{arrived:.3f}", refresh=False)
+            self.bar.update(self.tokens)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is no part of training."""
+        counting = self._since is not None
+        self._stop()
+        yield
+        if counting:
+            self._start()
+
+    def tell(self, line: str) -> None:
+        """Prints a line above the bar."""
+        if self.world.rank == 0:
+            self.bar.write(line)
+
+    def close(self) -> None:
+        """Stops the clock, and takes the bar away."""
+        self._stop()
+        self.bar.close()
+
+    def tokens_per_second(self) -> float | None:
+        """Of all processes together."""
+        return self.counted * self.tokens / self.seconds if self.counted else None
+
+    def _start(self) -> None:
+        self.world.wait()
+        self._since = time.perf_counter()
+
+    def _stop(self) -> None:
+        self.world.wait()
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since
+            self._since = None

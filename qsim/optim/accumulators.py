@@ -1,0 +1,94 @@
+"""Copies of the weights in a higher precision, which an optimizer updates in place of the model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import shards
+from qsim.formats import Format, holders
+
+#: The name of a copy in a state_dict, beside what the optimizer keeps of a parameter.
+KEY = "quantized_accumulator"
+
+
+def dtype_of(fmt: Format, parameter: Tensor) -> torch.dtype:
+    """What a copy is kept in: the parameter's dtype if that holds the format, else the narrowest that does."""
+    able = holders(fmt)
+    return parameter.dtype if parameter.dtype in able else able[0]
+
+
+def copy_of(parameter: Tensor, fmt: Format) -> Tensor:
+    """A copy that an optimizer takes for a parameter."""
+    return parameter.detach().to(dtype_of(fmt, parameter), copy=True).requires_grad_(parameter.requires_grad)
+
+
+@contextmanager
+def exchanged(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Has an optimizer hold other tensors for its parameters, with their state, while the block runs.
+
+    The lists of parameters stay what they are and get other members, because some optimizers (LBFGS) keep the lists.
+    """
+    _exchange(optimizer, by)
+    try:
+        yield
+    finally:
+        _exchange(optimizer, {new: old for old, new in by.items()})
+
+
+def _exchange(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> None:
+    if not by:
+        return
+    for group in optimizer.param_groups:
+        group["params"][:] = [by.get(parameter, parameter) for parameter in group["params"]]
+    state = optimizer.state
+    for key in [key for key in state if isinstance(key, Tensor)]:
+        state[by.get(key, key)] = state.pop(key)
+
+
+def keys_of(state_dict: Mapping[str, Any]) -> list[Any]:
+    """What a state_dict calls the parameters, in their order."""
+    return [key for group in state_dict["param_groups"] for key in group["params"]]
+
+
+def added(state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapping[Tensor, Tensor]) -> dict[str, Any]:
+    """A state_dict with the copies beside each parameter's state."""
+    state = dict(state_dict["state"])
+    for key, parameter in zip(keys_of(state_dict), parameters, strict=True):
+        if parameter in copies:
+            state[key] = {**state.get(key, {}), KEY: copies[parameter].detach()}
+    return {**state_dict, "state": state}
+
+
+def split(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[Any, Tensor]]:
+    """A state_dict as the optimizer itself makes it, and the copies that were added."""
+    saved = {key: entry[KEY] for key, entry in state_dict["state"].items() if isinstance(entry, Mapping) and KEY in entry}
+    rest = {key: {k: v for k, v in entry.items() if k != KEY} if key in saved else entry for key, entry in state_dict["state"].items()}
+    return {**state_dict, "state": {key: entry for key, entry in rest.items() if entry or key not in saved}}, saved
+
+
+def loaded(saved: Mapping[Any, Tensor], keys: list[Any], parameters: list[Tensor], fmt: Format) -> dict[Tensor, Tensor]:
+    """The copies of a state_dict, by parameter.
+
+    Raises:
+        ValueError: If one does not fit its parameter.
+    """
+    copies = {}
+    for number, (key, parameter) in enumerate(zip(keys, parameters, strict=False)):
+        if key in saved:
+            copy, dtype = saved[key], dtype_of(fmt, parameter)
+            found, due = (copy.shape, copy.dtype, shards.is_distributed(copy)), (parameter.shape, dtype, shards.is_distributed(parameter))
+            if found != due:
+                raise ValueError(
+                    f"Quantized: the accumulator of parameter {number} must be {_words(*due)}, the state_dict has {_words(*found)}"
+                )
+            copies[parameter] = copy.detach().to(parameter.device, copy=True).requires_grad_(parameter.requires_grad)
+    return copies
+
+
+def _words(shape: torch.Size, dtype: torch.dtype, distributed: bool) -> str:
+    return f"a {'distributed ' if distributed else ''}tensor of shape {tuple(shape)} in {dtype}"

@@ -1,0 +1,302 @@
+"""Low precision around any optimizer of torch's kind: gradients are rounded before its step, weights and states after it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from qsim import random, shards
+from qsim.five_point import Point, is_stochastic, short
+from qsim.optim import accumulators, settling
+from qsim.optim.pieces import round_into
+from qsim.optim.wrapper import Wrapper
+from qsim.quantizer import Quantizer
+
+STEPS, SEED = "quantized_steps", "quantized_seed"
+
+
+class Noise(NamedTuple):
+    """Whose random bits a step takes.
+
+    Attributes:
+        seed: The seed; `None` if nothing is drawn.
+        step: The number of the step.
+    """
+
+    seed: int | None
+    step: int
+
+    def stream(self, role: str, number: int, evaluation: int = 0) -> int:
+        """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
+        return random.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
+
+
+class Quantized(Wrapper):
+    """An optimizer in low precision, made of any other.
+
+    A step multiplies each gradient by `grad_scale` and rounds it (`grad`), both in place; has the optimizer do its step; and rounds the
+    weights (`weight`) and the states (`state`). Nothing is rounded when it is made: weights are after the first step, all that the
+    optimizer has, also those without a gradient.
+
+    With `accumulator` the optimizer updates copies of the weights in a higher precision, and the parameters get what `weight` rounds those
+    to. The copies are taken at the first step, from the weights as they are then; from then on the weights follow from them alone. Updates
+    too small for the weights' format add up there instead of getting lost.
+
+    A closure is evaluated by the optimizer as ever. The gradients that it has computed are rounded at each evaluation, and with
+    `accumulator` so are the weights that it sees.
+
+    Stochastic rounding takes its random bits from the seed, the step, the role (weight, gradient, accumulator, state by name), the number
+    of the parameter in the optimizer, and the index in the whole parameter, however that is sharded. All processes of a distributed run
+    have one seed, so that replicas stay alike. Seed and number of steps are kept in `param_groups`, the copies of the weights in
+    `state_dict`: a run that is resumed goes on as if it had never stopped. Where a state_dict has none of these, as one of the optimizer
+    itself, seed and number stay and copies are taken anew at the next step.
+
+    Args:
+        optimizer: The optimizer; it and this share parameter groups and state.
+        weight: How weights are rounded: a `Quantizer`, anything `qsim.format` takes (to nearest), or `None` for not at all.
+        grad: How gradients are rounded.
+        state: How the floating tensors that the optimizer keeps of a parameter are rounded, or those of some names; scalars such as `step`
+            and tensors in lists are left alone.
+        accumulator: What the copies of the weights are rounded to; `None` for no copies. They are kept in the parameter's dtype where that
+            holds the format, else in the narrowest that does.
+        grad_scale: What gradients are multiplied by first, in their dtype.
+        seed: The seed; if none is given, one is drawn from torch's generator when first needed, by the first process for all.
+
+    Raises:
+        TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or no floating-point number.
+        ValueError: If a dtype cannot hold a format, or the optimizer keeps no state of a name.
+
+    Example:
+        >>> import torch
+        >>> from qsim.optim.quantized import Quantized
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -0.3]))
+        >>> optimizer = Quantized(torch.optim.SGD([weight], lr=0.25), weight="e4m3", grad="e5m2")
+        >>> weight.square().sum().backward()
+        >>> optimizer.step()
+        >>> weight.tolist()
+        [0.5, -0.140625]
+    """
+
+    weight: Quantizer | None
+    grad: Quantizer | None
+    states: settling.States
+    accumulator: Quantizer | None
+    grad_scale: float
+    _copies: dict[Tensor, Tensor]
+    _attributes = ("optimizer", "weight", "grad", "states", "accumulator", "grad_scale", "_copies")
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        weight: Point = None,
+        grad: Point = None,
+        state: Point | Mapping[str, Point] = None,
+        accumulator: Point = None,
+        grad_scale: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Quantized):
+            raise TypeError(f"Quantized: optimizer must be a torch.optim.Optimizer, not quantized already, got {type(optimizer).__name__}")
+        points = {"weight": weight, "grad": grad, "accumulator": accumulator}
+        resolved = {name: settling.quantizer_of(name, point) for name, point in points.items()}
+        states, grad_scale = settling.states_of(state), settling.check_scale(grad_scale)
+        if seed is not None:
+            settling.check_seed(seed)
+        for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
+            settling.check_parameter(number, parameter, resolved["weight"])
+        self._wrap(optimizer=optimizer, states=states, grad_scale=grad_scale, _copies={}, **resolved)
+        self._note(self.steps, self.seed if seed is None else seed)
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were."""
+        return int(self.param_groups[0].get(STEPS, 0))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed; `None` if none was given and none has been needed yet."""
+        return self.param_groups[0].get(SEED)
+
+    def _note(self, steps: int, seed: int | None) -> None:
+        for group in self.param_groups:
+            group[STEPS] = steps
+            if seed is not None:
+                group[SEED] = seed
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the optimizer's.
+
+        Args:
+            param_group: As for torch's optimizers.
+        """
+        given = param_group["params"]
+        params = [given] if isinstance(given, Tensor) else given if isinstance(given, set) else list(given)
+        for number, parameter in enumerate(params, len(self._parameters())):
+            # With names there are pairs; what is no tensor the optimizer refuses.
+            tensor = parameter[-1] if isinstance(parameter, tuple) else parameter
+            if isinstance(tensor, Tensor):
+                settling.check_parameter(number, tensor, self.weight)
+        self.optimizer.add_param_group({**param_group, "params": params})
+        self._note(self.steps, self.seed)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Does a step.
+
+        Args:
+            closure: Computes the loss and its gradients anew; needed by some optimizers.
+
+        Returns:
+            What the optimizer's step returns.
+        """
+        if closure is None:
+            self._check_gradients()
+        noise = self._noise()
+        self._make_copies()
+        if closure is None:
+            self._take_gradients(noise)
+        with accumulators.exchanged(self.optimizer, self._copies):
+            loss = self.optimizer.step() if closure is None else self.optimizer.step(self._rounding(closure, noise))
+        self._finish(noise)
+        return loss
+
+    def _rounding(self, closure: Callable[[], Any], noise: Noise) -> Callable[[], Any]:
+        """A closure that rounds what another computes."""
+        evaluations = itertools.count()
+        parameters = {copy: parameter for parameter, copy in self._copies.items()}
+
+        def evaluate() -> Any:
+            evaluation = next(evaluations)
+            with accumulators.exchanged(self.optimizer, parameters):
+                if evaluation and self._copies:
+                    self._write_weights(noise, evaluation)
+                loss = closure()
+                self._check_gradients()
+                self._take_gradients(noise, evaluation)
+            return loss
+
+        return evaluate
+
+    def _check_gradients(self) -> None:
+        for number, parameter in enumerate(self._parameters()):
+            if parameter.grad is not None:
+                settling.check_gradient(number, parameter.grad, self.grad)
+
+    def _noise(self) -> Noise:
+        """The noise of the next step; the first that needs a seed has one drawn."""
+        states = self.states.values() if isinstance(self.states, dict) else [self.states]
+        if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
+            return Noise(None, self.steps)
+        if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
+        if self.seed is None:
+            self._note(self.steps, _drawn_seed())
+        return Noise(self.seed, self.steps)
+
+    @torch.no_grad()
+    def _make_copies(self) -> None:
+        if self.accumulator is None:
+            return
+        for parameter in self._parameters():
+            if parameter not in self._copies:
+                copy = self._copies[parameter] = accumulators.copy_of(parameter, self.accumulator.format)
+                # An optimizer that has done steps before has states in the parameter's dtype.
+                for name, x in settling.states_of_parameter(self.state.get(parameter, {}), parameter):
+                    if x.dtype == parameter.dtype != copy.dtype:
+                        self.state[parameter][name] = x.to(copy.dtype)
+
+    @torch.no_grad()
+    def _take_gradients(self, noise: Noise, evaluation: int = 0) -> None:
+        """Rounds the gradients, and tells them to the copies."""
+        for number, parameter in enumerate(self._parameters()):
+            if parameter.grad is None:
+                continue
+            if self.grad is not None and shards.is_distributed(parameter.grad):
+                # Tensor parallelism may leave a sum to be made, and what is rounded is the sum.
+                parameter.grad = shards.placed_as(parameter.grad, parameter)
+            if self.grad_scale != 1.0:
+                parameter.grad.mul_(self.grad_scale)
+            if self.grad is not None:
+                round_into(parameter.grad, parameter.grad, self.grad, noise.seed, noise.stream("gradient", number, evaluation))
+        for parameter, copy in self._copies.items():
+            copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
+
+    @torch.no_grad()
+    def _write_weights(self, noise: Noise, evaluation: int = 0) -> None:
+        """Rounds the weights, or what they are copied from."""
+        for number, parameter in enumerate(self._parameters()):
+            source = self._copies.get(parameter, parameter)
+            if self.weight is not None:
+                round_into(parameter, source, self.weight, noise.seed, noise.stream("weight", number, evaluation))
+            elif source is not parameter:
+                parameter.copy_(source)
+
+    @torch.no_grad()
+    def _finish(self, noise: Noise) -> None:
+        """Rounds what the optimizer has left."""
+        for copy in self._copies.values():
+            copy.grad = None
+        states = self._states_to_round()
+        if self.accumulator is not None:
+            for number, parameter in enumerate(self._parameters()):
+                copy = self._copies[parameter]
+                round_into(copy, copy, self.accumulator, noise.seed, noise.stream("accumulator", number))
+        self._write_weights(noise)
+        for number, name, x, quantizer, like in states:
+            round_into(x, x, quantizer, noise.seed, noise.stream(f"state {name}", number), like)
+        self._note(noise.step + 1, self.seed)
+
+    def _states_to_round(self) -> list[tuple[int, str, Tensor, Quantizer, Tensor]]:
+        """Number of the parameter, name, state, quantizer, and what is placed as the state is."""
+        if self.states is None:
+            return []
+        named = self.states if isinstance(self.states, dict) else None
+        found, known = [], set()
+        for number, parameter in enumerate(self._parameters()):
+            for name, x in settling.states_of_parameter(self.state.get(parameter, {}), parameter):
+                known.add(name)
+                quantizer = self.states if named is None else named.get(name)
+                if isinstance(quantizer, Quantizer):
+                    settling.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
+                    found.append((number, name, x, quantizer, settling.placed_alike(name, x, parameter)))
+        if named is not None and any(parameter.grad is not None for parameter in self._parameters()):
+            settling.check_names(named, known, type(self.optimizer).__name__)
+        return found
+
+    def _saved(self) -> dict[str, Any]:
+        return accumulators.added(super()._saved(), self._parameters(), self._copies)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        steps, seed = self.steps, self.seed
+        rest, saved = accumulators.split(state_dict)
+        if saved and self.accumulator is None:
+            raise ValueError("Quantized: the state_dict has accumulators, and accumulator= is None: they would be lost")
+        copies, stand_ins = {}, {}
+        if self.accumulator is not None:
+            fmt, parameters = self.accumulator.format, self._parameters()
+            copies = accumulators.loaded(saved, accumulators.keys_of(rest), parameters, fmt)
+            stand_ins = {x: copies[x] if x in copies else accumulators.copy_of(x, fmt) for x in parameters}
+        # Optimizers cast states to the dtype of what they belong to: here, that of the copies.
+        with accumulators.exchanged(self.optimizer, stand_ins):
+            super()._load(rest)
+        self._copies = copies
+        self._note(self.param_groups[0].get(STEPS, steps), self.param_groups[0].get(SEED, seed))
+
+    def __repr__(self) -> str:
+        points = {"weight": self.weight, "grad": self.grad, "accumulator": self.accumulator}
+        points |= {f"state[{k!r}]": v for k, v in self.states.items()} if isinstance(self.states, dict) else {"state": self.states}
+        shown = [f"{name}={short(point)}" for name, point in points.items() if point is not None]
+        shown += [f"grad_scale={self.grad_scale:g}"] if self.grad_scale != 1.0 else []
+        return f"Quantized({', '.join([repr(self.optimizer), *shown])})"
+
+
+def _drawn_seed() -> int:
+    """A seed from torch's generator: in a distributed run that of the first process, told to all."""
+    drawn = [int(torch.randint(2**63 - 1, (), device="cpu"))]
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.broadcast_object_list(drawn, src=0)
+    return drawn[0]

@@ -1,0 +1,114 @@
+"""What `Quantized` is given, checked: quantizers, parameters and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import shards
+from qsim.checks import overlaps, refuse_dtype, spelling
+from qsim.five_point import Point
+from qsim.formats.dtypes import FLOATS
+from qsim.quantizer import Quantizer
+
+#: What torch's optimizers keep as 0-d tensors beside the states of a parameter, which may be 0-d itself.
+_SCALARS = ("step", "mu_product", "eta", "mu")
+
+States = Quantizer | dict[str, Quantizer | None] | None
+
+
+def quantizer_of(name: str, point: Point) -> Quantizer | None:
+    """The quantizer of a point; what is wrong with it is told with the point's name."""
+    if point is None or isinstance(point, Quantizer):
+        return point
+    try:
+        return Quantizer(point)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"Quantized: {name}: {error}") from error
+
+
+def states_of(given: Point | Mapping[str, Point]) -> States:
+    """One quantizer for all states, or those of some by name."""
+    if not isinstance(given, Mapping):
+        return quantizer_of("state", given)
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"Quantized: state names must be strings, got {name!r}")
+    return {name: quantizer_of(f"state[{name!r}]", point) for name, point in given.items()}
+
+
+def check_scale(scale: Any) -> float:
+    """The factor that gradients are multiplied by."""
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"Quantized: grad_scale must be a number, got {scale!r}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"Quantized: grad_scale must be positive and finite, got {scale}")
+    return float(scale)
+
+
+def check_seed(seed: Any) -> None:
+    """Refuses all but what a state_dict can keep and operators take."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"Quantized: seed must be an int, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"Quantized: seed must fit 64 signed bits, got {seed}")
+
+
+def check_parameter(number: int, parameter: Tensor, weight: Quantizer | None) -> None:
+    """Refuses a parameter that cannot be rounded."""
+    _check_tensor(f"parameter {number}", parameter)
+    if weight is not None:
+        check_holds(f"weight of parameter {number}", parameter, weight)
+
+
+def check_gradient(number: int, gradient: Tensor, quantizer: Quantizer | None) -> None:
+    """Refuses a gradient that cannot be multiplied and rounded where it is."""
+    _check_tensor(f"the gradient of parameter {number}", gradient)
+    if overlaps(gradient):
+        raise ValueError(f"Quantized: elements of the gradient of parameter {number} share one place in memory (an expanded tensor)")
+    if quantizer is not None:
+        check_holds(f"gradient of parameter {number}", gradient, quantizer)
+
+
+def check_holds(name: str, x: Tensor, quantizer: Quantizer) -> None:
+    """Refuses a tensor whose dtype cannot hold the format that it is to be rounded to."""
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, x.dtype if x.dtype in FLOATS else torch.float32)
+    if x.dtype not in spelt.holders:
+        refuse_dtype(spelt, x.dtype, f"Quantized: {name}")
+
+
+def states_of_parameter(state: Mapping[Any, Any], parameter: Tensor) -> list[tuple[str, Tensor]]:
+    """The floating tensors that an optimizer keeps of a parameter, by name."""
+    tensors = [(str(name), x) for name, x in state.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    return [(name, x) for name, x in tensors if x.dim() or (not parameter.dim() and name not in _SCALARS)]
+
+
+def placed_alike(name: str, x: Tensor, parameter: Tensor) -> Tensor:
+    """What tells where a state's elements lie in the whole: itself, or the parameter if optimizers keep a plain tensor for its share."""
+    if shards.is_distributed(x) or not shards.is_distributed(parameter):
+        return x
+    share = shards.local(parameter).shape
+    if x.shape != share:
+        raise ValueError(
+            f"Quantized: state {name!r} must be distributed or of the share's shape {tuple(share)}, got shape {tuple(x.shape)}"
+        )
+    return parameter
+
+
+def check_names(wanted: Iterable[str], known: set[str], optimizer: str) -> None:
+    """Refuses names of states that an optimizer does not keep."""
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        listed = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"Quantized: {optimizer} keeps no state {unknown[0]!r}; those that can be rounded: {listed}")
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if x.layout != torch.strided:
+        raise TypeError(f"Quantized: {name} must be dense, got layout {x.layout}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"Quantized: {name} must be float32, bfloat16, float16 or float64, got {x.dtype}")

@@ -1,0 +1,76 @@
+"""Optimizers, models and gradients for tests of `qsim.optim.Quantized`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim import Quantizer, random
+
+
+class Lion(torch.optim.Optimizer):
+    """As users write them: sign momentum (Chen et al. 2023), weights changed through `.data`."""
+
+    def __init__(self, params: Any, lr: float = 2.0**-6, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    state.setdefault("exp_avg", torch.zeros_like(p.data))
+                    update = state["exp_avg"].mul(group["betas"][0]).add(p.grad, alpha=1 - group["betas"][0])
+                    p.data.add_(update.sign(), alpha=-group["lr"])
+                    state["exp_avg"].mul_(group["betas"][1]).add_(p.grad, alpha=1 - group["betas"][1])
+        return loss
+
+
+Maker = Callable[[Any], torch.optim.Optimizer]
+
+MAKERS: dict[str, Maker] = {
+    "SGD": lambda params: torch.optim.SGD(params, 2.0**-3, momentum=0.75, weight_decay=2.0**-7),
+    "AdamW": lambda params: torch.optim.AdamW(params, 2.0**-5),
+    "AdamW foreach": lambda params: torch.optim.AdamW(params, 2.0**-5, foreach=True, amsgrad=True),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, 2.0**-3),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, 2.0**-5, momentum=0.5, centered=True),
+    "NAdam": lambda params: torch.optim.NAdam(params, 2.0**-5),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, 2.0**-3),
+    "Lion": Lion,
+}
+
+SHAPES = ((5, 7), (7,), (), (3, 2, 4))
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """A few, one of them of no dimension, the same at each call."""
+    generator = torch.Generator().manual_seed(5)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+
+
+def give_gradients(params: list[nn.Parameter], step: int) -> None:
+    """Gradients as a backward pass would leave them; the second parameter gets none at every other step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    for number, p in enumerate(params):
+        gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = None if number == 1 and step % 2 else gradient
+
+
+def rounded(x: Tensor, quantizer: Quantizer | None, seed: int, step: int, role: str, number: int, evaluation: int = 0) -> Tensor:
+    """What a role's quantizer makes of a tensor at a step, with the random bits that the documentation promises."""
+    if quantizer is None:
+        return x.clone()
+    how = {"rounding": quantizer.rounding, "overflow": quantizer.overflow}
+    if quantizer.rounding.is_stochastic:
+        how |= {"seed": seed, "stream": random.stream("Quantized", role, number, step, evaluation)}
+    return qsim.quantize(x.detach(), quantizer.format, **how)
+
+
+def states_of(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor]:
+    """The states that are rounded, by name."""
+    return {k: v for k, v in optimizer.state.get(p, {}).items() if isinstance(v, Tensor) and k not in ("step", "mu_product")}
