@@ -6,7 +6,7 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
-from qsim import formats, nn, random, rounding
+from qsim import formats, nn, optim, random, rounding
 from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
@@ -32,6 +32,7 @@ __all__ = [
     "format",
     "formats",
     "nn",
+    "optim",
     "quantize",
     "quantize_",
     "random",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from qsim.random import WHOLE, Place
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 
 def is_distributed(x: Tensor) -> bool:
@@ -46,27 +48,32 @@ def place_of(x: DTensor) -> Place:
     Raises:
         ValueError: If the share is a summand, or its elements do not lie in rows at equal distances.
     """
+    coordinate = x.device_mesh.get_coordinate()
+    if coordinate is None:
+        raise RuntimeError(f"this process holds no share of tensors on {x.device_mesh}")
+    return _place(x.shape, x.device_mesh, tuple(x.placements), tuple(coordinate))
+
+
+@lru_cache(maxsize=4096)
+def _place(whole: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...], coordinate: tuple[int, ...]) -> Place:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-    mesh, coordinate = x.device_mesh, x.device_mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError(f"this process holds no share of tensors on {mesh}")
-    cuts = {dim: how for dim, how in enumerate(x.placements) if isinstance(how, (Shard, _StridedShard))}
-    if any(how.is_partial() for how in x.placements):
-        raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {x.placements}")
+    cuts = {dim: how for dim, how in enumerate(placements) if isinstance(how, (Shard, _StridedShard))}
+    if any(how.is_partial() for how in placements):
+        raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {placements}")
     for dim, how in cuts.items():
         # FSDP2 cuts what other dimensions of the mesh have cut already: its share lies in one piece if it counts all of their cuts.
         later = [int(mesh.size(other)) for other, cut in cuts.items() if other > dim and cut.dim == how.dim]
         if isinstance(how, _StridedShard) and how.split_factor != math.prod(later):
-            raise ValueError(f"a share must lie in one piece along each dimension, got placements {x.placements}")
+            raise ValueError(f"a share must lie in one piece along each dimension, got placements {placements}")
     inner = sorted({how.dim for how in cuts.values()} - {0})
     if len(inner) > 1:
-        raise ValueError(f"a tensor may be cut along its first dimension and one other, got cuts along {inner}: {x.placements}")
+        raise ValueError(f"a tensor may be cut along its first dimension and one other, got cuts along {inner}: {placements}")
     if not cuts:
         return WHOLE
-    shape, start = compute_local_shape_and_global_offset(x.shape, mesh, x.placements)
-    offset = sum(first * math.prod(x.shape[dim + 1 :]) for dim, first in enumerate(start))
+    shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
+    offset = sum(first * math.prod(whole[dim + 1 :]) for dim, first in enumerate(start))
     first = not any(coordinate[dim] for dim in cuts)
-    row, stride = (math.prod(sizes[inner[0] :]) for sizes in (shape, x.shape)) if inner else (0, 0)
+    row, stride = (math.prod(sizes[inner[0] :]) for sizes in (shape, whole)) if inner else (0, 0)
     return Place(offset, 0, 0, first) if row == stride else Place(offset, row, stride, first)

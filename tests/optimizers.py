@@ -47,17 +47,17 @@ MAKERS: dict[str, Maker] = {
 SHAPES = ((5, 7), (7,), (), (3, 2, 4))
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def parameters(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> list[nn.Parameter]:
     """A few, one of them of no dimension, the same at each call."""
     generator = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in SHAPES]
 
 
 def give_gradients(params: list[nn.Parameter], step: int) -> None:
     """Gradients as a backward pass would leave them; the second parameter gets none at every other step."""
     generator = torch.Generator().manual_seed(100 + step)
     for number, p in enumerate(params):
-        gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
+        gradient = torch.randn(p.shape, generator=generator).to(p)
         p.grad = None if number == 1 and step % 2 else gradient
 
 
@@ -74,3 +74,18 @@ def rounded(x: Tensor, quantizer: Quantizer | None, seed: int, step: int, role: 
 def states_of(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor]:
     """The states that are rounded, by name."""
     return {k: v for k, v in optimizer.state.get(p, {}).items() if isinstance(v, Tensor) and k not in ("step", "mu_product")}
+
+
+def all_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Weights and states, as they are now."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return [x.detach().clone() for p in params for x in (p, *states_of(optimizer, p).values())]
+
+
+def run(optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    """Does steps with the gradients of their numbers, and gives weights and states."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for step in steps:
+        give_gradients(params, step)
+        optimizer.step()
+    return all_of(optimizer)

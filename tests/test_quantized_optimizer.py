@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import qsim
 from bounds import check_share
 from comparing import same_bits
+from distributed_models import alike
 from optimizers import MAKERS, Maker, give_gradients, parameters, rounded, states_of
 from qsim import Quantizer, Stochastic
 from qsim.optim.quantized import Quantized
@@ -22,13 +23,11 @@ STOCHASTIC = {
 SEED = 77
 
 
-def alike(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) > 0 and all(map(same_bits, a, b))
-
-
-def written_out(make: Maker, points: dict[str, Quantizer | None], scale: float, steps: int) -> list[Tensor]:
+def written_out(
+    make: Maker, points: dict[str, Quantizer | None], scale: float, steps: int, device: torch.device | str = "cpu"
+) -> list[Tensor]:
     """Weights and states after some steps of torch's optimizer with rounding around it."""
-    params = parameters()
+    params = parameters(device=device)
     optimizer = make(params)
     with torch.no_grad():
         for step in range(steps):
@@ -46,15 +45,15 @@ def written_out(make: Maker, points: dict[str, Quantizer | None], scale: float, 
 
 @pytest.mark.parametrize("points", [NEAREST, STOCHASTIC], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_a_step_is_that_of_torch_with_rounding_around_it(name: str, points: dict[str, Quantizer | None]) -> None:
-    params = parameters()
+def test_a_step_is_that_of_torch_with_rounding_around_it(name: str, points: dict[str, Quantizer | None], device: torch.device) -> None:
+    params = parameters(device=device)
     optimizer = Quantized(MAKERS[name](params), **points, grad_scale=0.5, seed=SEED)
     for step in range(4):
         give_gradients(params, step)
         optimizer.step()
     found = [*params, *(x for p in params for x in states_of(optimizer, p).values())]
-    assert alike(found, written_out(MAKERS[name], points, 0.5, 4))
-    assert not alike(found, written_out(MAKERS[name], dict.fromkeys(points), 0.5, 4)), "rounding matters"
+    assert alike(found, written_out(MAKERS[name], points, 0.5, 4, device))
+    assert not alike(found, written_out(MAKERS[name], dict.fromkeys(points), 0.5, 4, device)), "rounding matters"
 
 
 @pytest.mark.parametrize("role", ["weight", "grad", "state"])
@@ -169,9 +168,9 @@ def test_small_updates_stall_without_an_accumulator_and_add_up_with_one() -> Non
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "AdamW foreach", "Lion"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_accumulators_written_out(name: str, dtype: torch.dtype) -> None:
+def test_accumulators_written_out(name: str, dtype: torch.dtype, device: torch.device) -> None:
     weight, accumulator = STOCHASTIC["weight"], Quantizer(qsim.Float(7, 15), "stochastic")
-    params = parameters(dtype)
+    params = parameters(dtype, device)
     optimizer = Quantized(MAKERS[name](params), weight=weight, grad="e5m2", accumulator=accumulator, seed=SEED)
     copies = [nn.Parameter(p.detach().clone().float()) for p in params]
     theirs = MAKERS[name](copies)

@@ -38,7 +38,7 @@ def check(ranks: list[list[Any]], shapes: list[tuple[int, ...]], copies: int) ->
         found = [seen[number] for seen in ranks]
         for values, place in found:
             assert values == indices(Place(*place), len(values)), (shape, place)
-        assert sorted(sum((values for values, _ in found), [])) == sorted([*range(torch.Size(shape).numel())] * copies)
+        assert sorted(index for values, _ in found for index in values) == sorted([*range(torch.Size(shape).numel())] * copies)
         assert sum(place[-1] for _, place in found) == copies, "one share is the first"
 
 

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from qsim import random, shards
+from qsim import shards
 from qsim.five_point import Point, is_stochastic, short
-from qsim.optim import accumulators, settling
+from qsim.optim import accumulators, quantized_checks as checks
+from qsim.optim.noise import Noise, drawn_seed
 from qsim.optim.pieces import round_into
 from qsim.optim.wrapper import Wrapper
 from qsim.quantizer import Quantizer
 
 STEPS, SEED = "quantized_steps", "quantized_seed"
-
-
-class Noise(NamedTuple):
-    """Whose random bits a step takes.
-
-    Attributes:
-        seed: The seed; `None` if nothing is drawn.
-        step: The number of the step.
-    """
-
-    seed: int | None
-    step: int
-
-    def stream(self, role: str, number: int, evaluation: int = 0) -> int:
-        """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
-        return random.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
 
 
 class Quantized(Wrapper):
@@ -83,7 +68,7 @@ class Quantized(Wrapper):
 
     weight: Quantizer | None
     grad: Quantizer | None
-    states: settling.States
+    states: checks.States
     accumulator: Quantizer | None
     grad_scale: float
     _copies: dict[Tensor, Tensor]
@@ -103,12 +88,12 @@ class Quantized(Wrapper):
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Quantized):
             raise TypeError(f"Quantized: optimizer must be a torch.optim.Optimizer, not quantized already, got {type(optimizer).__name__}")
         points = {"weight": weight, "grad": grad, "accumulator": accumulator}
-        resolved = {name: settling.quantizer_of(name, point) for name, point in points.items()}
-        states, grad_scale = settling.states_of(state), settling.check_scale(grad_scale)
+        resolved = {name: checks.quantizer_of(name, point) for name, point in points.items()}
+        states, grad_scale = checks.states_of(state), checks.check_scale(grad_scale)
         if seed is not None:
-            settling.check_seed(seed)
+            checks.check_seed(seed)
         for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
-            settling.check_parameter(number, parameter, resolved["weight"])
+            checks.check_parameter(number, parameter, resolved["weight"])
         self._wrap(optimizer=optimizer, states=states, grad_scale=grad_scale, _copies={}, **resolved)
         self._note(self.steps, self.seed if seed is None else seed)
 
@@ -140,7 +125,7 @@ class Quantized(Wrapper):
             # With names there are pairs; what is no tensor the optimizer refuses.
             tensor = parameter[-1] if isinstance(parameter, tuple) else parameter
             if isinstance(tensor, Tensor):
-                settling.check_parameter(number, tensor, self.weight)
+                checks.check_parameter(number, tensor, self.weight)
         self.optimizer.add_param_group({**param_group, "params": params})
         self._note(self.steps, self.seed)
 
@@ -184,7 +169,7 @@ class Quantized(Wrapper):
     def _check_gradients(self) -> None:
         for number, parameter in enumerate(self._parameters()):
             if parameter.grad is not None:
-                settling.check_gradient(number, parameter.grad, self.grad)
+                checks.check_gradient(number, parameter.grad, self.grad)
 
     def _noise(self) -> Noise:
         """The noise of the next step; the first that needs a seed has one drawn."""
@@ -194,7 +179,7 @@ class Quantized(Wrapper):
         if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
         if self.seed is None:
-            self._note(self.steps, _drawn_seed())
+            self._note(self.steps, drawn_seed())
         return Noise(self.seed, self.steps)
 
     @torch.no_grad()
@@ -205,7 +190,7 @@ class Quantized(Wrapper):
             if parameter not in self._copies:
                 copy = self._copies[parameter] = accumulators.copy_of(parameter, self.accumulator.format)
                 # An optimizer that has done steps before has states in the parameter's dtype.
-                for name, x in settling.states_of_parameter(self.state.get(parameter, {}), parameter):
+                for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
                     if x.dtype == parameter.dtype != copy.dtype:
                         self.state[parameter][name] = x.to(copy.dtype)
 
@@ -257,14 +242,14 @@ class Quantized(Wrapper):
         named = self.states if isinstance(self.states, dict) else None
         found, known = [], set()
         for number, parameter in enumerate(self._parameters()):
-            for name, x in settling.states_of_parameter(self.state.get(parameter, {}), parameter):
+            for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
                 known.add(name)
                 quantizer = self.states if named is None else named.get(name)
                 if isinstance(quantizer, Quantizer):
-                    settling.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
-                    found.append((number, name, x, quantizer, settling.placed_alike(name, x, parameter)))
+                    checks.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
+                    found.append((number, name, x, quantizer, checks.placed_alike(name, x, parameter)))
         if named is not None and any(parameter.grad is not None for parameter in self._parameters()):
-            settling.check_names(named, known, type(self.optimizer).__name__)
+            checks.check_names(named, known, type(self.optimizer).__name__)
         return found
 
     def _saved(self) -> dict[str, Any]:
@@ -292,11 +277,3 @@ class Quantized(Wrapper):
         shown = [f"{name}={short(point)}" for name, point in points.items() if point is not None]
         shown += [f"grad_scale={self.grad_scale:g}"] if self.grad_scale != 1.0 else []
         return f"Quantized({', '.join([repr(self.optimizer), *shown])})"
-
-
-def _drawn_seed() -> int:
-    """A seed from torch's generator: in a distributed run that of the first process, told to all."""
-    drawn = [int(torch.randint(2**63 - 1, (), device="cpu"))]
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(drawn, src=0)
-    return drawn[0]

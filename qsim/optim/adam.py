@@ -1,0 +1,187 @@
+"""Adam and AdamW with rounded updates."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qsim.functional import quantize
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, reject_differentiable
+from qsim.optim.settings import Setting
+from qsim.rounding import Rounding
+from qsim_kernels import updates
+from qsim_kernels.grid import spell
+
+
+class Adam(LowPrecisionOptimizer):
+    """Adam whose weights are rounded to a format after each update, stochastically, to nearest or with Kahan's summation.
+
+    `torch.optim.Adam` with the same arguments and the same states, and what follows `*` beside. Between reading and writing, arithmetic is
+    float32, in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any
+    sharding (Algorithm 1 of *Stochastic Rounding for LLM Training*). One launch moves all parameters of a group.
+
+    Overflow becomes an infinity where the format has one; else a finite weight saturates, and an infinite one becomes NaN.
+
+    Args:
+        params: Parameters in bfloat16, float16 or float32, groups of them, or named ones. Gradients may have any float dtype.
+        lr: Learning rate, a number or a tensor of one.
+        betas: Decays of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Weight decay.
+        amsgrad: Whether the denominator takes the largest second moment so far.
+        foreach: For torch's sake: there is one way to compute a step on each device, and it is multi-tensor.
+        maximize: Whether to go along the gradient.
+        capturable: For torch's sake: a step can always be captured in a CUDA graph, after a first one outside of it.
+        differentiable: For torch's sake; a rounded step is not.
+        fused: For torch's sake: it is fused.
+        decoupled_weight_decay: Whether weights decay beside the update, as in AdamW; otherwise the decay is added to the gradient.
+        weight: The weights' format, by default their dtype's own.
+        update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
+        state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format.
+        state_rounding: How moments are rounded: `"nearest"`, or as `update`.
+        arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one as `update` says:
+            Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
+        seed: The seed of all random bits. By default it follows, at the first step, from `torch.manual_seed` and the weights, alike in all
+            processes; it is kept in the group.
+        generator: Where to draw the seed from instead; it must be in the same state in all processes.
+
+    Raises:
+        TypeError: If an argument, a parameter or a gradient is of another kind.
+        ValueError: If a number is out of range, or options do not go together.
+
+    Example:
+        >>> import torch, qsim
+        >>> w = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        >>> optimizer = qsim.optim.Adam([w], lr=2**-12, seed=0)
+        >>> for _ in range(64):
+        ...     w.grad = torch.ones_like(w)
+        ...     optimizer.step()
+        >>> abs(w.double().mean().item() - (1 - 64 * 2**-12)) < 1e-3  # to nearest, no weight would have moved
+        True
+    """
+
+    STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        weight: FormatLike | None = None,
+        update: str | Rounding = "stochastic",
+        state: FormatLike | None = None,
+        state_rounding: str | Rounding = "nearest",
+        arithmetic: str = "float32",
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        reject_differentiable(differentiable)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "weight": weight,
+            "update": update,
+            "state": state,
+            "state_rounding": state_rounding,
+            "arithmetic": arithmetic,
+            "seed": seed,
+        }
+        super().__init__(params, defaults, generator)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise TypeError(f"betas must be two numbers, got {betas!r}")
+        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+            check_number(name, beta, below=1)
+        check_number("eps", group["eps"])
+        check_number("weight_decay", group["weight_decay"])
+        super()._check(group)
+
+    def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
+        if not setting.in_format:
+            return
+        for name, beta in zip(("beta1", "beta2"), group["betas"], strict=True):
+            if _in_format(beta, setting) >= 1:
+                advice = f"; the largest value below 1 is {_below_one(setting)}"
+                paper = ", and *Revisiting BFloat16 Training* takes 0.997 in bfloat16" if name == "beta2" else ""
+                raise ValueError(f"arithmetic='format': {name}={beta} becomes 1 in {setting.weight!r}{advice}{paper}")
+        if group["eps"] and not _in_format(group["eps"], setting):
+            raise ValueError(
+                f"arithmetic='format': eps={group['eps']} becomes 0 in {setting.weight!r}; its smallest value is {setting.weight.smallest}"
+            )
+
+    def _algorithm(self, group: dict[str, Any]) -> str:
+        beta1, beta2 = group["betas"]
+        decoupled, maximize, amsgrad = group["decoupled_weight_decay"], group["maximize"], group["amsgrad"]
+        return _spelt(beta1, beta2, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
+
+    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+        states = {"step": torch.int64, "exp_avg": setting.state_dtype, "exp_avg_sq": setting.state_dtype}
+        if group["amsgrad"]:
+            states["max_exp_avg_sq"] = setting.state_dtype
+        if setting.kahan:
+            states["compensation"] = setting.dtype
+        if setting.in_format:
+            states["beta_products"] = torch.float32
+        return states
+
+
+class AdamW(Adam):
+    """`Adam` with decoupled weight decay: `torch.optim.AdamW` with rounded updates. The arguments are `Adam`'s.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = torch.nn.Linear(4, 2).to(torch.bfloat16)
+        >>> optimizer = qsim.optim.AdamW(model.parameters(), lr=3e-4, update="kahan")
+        >>> model(torch.ones(3, 4, dtype=torch.bfloat16)).sum().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[model.weight])
+        ['compensation', 'exp_avg', 'exp_avg_sq', 'step']
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        if not options.pop("decoupled_weight_decay", True):
+            raise ValueError("AdamW's weight decay is decoupled; qsim.optim.Adam has decoupled_weight_decay=False")
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
+
+
+@lru_cache(maxsize=256)
+def _spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool, maximize: bool, amsgrad: bool) -> str:
+    numbers = (float(beta1), float(beta2), float(eps), float(decay))
+    return spell(updates.Adam(*numbers, bool(decoupled), bool(maximize), bool(amsgrad)))
+
+
+def _in_format(number: float, setting: Setting) -> float:
+    return quantize(torch.tensor(number, dtype=torch.float32), setting.weight).item()
+
+
+def _below_one(setting: Setting) -> float:
+    return quantize(torch.tensor(1 - 2.0**-24), setting.weight, rounding="toward_zero").item()

@@ -1,0 +1,194 @@
+"""What the low-precision optimizers have in common: a step of all parameters of a group in one operator call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qsim import random
+from qsim.formats import Format
+from qsim.optim import seeds, settings
+from qsim.optim.batches import Batch, batches_of
+from qsim.optim.saved import StateDict, adapted, restored
+from qsim.optim.settings import Setting
+from qsim.rounding import Rounding
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+FormatLike = str | torch.dtype | Format
+
+
+class LowPrecisionOptimizer(torch.optim.Optimizer):
+    """An optimizer whose updates are rounded. Make an `AdamW`, an `Adam` or an `SGD`.
+
+    Args:
+        params: Parameters, groups of them or named ones, as torch's optimizers take them.
+        defaults: The options of groups that do not give their own.
+        generator: Where the groups' seed is drawn from.
+    """
+
+    # With these attributes a GradScaler leaves unscaling and skipping to the step, which waits for nothing then.
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+
+    #: The states that a parameter may have, beside those that every optimizer here has.
+    STATES: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None) -> None:
+        if generator is not None:
+            if defaults["seed"] is not None:
+                raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
+            if not isinstance(generator, torch.Generator):
+                raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
+            defaults["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+        self._batches: dict[int, tuple[object, list[Batch]]] = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with options of their own; see `torch.optim.Optimizer.add_param_group`."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Moves all parameters that have gradients.
+
+        Args:
+            closure: Computes the loss and the gradients anew.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            if loss is None:
+                raise ValueError("step: the closure must return the loss, got None")
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        first = 0
+        for index, group in enumerate(self.param_groups):
+            for batch in self._batches_of(index, first):
+                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"], self._algorithm(group))
+            first += len(group["params"])
+        return loss
+
+    def _batches_of(self, index: int, first: int) -> list[Batch]:
+        """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
+        group = self.param_groups[index]
+        grads = [p.grad for p in group["params"]]
+        chosen = _setting_options(group)
+        key = (chosen, first, tuple([None if g is None else g.dtype for g in grads]), tuple(map(id, group["params"])))
+        known, batches = self._batches.get(index, (None, []))
+        if known != key:
+            self._check(group)
+            if group["seed"] is None and any(g is not None for g in grads):
+                group["seed"] = seeds.agreed(group["params"])
+            batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
+            self._batches[index] = key, batches
+        return batches
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Refuses options and parameters that do not go together, and keeps formats and roundings as the strings that name them."""
+        group["weight"], group["state"] = settings.name_of(group["weight"]), settings.name_of(group["state"])
+        group["update"] = settings.name_of_update(group["update"])
+        group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
+        if group["seed"] is not None:
+            random.check_source(group["seed"], None, torch.device("cpu"))
+            group["seed"] = int(group["seed"])
+        _check_learning_rate(group["lr"])
+        for number, p in enumerate(group["params"]):
+            if p.layout != torch.strided:
+                raise TypeError(f"parameter {number} must be dense, got layout {p.layout}")
+            if p.dtype not in settings.DTYPES:
+                raise TypeError(f"parameter {number} must be bfloat16, float16 or float32, got {p.dtype}")
+            self._check_setting(group, settings.setting(*_setting_options(group), p.dtype))
+
+    def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
+        """Refuses numbers that a setting leaves nothing of."""
+
+    def _algorithm(self, group: dict[str, Any]) -> str:
+        """How a group's gradients become updates, as text: see `qsim_kernels.updates`."""
+        raise NotImplementedError
+
+    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+        """The states that a group's parameters have, and their dtypes."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Loads what `state_dict` gave, or the state_dict of torch's optimizer of the same name.
+
+        Raises:
+            ValueError: If it is of another model or of another optimizer.
+        """
+        seen: StateDict = {}
+
+        def adapt(_: torch.optim.Optimizer, given: StateDict) -> StateDict:
+            seen.update(adapted(given, self.param_groups, self.STATES))
+            return seen
+
+        hook = self.register_load_state_dict_pre_hook(adapt)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        for group in self.param_groups:
+            self._check(group)
+        # torch casts states to their parameter's dtype, and forgets that they had more bits.
+        restored(self.state, seen, self.param_groups, self._dtypes)
+
+    def _dtypes(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.dtype]:
+        return self._states(group, settings.setting(*_setting_options(group), p.dtype))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._batches = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_batches"}
+
+
+def _setting_options(group: dict[str, Any]) -> tuple[str | None, str, str | None, str, str]:
+    return group["weight"], group["update"], group["state"], group["state_rounding"], group["arithmetic"]
+
+
+def _number(lr: float | Tensor) -> Tensor:
+    return lr if isinstance(lr, Tensor) else _tensor(float(lr))
+
+
+@lru_cache(maxsize=64)
+def _tensor(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64, device="cpu")
+
+
+def _check_learning_rate(lr: Any) -> None:
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1 or not lr.is_floating_point():
+            raise ValueError(f"lr must be a number or a tensor of one, got a tensor of shape {tuple(lr.shape)} in {lr.dtype}")
+    else:
+        check_number("lr", lr)
+
+
+def check_number(name: str, value: Any, below: float = float("inf")) -> None:
+    """Refuses all but a finite number from zero up to a limit that it must not reach."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value < below:
+        raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
+
+
+def reject_differentiable(differentiable: bool) -> None:
+    """Refuses to differentiate a rounded step."""
+    if differentiable:
+        raise ValueError("differentiable=True: a step that is rounded has no gradient to give")
+
+
+__all__ = ["FormatLike", "LowPrecisionOptimizer", "Params", "Rounding", "check_number", "reject_differentiable"]

@@ -1,0 +1,118 @@
+"""The parameters of a group as the operator takes them: those of one device and of one set of dtypes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import random, shards
+from qsim.optim import settings
+from qsim.optim.settings import Setting
+from qsim.random import WHOLE
+
+#: The lists of states in the order of the operator's arguments, and the names that a state_dict has for them.
+ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
+
+
+@dataclass
+class Batch:
+    """Parameters that are moved together.
+
+    Attributes:
+        setting: What is rounded.
+        params: The parameters.
+        streams: Their streams of random bits.
+        places: Where what this process holds of them lies in the whole, three numbers each.
+        states: Their states, a list for each of `ROLES`, empty where there are none.
+        are_shards: Whether they are distributed.
+    """
+
+    setting: Setting
+    params: list[Tensor] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    states: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in ROLES])
+    are_shards: bool = False
+
+    def update(self, lr: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None, seed: int, algorithm: str) -> None:
+        """Moves the parameters by one step. To be called under `torch.no_grad()`."""
+        params, grads = self.params, [p.grad for p in self.params]
+        if self.are_shards:
+            grads = [_local_gradient(g, p) for g, p in zip(grads, params, strict=True)]
+            params = [shards.local(p) for p in params]
+        device = params[0].device
+        first, second, largest, compensations, steps, products = self.states
+        torch.ops.qsim.update_.default(
+            params, grads, first, second, largest, compensations, steps, products, lr if lr.device == device else lr.cpu(),
+            _on(grad_scale, device), _on(found_inf, device), seed, self.streams, self.places, algorithm, *self.setting[:7],
+        )  # fmt: skip
+
+
+def batches_of(
+    params: list[Tensor],
+    state: dict[Tensor, dict[str, Any]],
+    first: int,
+    options: tuple[str | None, str, str | None, str, str],
+    states_of: Callable[[Setting], dict[str, torch.dtype]],
+) -> list[Batch]:
+    """Sorts those parameters that have gradients, and makes the states that they have not yet.
+
+    Args:
+        params: The parameters of a group.
+        state: The optimizer's state.
+        first: Number of the first of them in the optimizer.
+        options: The first arguments of `settings.setting`.
+        states_of: The states that parameters of a setting have, with their dtypes.
+    """
+    batches: dict[object, Batch] = {}
+    for number, p in enumerate(params, start=first):
+        if p.grad is None:
+            continue
+        _check_gradient(number, p)
+        setting = settings.setting(*options, p.dtype)
+        is_shard = shards.is_distributed(p)
+        batch = batches.setdefault((p.device, p.dtype, p.grad.dtype, is_shard), Batch(setting, are_shards=is_shard))
+        batch.params.append(p)
+        # The last bits of a stream tell the roles of random bits within an update apart.
+        batch.streams.append(random.stream("optimizer", number) & ~3)
+        batch.places += (shards.place_of(p) if is_shard else WHOLE)[:3]  # type: ignore[arg-type]
+        own = state[p]
+        _add_states(own, p, states_of(setting))
+        for states, names in zip(batch.states, ROLES, strict=True):
+            states += [shards.local(own[name]) for name in names if name in own]
+    return list(batches.values())
+
+
+def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) -> None:
+    """Makes the states that a parameter lacks: zeros, and for products of nothing ones."""
+    for name, dtype in dtypes.items():
+        if name in own:
+            continue
+        if name == "step":
+            own[name] = torch.zeros((), dtype=dtype, device=p.device)
+        elif name == "beta_products":
+            own[name] = torch.ones(2, dtype=dtype, device=p.device)
+        else:
+            own[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def _check_gradient(number: int, p: Tensor) -> None:
+    g = p.grad
+    assert g is not None
+    if g.layout != torch.strided:
+        raise TypeError(f"the gradient of parameter {number} must be dense, got layout {g.layout}")
+    if not g.is_floating_point():
+        raise TypeError(f"the gradient of parameter {number} must be real, got {g.dtype}")
+
+
+def _local_gradient(g: Tensor | None, p: Tensor) -> Tensor:
+    assert g is not None
+    return shards.local(shards.placed_as(g, p) if shards.is_distributed(g) else g)
+
+
+def _on(number: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if number is None else number.to(device, non_blocking=True)

@@ -1,0 +1,161 @@
+"""What an optimizer's options about formats and roundings come to: values that the kernels take, checked."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from qsim.calls import read_call
+from qsim.formats import Format, format as resolve_format, holders, names
+from qsim.formats.base import shortest
+from qsim.rounding import NAMED, Rounding, Stochastic
+from qsim_kernels.grid import Mode, Rule, spell
+
+#: The dtypes that parameters may have.
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+UPDATES = ("stochastic", "kahan", "nearest")
+ARITHMETICS = ("float32", "format")
+
+
+class Setting(NamedTuple):
+    """What is rounded in an update, as `qsim_kernels.updates.Roundings` has it, each as text, and what follows for the states.
+
+    Attributes:
+        grid: The weights' values.
+        rule: How the new weight is rounded.
+        inner: The values of the compensation, or of every intermediate.
+        inner_rule: To nearest.
+        state: The moments' values.
+        state_rule: How moments are rounded.
+        in_format: Whether every operation is rounded.
+        kahan: Whether there is a compensation.
+        state_dtype: The dtype of the moments.
+        dtype: The dtype of the parameters and of the compensation.
+        weight: The weights' format.
+    """
+
+    grid: str
+    rule: str
+    inner: str
+    inner_rule: str
+    state: str
+    state_rule: str
+    in_format: bool
+    kahan: bool
+    state_dtype: torch.dtype
+    dtype: torch.dtype
+    weight: Format
+
+
+def name_of(fmt: str | torch.dtype | Format | None) -> str | None:
+    """A format as a string, which a checkpoint can keep; `qsim.format` reads it."""
+    if fmt is None:
+        return None
+    found = resolve_format(fmt)
+    return next(iter(names(found)), repr(found))
+
+
+def name_of_update(update: str | Rounding) -> str:
+    """How weights are updated, as a string."""
+    if isinstance(update, Stochastic):
+        return repr(update) if update != Stochastic() else "stochastic"
+    if isinstance(update, str) and (update in UPDATES or isinstance(read_call(update, {"Stochastic": Stochastic}), Stochastic)):
+        return update
+    raise ValueError(f"update must be {', '.join(map(repr, UPDATES))} or a qsim.Stochastic(bits, correction), got {update!r}")
+
+
+def name_of_rounding(rounding: str | Rounding) -> str:
+    """How moments are rounded, as a string."""
+    if rounding == "nearest" or (isinstance(rounding, Rounding) and rounding == NAMED["nearest"]):
+        return "nearest"
+    try:
+        return name_of_update(rounding) if rounding != "kahan" else name_of_update("")
+    except ValueError:
+        raise ValueError(
+            f"state_rounding must be 'nearest', 'stochastic' or a qsim.Stochastic(bits, correction), got {rounding!r}"
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def setting(weight: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, dtype: torch.dtype) -> Setting:
+    """The setting for parameters of a dtype.
+
+    Args:
+        weight: The weights' format, their dtype's own by default.
+        update: "stochastic", "kahan", "nearest" or "Stochastic(…)".
+        state: The moments' format, by default the parameters' dtype's own.
+        state_rounding: "nearest", "stochastic" or "Stochastic(…)".
+        arithmetic: "float32" or "format".
+        dtype: The parameters' dtype.
+
+    Raises:
+        ValueError: If these do not go together.
+    """
+    own = resolve_format(dtype)
+    weights = own if weight is None else resolve_format(weight)
+    if dtype not in holders(weights):
+        raise ValueError(_too_wide("weight", weights, f"parameters in {dtype}"))
+    in_format = arithmetic == "format"
+    _check_arithmetic(arithmetic, weights, state, state_rounding)
+    states = weights if in_format else own if state is None else resolve_format(state)
+    return Setting(
+        grid=weights.spelling[0],
+        rule=spell(_rule(weights, "nearest" if update == "kahan" else update)),
+        inner=(weights if in_format else own).spelling[0],
+        inner_rule=spell(_rule(weights if in_format else own, "nearest")),
+        state=states.spelling[0],
+        state_rule=spell(_rule(states, state_rounding)),
+        in_format=in_format,
+        kahan=update == "kahan",
+        state_dtype=_dtype_of(states, dtype),
+        dtype=dtype,
+        weight=weights,
+    )
+
+
+def _dtype_of(states: Format, dtype: torch.dtype) -> torch.dtype:
+    """The parameters' dtype for moments that it holds, else the narrowest that does."""
+    able = [able for able in (dtype, *DTYPES) if able in holders(states)]
+    if not able:
+        raise ValueError(_too_wide("state", states, "moments"))
+    return able[0]
+
+
+def _too_wide(name: str, fmt: Format, what: str) -> str:
+    able = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES if dtype in holders(fmt)) or "no dtype of theirs"
+    facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
+    return f"{name}: {what} cannot hold every value of {fmt!r} ({facts}); {able} can"
+
+
+def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state_rounding: str) -> None:
+    if arithmetic not in ARITHMETICS:
+        raise ValueError(f"arithmetic must be {' or '.join(map(repr, ARITHMETICS))}, got {arithmetic!r}")
+    if arithmetic == "float32":
+        return
+    if state is not None and resolve_format(state) != weights:
+        raise ValueError(f"arithmetic='format': the moments are in the weights' format {weights!r}, got state={state!r}")
+    if state_rounding != "nearest":
+        raise ValueError(
+            f"arithmetic='format': every operation rounds to nearest, the last one apart, got state_rounding={state_rounding!r}"
+        )
+    # Twice the precision and two bits is what a result may be rounded to before, without changing what it is rounded to in the end.
+    if 10 < weights.grid.mantissa < 23:
+        raise ValueError(
+            f"arithmetic='format': float32 has too few bits to compute with {weights!r}, which has {weights.precision} significant bits; "
+            "formats with up to 11 can be computed with, and fp32"
+        )
+
+
+def _rule(fmt: Format, rounding: str) -> Rule:
+    """A rounding of float32 numbers that leaves infinities and NaN visible: what overflows becomes an infinity, if the format has one."""
+    saturate = not fmt.has_inf
+    stochastic = Stochastic() if rounding == "stochastic" else read_call(rounding, {"Stochastic": Stochastic})
+    if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
+        # To float32 there is nothing to round.
+        return Rule(int(Mode.NEAREST), 0, False, saturate)
+    # As many random bits as float32 has that the format has not; half of them serve where the format's binades are float32's own.
+    evenly = fmt.grid.exponent == -126 and fmt.grid.least < 2.0**-126 and fmt.grid.mantissa >= 7
+    return stochastic.rule("saturate" if saturate else "nonfinite", 16 if evenly else 32)

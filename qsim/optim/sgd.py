@@ -1,0 +1,126 @@
+"""Stochastic gradient descent with rounded updates."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, reject_differentiable
+from qsim.optim.settings import Setting
+from qsim.rounding import Rounding
+from qsim_kernels import updates
+from qsim_kernels.grid import spell
+
+
+class SGD(LowPrecisionOptimizer):
+    """Gradient descent whose weights are rounded to a format after each update, stochastically, to nearest or with Kahan's summation.
+
+    `torch.optim.SGD` with the same arguments and the same states, and what follows `*` beside; see `Adam`. With `arithmetic="format"` it is
+    Algorithms 1 to 3 of *Revisiting BFloat16 Training*.
+
+    Args:
+        params: See `Adam`.
+        lr: See `Adam`.
+        momentum: Decay of the momentum.
+        dampening: What of a gradient does not enter the momentum, but for the first.
+        weight_decay: Weight decay.
+        nesterov: Whether momentum is Nesterov's.
+        maximize: See `Adam`.
+        foreach: See `Adam`.
+        differentiable: See `Adam`.
+        fused: See `Adam`.
+        decoupled_weight_decay: See `Adam`.
+        weight: See `Adam`.
+        update: See `Adam`.
+        state: The momentum's format, by default the parameters' dtype's own.
+        state_rounding: See `Adam`.
+        arithmetic: See `Adam`.
+        seed: See `Adam`.
+        generator: See `Adam`.
+
+    Raises:
+        TypeError: See `Adam`.
+        ValueError: See `Adam`.
+
+    Example:
+        >>> import torch, qsim
+        >>> w = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        >>> optimizer = qsim.optim.SGD([w], lr=2**-10, update="kahan")
+        >>> for _ in range(16):
+        ...     w.grad = torch.ones_like(w)
+        ...     optimizer.step()
+        >>> w.detach()
+        tensor([0.9844, 0.9844, 0.9844], dtype=torch.bfloat16)
+    """
+
+    STATES: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        weight: FormatLike | None = None,
+        update: str | Rounding = "stochastic",
+        state: FormatLike | None = None,
+        state_rounding: str | Rounding = "nearest",
+        arithmetic: str = "float32",
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        reject_differentiable(differentiable)
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "weight": weight,
+            "update": update,
+            "state": state,
+            "state_rounding": state_rounding,
+            "arithmetic": arithmetic,
+            "seed": seed,
+        }
+        super().__init__(params, defaults, generator)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        check_number("momentum", group["momentum"])
+        check_number("weight_decay", group["weight_decay"])
+        dampening = group["dampening"]
+        if isinstance(dampening, bool) or not isinstance(dampening, (int, float)):
+            raise TypeError(f"dampening must be a number, got {dampening!r}")
+        if group["nesterov"] and (group["momentum"] == 0 or dampening != 0):
+            raise ValueError(f"nesterov=True needs a momentum and no dampening, got {group['momentum']} and {dampening}")
+        super()._check(group)
+
+    def _algorithm(self, group: dict[str, Any]) -> str:
+        decoupled, maximize, nesterov = group["decoupled_weight_decay"], group["maximize"], group["nesterov"]
+        return _spelt(group["momentum"], group["dampening"], group["weight_decay"], decoupled, maximize, nesterov)
+
+    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+        states = {"step": torch.int64}
+        if group["momentum"]:
+            states["momentum_buffer"] = setting.state_dtype
+        if setting.kahan:
+            states["compensation"] = setting.dtype
+        return states
+
+
+@lru_cache(maxsize=256)
+def _spelt(momentum: float, dampening: float, decay: float, decoupled: bool, maximize: bool, nesterov: bool) -> str:
+    return spell(updates.SGD(float(momentum), float(dampening), float(decay), bool(decoupled), bool(maximize), bool(nesterov)))
