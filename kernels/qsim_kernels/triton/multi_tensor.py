@@ -5,16 +5,20 @@ Both are kept as long as they are in use: the table hangs on addresses, of which
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.triton.updates import COLUMNS, FACTORS, KEYS
+from qsim_kernels.triton.updates import COLUMNS, COMPENSATION, FACTORS, KEYS, OFFSET, ROW
+
+# How many columns hold addresses of tensors with as many elements as the parameter.
+_ADDRESSES = COMPENSATION.value + 1
 
 #: Tables that are kept: as many as groups of parameters may take turns.
 _KEPT = 64
@@ -40,7 +44,7 @@ class Table(NamedTuple):
 
 _tables: OrderedDict[Hashable, Table] = OrderedDict()
 # What a CUDA graph was captured with must stay as long as it may be replayed, which nothing tells.
-_captured: list[Table] = []
+_captured: list[tuple[Any, ...]] = []
 
 
 def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int]) -> Table:
@@ -54,8 +58,10 @@ def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], strea
     """
     device = columns[0][0].device
     addresses = tuple(tuple(map(Tensor.data_ptr, column)) for column in columns)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    key = (device, addresses, counts, tuple(streams), tuple(places))
+    capturing = _is_capturing(device)
+    # What one stream writes another must not find before it is there.
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream, addresses, counts, tuple(streams), tuple(places))
     table = None if capturing else _tables.get(key)
     if table is None:
         table = _write(addresses, counts, streams, places, device)
@@ -74,29 +80,48 @@ def _write(
     addresses: tuple[tuple[int, ...], ...], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int], device: torch.device
 ) -> Table:
     tensors = len(counts)
-    rows = [[0] * tensors if not column else list(column) for column in addresses]
-    offsets, widths, strides = places[0::3], places[1::3], places[2::3]
-    smooth = tuple(
-        not any(address % 16 for address in row) and not width and offset % 8 == 0
-        for offset, width, *row in zip(offsets, widths, *rows[:6], strict=True)
-    )
-    unused = [0] * tensors
-    columns = [*rows, counts, offsets, widths, strides, streams]
-    columns += [unused] * (COLUMNS.value - len(columns))
-    host = torch.tensor(list(chain.from_iterable(zip(*columns, strict=True))), dtype=torch.int64, device="cpu")
-    if device.type == "cuda":
-        host = host.pin_memory()
+    none = (0,) * tensors
+    columns = [*(column or none for column in addresses), counts, places[0::3], places[1::3], places[2::3], streams]
+    columns += [none] * (COLUMNS.value - len(columns))
+    # An array, because torch takes its time with long lists.
+    values = torch.frombuffer(array("q", chain.from_iterable(columns)), dtype=torch.int64).view(COLUMNS.value, tensors)
+    is_aligned = (values[:_ADDRESSES] % 16 == 0).all(0)
+    smooth = is_aligned & (values[ROW.value] == 0) & (values[OFFSET.value] % 8 == 0)
+    host = _pinned(values.t().contiguous())
     factors = torch.empty(tensors * FACTORS.value, dtype=torch.float32, device=device)
     keys = torch.empty(tensors * KEYS.value, dtype=torch.int64, device=device)
-    return Table(host, host.to(device, non_blocking=True), factors, keys, smooth)
+    return Table(host, host.to(device, non_blocking=True), factors, keys, tuple(smooth.tolist()))
+
+
+def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each program the tensor and the number of the block that it works on: of full blocks in smooth tensors, and of all others."""
+    if not _is_capturing(device):
+        return _kept_work(counts, smooth, block, device)
+    hosts = [_pinned(pairs) for pairs in _work(counts, smooth, block)]
+    full, rest = (host.to(device, non_blocking=True) for host in hosts)
+    _captured.append((*hosts, full, rest))
+    return full, rest
 
 
 @lru_cache(maxsize=64)
-def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each program the tensor and the number of the block that it works on: of full blocks in smooth tensors, and of all others."""
+def _kept_work(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    full, rest = _work(counts, smooth, block)
+    return full.to(device), rest.to(device)
+
+
+def _work(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int) -> tuple[Tensor, Tensor]:
     count = torch.tensor(counts, dtype=torch.int64, device="cpu")
     full = torch.where(torch.tensor(smooth, device="cpu"), count // block, 0)
-    return _blocks(torch.zeros_like(full), full).to(device), _blocks(full, (count + block - 1) // block).to(device)
+    return _blocks(torch.zeros_like(full), full), _blocks(full, (count + block - 1) // block)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _pinned(x: Tensor) -> Tensor:
+    """The same in memory that a copy to the device need not wait for, where there is such a device."""
+    return x.pin_memory() if torch.cuda.is_available() else x
 
 
 def _blocks(begin: Tensor, end: Tensor) -> Tensor:

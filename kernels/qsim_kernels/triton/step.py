@@ -44,7 +44,7 @@ def update(
 ) -> None:
     """Moves parameters by one step; see `reference.updates.update`. Gradients must be of one dtype, too."""
     given = (params, grads, first, second, largest, compensations)
-    smooth = tuple([flat(x) for x in column] for column in given)
+    smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
     counts = tuple(map(Tensor.numel, params))
     table = table_of((*smooth, steps, products), counts, streams, places)
     types = (params[0].dtype, grads[0].dtype, first[0].dtype if first else params[0].dtype)
@@ -62,7 +62,7 @@ def update(
             updater = _updater(roundings, kind, *types, is_smooth)
             updater.launch(len(work), table.device, work, table.factors, table.keys, found_inf, absent=absent)
     for column, flattened in zip(given, smooth, strict=True):
-        if column is not grads:
+        if column is not grads and column is not flattened:
             for x, own in zip(column, flattened, strict=True):
                 if own is not x:
                     x.copy_(own)
