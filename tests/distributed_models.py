@@ -107,6 +107,23 @@ def spread(x: Tensor, mesh: Any, names: str) -> Any:
     return holder.weight
 
 
+def shared_as(values: Tensor, p: Tensor) -> Tensor:
+    """What all processes have whole, placed as a parameter is: its gradient, whose shares are then the same however it is shared out."""
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    values = values.to(p)
+    if not isinstance(p, DTensor):
+        return values
+    if all(how.is_replicate() or type(how) is Shard for how in p.placements):
+        return distribute_tensor(values, p.device_mesh, p.placements)
+    # FSDP2 cuts last what it names first.
+    for dim in (1, 0):
+        pieces = values.chunk(p.device_mesh.size(dim))
+        rank = p.device_mesh.get_local_rank(dim)
+        values = pieces[rank] if rank < len(pieces) else values[:0]
+    return DTensor.from_local(values, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
 def parallelized(net: nn.Module, mesh: Any, sequence: bool) -> nn.Module:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (

@@ -12,7 +12,7 @@ from comparing import same_bits
 from distributed_models import alike
 from optimizers import MAKERS, Maker, give_gradients, parameters, rounded, states_of
 from qsim import Quantizer, Stochastic
-from qsim.optim.quantized import Quantized
+from qsim.optim import Quantized
 
 NEAREST = {"weight": Quantizer("e4m3"), "grad": Quantizer("e5m2"), "state": Quantizer("bf16")}
 STOCHASTIC = {

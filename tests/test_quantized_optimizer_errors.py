@@ -12,7 +12,7 @@ import qsim
 from comparing import same_bits
 from optimizers import MAKERS, Lion, parameters, run
 from qsim import Quantizer
-from qsim.optim.quantized import Quantized
+from qsim.optim import Quantized
 from test_errors import refused
 
 NOISY = Quantizer("e4m3", "stochastic")

@@ -15,7 +15,7 @@ from comparing import same_bits
 from distributed_models import alike
 from optimizers import MAKERS, all_of, give_gradients, parameters, rounded
 from qsim import Quantizer
-from qsim.optim.quantized import Quantized
+from qsim.optim import Quantized
 
 NOISY = Quantizer("e4m3", "stochastic")
 SEED = 77
@@ -52,7 +52,7 @@ def test_a_closure_evaluated_once_is_as_good_as_a_backward_pass(make: Any, accum
 
 def test_lbfgs_sees_rounded_gradients_at_each_evaluation() -> None:
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    optimizer = Quantized(torch.optim.LBFGS([p], max_iter=4), weight="e4m3", grad=NOISY, seed=SEED)
+    optimizer = Quantized(torch.optim.LBFGS([p], max_iter=4), grad=NOISY, seed=SEED)
     plain = torch.optim.LBFGS([q], max_iter=4)
     evaluated: list[Tensor] = []
     counts = [0, 0]
@@ -69,10 +69,31 @@ def test_lbfgs_sees_rounded_gradients_at_each_evaluation() -> None:
             return loss
 
         plain.step(by_hand)
-        with torch.no_grad():
-            q.copy_(qsim.quantize(q, "e4m3"))
         assert same_bits(p, q)
     assert len(evaluated) == sum(counts) > 4
+
+
+class Thrice(torch.optim.Optimizer):
+    """Evaluates its closure three times and changes nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Callable[[], Any]) -> list[Any]:  # type: ignore[override]
+        return [closure() for _ in range(3)]
+
+
+def test_each_evaluation_rounds_weights_anew() -> None:
+    p = nn.Parameter(torch.full((64,), 1.25))
+    half = Quantizer("e2m1", "stochastic")
+    optimizer = Quantized(Thrice([p]), weight=half, accumulator="fp32", seed=SEED)
+    for step in range(2):
+        before = p.detach().clone()
+        seen = optimizer.step(lambda: p.detach().clone())
+        assert same_bits(seen[0], before), "until something changes, weights are what they were"
+        due = [rounded(torch.full((64,), 1.25), half, SEED, step, "weight", 0, evaluation) for evaluation in (1, 2, 0)]
+        assert alike([*seen[1:], p.detach()], due)
+        assert len({tuple(x.tolist()) for x in due}) == 3
 
 
 def test_lbfgs_sees_rounded_weights_with_an_accumulator() -> None:

@@ -13,7 +13,7 @@ from comparing import same_bits
 from distributed_models import alike, coarse, mesh_of, model, spread, whole
 from optimizers import MAKERS
 from qsim import Quantizer, Stochastic
-from qsim.optim.quantized import Quantized
+from qsim.optim import Quantized
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO

@@ -16,7 +16,7 @@ from comparing import same_bits
 from distributed_models import alike
 from optimizers import MAKERS, all_of, parameters, rounded, run
 from qsim import Quantizer
-from qsim.optim.quantized import Quantized
+from qsim.optim import Quantized
 
 NOISY = Quantizer("e4m3", "stochastic")
 SEED = 77

@@ -57,7 +57,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    @torch._disable_dynamo  # type: ignore[attr-defined, untyped-decorator]
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Moves all parameters that have gradients.

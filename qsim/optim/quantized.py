@@ -56,10 +56,9 @@ class Quantized(Wrapper):
         ValueError: If a dtype cannot hold a format, or the optimizer keeps no state of a name.
 
     Example:
-        >>> import torch
-        >>> from qsim.optim.quantized import Quantized
+        >>> import torch, qsim
         >>> weight = torch.nn.Parameter(torch.tensor([1.0, -0.3]))
-        >>> optimizer = Quantized(torch.optim.SGD([weight], lr=0.25), weight="e4m3", grad="e5m2")
+        >>> optimizer = qsim.optim.Quantized(torch.optim.SGD([weight], lr=0.25), weight="e4m3", grad="e5m2")
         >>> weight.square().sum().backward()
         >>> optimizer.step()
         >>> weight.tolist()

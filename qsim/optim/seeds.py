@@ -40,5 +40,6 @@ def _summed(shares: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
     """The sums over the processes that hold shares of the same tensors."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    summands = [Partial() if how.is_shard() else Replicate() for how in placements]
+    # Asked this way round because FSDP2's cut of what was cut before is no shard to torch.
+    summands = [Replicate() if how.is_replicate() else Partial() for how in placements]
     return DTensor.from_local(shares, mesh, summands, run_check=False).full_tensor()

@@ -1,0 +1,114 @@
+"""Other packages' AdamW, timed in turns with qsim's in the mode that matches, each on parameters of its own.
+
+They do not compute the same: some round moments stochastically, and they draw other random bits. What is compared is the time that a user
+waits for a step; a peer that waits for the device within its step lets the host's time for qsim's be seen as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from qsim.bench._optim_work import LEARNING_RATE, MakeOptimizer, Tensors, adamw, step_of
+from qsim.bench._settings import Settings
+from qsim.bench._tables import Column, Row, hundredths, tenths, thousandths
+from qsim.bench._timing import interleaved
+
+COLUMNS = (
+    Column("peer", "peer"),
+    Column("tensors", "tensors"),
+    Column("update", "update"),
+    Column("states", "states"),
+    Column("peer ms", "peer_milliseconds", thousandths),
+    Column("qsim ms", "milliseconds", thousandths),
+    Column("qsim GB/s", "gb_per_s", tenths),
+    Column("ratio", "ratio", hundredths),
+)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way in which a peer takes its steps.
+
+    Attributes:
+        update: How qsim calls what it does with weights.
+        states: The dtype of its moments, by its short name.
+        options: What it is told beside the learning rate.
+    """
+
+    update: str
+    states: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An optimizer to compare with.
+
+    Attributes:
+        label: What it is called in tables.
+        package: What to install.
+        module: Where it is.
+        name: What it is called there.
+        modes: What to compare.
+        devices: Where it runs.
+    """
+
+    label: str
+    package: str
+    module: str
+    name: str
+    modes: Sequence[Mode]
+    devices: Sequence[str] = ("cpu", "cuda")
+
+    def load(self) -> MakeOptimizer:
+        """Imports it."""
+        found: MakeOptimizer = getattr(import_module(self.module), self.name)
+        return found
+
+
+PEERS = {
+    "torch": Peer("torch, fused", "torch", "torch.optim", "AdamW", [Mode("nearest", "bf16", {"fused": True})]),
+    "torchao": Peer("torchao", "torchao", "torchao.optim", "_AdamW", [Mode("stochastic", "bf16", {"bf16_stochastic_round": True})]),
+    "optimi": Peer("optimi", "torch-optimi", "optimi", "AdamW", [Mode("kahan", "bf16", {"kahan_sum": True})]),
+    "d9d": Peer(
+        "d9d",
+        "d9d",
+        "d9d.optim.stochastic",
+        "StochasticAdamW",
+        [Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}), Mode("stochastic", "fp32", {"state_dtype": torch.float32})],
+        ("cuda",),
+    ),
+}
+
+
+def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> Iterator[Row]:
+    """Times qsim in turns with each of the peers; says of those that are not there what to install."""
+    for peer in [PEERS[name] for name in names]:
+        row = {"part": "peers", "peer": peer.label}
+        if settings.device.type not in peer.devices:
+            yield {**row, "note": f"runs on {', '.join(peer.devices)} only"}
+            continue
+        try:
+            make = peer.load()
+        except ImportError as error:
+            yield {**row, "note": f"not installed (pip install {peer.package}): {error}"}
+            continue
+        for tensors in sets:
+            for mode in peer.modes:
+                yield {**row, **_duel(partial(make, lr=LEARNING_RATE, **mode.options), mode, tensors, settings)}
+
+
+def _duel(make: MakeOptimizer, mode: Mode, tensors: Tensors, settings: Settings) -> Row:
+    their_step, _ = step_of(make, tensors, settings)
+    step, bytes_moved = step_of(adamw(mode.update, mode.states), tensors, settings)
+    theirs, ours = interleaved((their_step, step), settings.clock, settings.repeats)
+    row = {"tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
+    row |= {"update": mode.update, "states": mode.states, "bytes": bytes_moved}
+    times = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "gb_per_s": bytes_moved / ours / 1e9}
+    return {**row, **times, "ratio": theirs / ours}

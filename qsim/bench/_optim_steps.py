@@ -1,0 +1,55 @@
+"""How fast optimizer steps move bytes, beside a copy that moves as many; what they launch, and how long they keep the host busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qsim.bench._bandwidth import beside_copy
+from qsim.bench._launches import launches
+from qsim.bench._optim_work import Tensors, Work
+from qsim.bench._settings import Settings
+from qsim.bench._tables import Column, Row, tenths, thousandths, whole
+from qsim.bench._timing import host_time
+
+#: Steps in a row whose time on the host is taken: few enough launches that no CUDA stream makes the host wait.
+BATCH = 20
+
+
+def _if_measured(value: float | None) -> str:
+    return "not measured" if value is None else whole(value)
+
+
+COLUMNS = (
+    Column("tensors", "tensors"),
+    Column("algorithm", "algorithm"),
+    Column("update", "update"),
+    Column("states", "states"),
+    Column("ms", "milliseconds", thousandths),
+    Column("GB/s", "gb_per_s", tenths),
+    Column("launches", "launches", _if_measured),
+    Column("host µs", "host_microseconds", _if_measured),
+    Column("ratio", "ratio", thousandths),
+)
+
+
+def steps(settings: Settings, sets: Sequence[Tensors], works: Sequence[Work]) -> list[Row]:
+    """Every work on every set of tensors."""
+    pairs = [(tensors, work) for tensors in sets for work in works]
+    rows = [_timed(tensors, work, settings) for tensors, work in pairs]
+    if settings.device.type == "cuda":
+        # After everything has been timed, because the profiler that counts them slows what is launched after it.
+        for row, (tensors, work) in zip(rows, pairs, strict=True):
+            row["launches"] = launches(work.prepare(tensors, settings)[0])
+    return rows
+
+
+def _timed(tensors: Tensors, work: Work, settings: Settings) -> Row:
+    call, bytes_moved = work.prepare(tensors, settings)
+    row = {"part": "steps", "tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
+    row |= {"algorithm": work.algorithm, "update": work.update, "states": work.states, "launches": None, "host_microseconds": None}
+    row |= beside_copy(call, bytes_moved, settings)
+    row["milliseconds"] = row["seconds"] * 1e3
+    if settings.device.type == "cuda":
+        (host,) = host_time([call], settings.clock, settings.repeats, BATCH)
+        row["host_microseconds"] = host * 1e6
+    return row

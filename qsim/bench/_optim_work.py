@@ -1,0 +1,147 @@
+"""The tensors that optimizers are measured on, and the steps that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.bench._models import Block
+from qsim.bench._settings import DTYPES, Settings, count_text
+from qsim.bench._timing import Call
+
+#: So low that a few hundred steps leave the weights in the region where they begin.
+LEARNING_RATE = 1e-5
+
+#: By the names of their sizes: what a GPT is called, how many blocks it has, and of which width.
+GPTS = {"medium": ("GPT-2 medium", 24, 1024), "tiny": ("a tiny GPT", 2, 64)}
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Parameters that are moved together.
+
+    Attributes:
+        label: What they are called in tables.
+        shapes: Their shapes.
+    """
+
+    label: str
+    shapes: Sequence[tuple[int, ...]]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers they have."""
+        return sum(map(prod, self.shapes))
+
+    def normal(self, settings: Settings, dtype: torch.dtype) -> list[Tensor]:
+        """Tensors of these shapes with normally distributed values."""
+        return [settings.normal(dtype, prod(shape)).view(shape) for shape in self.shapes]
+
+    def parameters(self, settings: Settings) -> list[nn.Parameter]:
+        """Parameters in bfloat16, with gradients."""
+        parameters = [nn.Parameter(x) for x in self.normal(settings, torch.bfloat16)]
+        for parameter in parameters:
+            # Another order, so that a gradient is not the weight that it moves.
+            parameter.grad = parameter.detach().flatten().flip(0).view_as(parameter)
+        return parameters
+
+
+def one(elements: int) -> Tensors:
+    """One tensor.
+
+    Example:
+        >>> one(2**27).label
+        '1 of 2^27'
+    """
+    return Tensors(f"1 of {count_text(elements)}", [(elements,)])
+
+
+def gpt(size: str) -> Tensors:
+    """The parameters of a GPT's blocks, without embeddings.
+
+    Example:
+        >>> found = gpt("medium")
+        >>> found.label, found.elements
+        ('288 of GPT-2 medium', 302309376)
+    """
+    name, layers, width = GPTS[size]
+    with torch.device("meta"):
+        block = Block(width, heads=16)
+    shapes = [tuple(parameter.shape) for parameter in block.parameters()] * layers
+    return Tensors(f"{len(shapes)} of {name}", shapes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something to measure.
+
+    Attributes:
+        algorithm: What it is called in tables.
+        update: How weights are rounded.
+        states: The dtype of its states, by its short name; "-" if it has none.
+        prepare: Makes tensors, and gives the call and how many bytes it must move.
+    """
+
+    algorithm: str
+    update: str
+    states: str
+    prepare: Callable[[Tensors, Settings], tuple[Call, int]]
+
+
+def step_of(make: MakeOptimizer, tensors: Tensors, settings: Settings) -> tuple[Call, int]:
+    """The step of a new optimizer, as a user calls it, and how many bytes it must move."""
+    optimizer = make(tensors.parameters(settings))
+    optimizer.step()
+    return optimizer.step, moved(optimizer)
+
+
+def moved(optimizer: torch.optim.Optimizer) -> int:
+    """The bytes of a step: weights and what is kept of each are read and written, gradients are read. Numbers of steps do not count."""
+    found = 0
+    for parameter in optimizer.param_groups[0]["params"]:
+        kept = [state for name, state in optimizer.state[parameter].items() if name != "step"]
+        found += parameter.grad.nbytes + 2 * sum(x.nbytes for x in (parameter, *kept))
+    return found
+
+
+def adamw(update: str, states: str, weight: str | None = None) -> MakeOptimizer:
+    """Makes qsim's AdamW."""
+    return partial(qsim.optim.AdamW, lr=LEARNING_RATE, update=update, state=DTYPES[states], weight=weight)
+
+
+def _copies(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
+    sources = tensors.normal(settings, torch.float32)
+    targets = [torch.empty_like(source, dtype=torch.bfloat16) for source in sources]
+
+    def copy() -> None:
+        for target, source in zip(targets, sources, strict=True):
+            qsim.optim.copy_fp32_to_bf16_stochastic_(target, source)
+
+    return copy, sum(x.nbytes for x in (*sources, *targets))
+
+
+def _work(algorithm: str, update: str, states: str, make: MakeOptimizer) -> Work:
+    return Work(algorithm, update, states, partial(step_of, make))
+
+
+_SGD = partial(qsim.optim.SGD, lr=LEARNING_RATE, momentum=0.9, update="stochastic", state=torch.bfloat16)
+
+#: What can be measured, by the names that the command line has for it.
+WORK: dict[str, list[Work]] = {
+    "adamw": [
+        _work("AdamW", update, states, adamw(update, states))
+        for update in ("stochastic", "kahan", "nearest")
+        for states in ("bf16", "fp32")
+    ],
+    "adamw-e4m3": [_work("AdamW, E4M3 weights", "stochastic", "bf16", adamw("stochastic", "bf16", "e4m3"))],
+    "sgd": [_work("SGD, momentum", "stochastic", "bf16", _SGD)],
+    "copy": [Work("fp32→bf16 copy", "stochastic", "-", _copies)],
+}

@@ -1,0 +1,133 @@
+"""Low-precision optimizers in distributed runs: shards move as the whole does, and replicas stay alike. No rank is told a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from distributed_models import alike, coarse, mesh_of, model
+from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, results, steps
+from ranks import NEEDS_GLOO, Ranks, ranks_of
+
+pytestmark = NEEDS_GLOO
+two, three, four = ranks_of(2), ranks_of(3), ranks_of(4)
+
+
+# Shards.
+
+
+def _shared_out(device: torch.device, layout: str, kind: str) -> dict[str, Any]:
+    net = net_of(device, layout)
+    optimizer = MAKERS[kind](net.parameters())
+    found = {
+        "seed": torch.initial_seed(),
+        "placements": {name: str(getattr(p, "placements", "")) for name, p in net.named_parameters()},
+        "elements": {name: getattr(p, "to_local", lambda p=p: p)().numel() for name, p in net.named_parameters()},
+    }
+    return {**found, "results": steps(net, optimizer, range(20))}
+
+
+def check(ranks: list[dict[str, Any]], kind: str) -> None:
+    seeds = [seen["seed"] for seen in ranks]
+    assert seeds[0] == SEED
+    assert len({*seeds}) == len(seeds)
+    for rank, seen in enumerate(ranks):
+        assert not differing(seen["results"], alone(kind, 20)), f"rank {rank}"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_fsdp_is_as_one_process(two: Ranks, kind: str) -> None:
+    ranks = two(_shared_out, "fsdp", kind)
+    check(ranks, kind)
+    assert [seen["elements"]["0.up.weight"] for seen in ranks] == [17 * 16, 16 * 16]
+    assert [seen["elements"]["row"] for seen in ranks] == [3, 0]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "E4M3", "SGD"])
+def test_tensor_parallelism_is_as_one_process(two: Ranks, kind: str) -> None:
+    ranks = two(_shared_out, "tp", kind)
+    check(ranks, kind)
+    assert [seen["elements"]["0.up.weight"] for seen in ranks] == [17 * 16, 16 * 16]
+    assert [seen["elements"]["0.down.weight"] for seen in ranks] == [16 * 17, 16 * 16]
+    placements = ranks[0]["placements"]
+    assert "Shard(dim=0)" in placements["0.up.weight"]
+    assert "Shard(dim=1)" in placements["0.down.weight"]
+    assert not placements["0.norm.weight"], "a plain tensor among distributed ones"
+
+
+@pytest.mark.parametrize(("layout", "kind"), [("fsdp", "AdamW"), ("fsdp", "Kahan"), ("tp", "rounded states"), ("tp", "E4M3")])
+def test_three_ranks_are_as_one_process(three: Ranks, layout: str, kind: str) -> None:
+    ranks = three(_shared_out, layout, kind)
+    check(ranks, kind)
+    assert sum(seen["elements"]["row"] for seen in ranks) == (3 if layout == "fsdp" else 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "kind"), [("hsdp", "AdamW"), ("hsdp", "SGD, Kahan"), ("fsdp over tp", "AdamW"), ("fsdp over tp", "E4M3")])
+def test_meshes_of_two_dimensions_are_as_one_process(four: Ranks, layout: str, kind: str) -> None:
+    ranks = four(_shared_out, layout, kind)
+    check(ranks, kind)
+    placements = ranks[0]["placements"]
+    if layout == "hsdp":
+        assert "Replicate()" in placements["0.up.weight"]
+    else:
+        assert "_StridedShard(" in placements["0.up.weight"]
+        assert "Shard(dim=0), Shard(dim=1)" in placements["0.down.weight"]
+
+
+def test_these_runs_draw() -> None:
+    """What the tests above compare depends on the seed: all weights, and those states that are rounded stochastically."""
+    for kind in MAKERS:
+        changed = differing(alone(kind, 3), alone(kind, 3, seed=2))
+        print(kind, changed)
+
+
+def _refused(device: torch.device) -> str:
+    from torch.distributed.tensor import DTensor, Partial
+
+    p = nn.Parameter(DTensor.from_local(torch.ones(3, device=device), mesh_of(device), [Partial()], run_check=False))
+    optimizer = MAKERS["AdamW"]([p])
+    p.grad = p.detach().clone()
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_summands_are_refused(two: Ranks) -> None:
+    assert all("redistribute it first" in message for message in two(_refused))
+
+
+# Replicas.
+
+
+def _replicas(device: torch.device, kind: str, seed: int | None) -> dict[str, Any]:
+    rank = distributed.get_rank()
+    net = model(device).to(torch.bfloat16)
+    replica = nn.parallel.DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
+    optimizer = MAKERS[kind](net.parameters())
+    for group in optimizer.param_groups:
+        group["seed"] = seed and seed + rank
+    losses = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = replica(torch.randn(4, 16, device=device, dtype=torch.bfloat16)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        optimizer.step()
+    return {"results": results(net, optimizer), "losses": torch.stack(losses)}
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Kahan", "E4M3", "SGD"])
+def test_replicas_do_not_drift(two: Ranks, kind: str) -> None:
+    first, second = two(_replicas, kind, None)
+    assert not torch.equal(first["losses"], second["losses"])
+    assert not differing(first["results"], second["results"])
+
+
+def test_replicas_with_seeds_of_their_own_drift(two: Ranks) -> None:
+    """So that the test above would see it."""
+    first, second = two(_replicas, "AdamW", 1)
+    assert differing(first["results"], second["results"])
