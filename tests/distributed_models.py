@@ -111,7 +111,7 @@ def shared_as(values: Tensor, p: Tensor) -> Tensor:
     """What all processes have whole, placed as a parameter is: its gradient, whose shares are then the same however it is shared out."""
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-    values = values.to(p)
+    values = values.to(p.device, p.dtype)
     if not isinstance(p, DTensor):
         return values
     if all(how.is_replicate() or type(how) is Shard for how in p.placements):

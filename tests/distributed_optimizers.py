@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from comparing import same_bits
 from distributed_models import Block, coarse, mesh_of, parallelized, shared_as, whole
@@ -41,7 +41,7 @@ def net_of(device: torch.device, layout: str = "whole") -> nn.Module:
 
     Args:
         device: Where they lie.
-        layout: `"whole"`; or of all processes of a run `"fsdp"` or `"tp"`; or of processes two by two `"hsdp"` or `"fsdp over tp"`.
+        layout: `"whole"`; or of all processes of a run `"fsdp"` or `"tp"`; or in two rows of processes `"hsdp"` or `"fsdp over tp"`.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -53,13 +53,11 @@ def net_of(device: torch.device, layout: str = "whole") -> nn.Module:
             p.copy_(coarse(*p.shape, seed=number))
     if layout == "whole":
         return net
-    mesh = mesh_of(device) if layout in ("fsdp", "tp") else mesh_of(device, 2, 2)
+    mesh = mesh_of(device) if layout in ("fsdp", "tp") else mesh_of(device, 2, distributed.get_world_size() // 2)
     if "tp" in layout:
         net = parallelized(net, mesh["tensor"], sequence=False)
-    if "fsdp" in layout:
-        fully_shard(net, mesh=mesh["data"] if "tp" in layout else mesh)
-    elif layout == "hsdp":
-        fully_shard(net, mesh=mesh)
+    if layout != "tp":
+        fully_shard(net, mesh=mesh["data"] if layout == "fsdp over tp" else mesh)
     return net
 
 

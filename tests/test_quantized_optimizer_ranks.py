@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from comparing import same_bits
-from distributed_models import alike, coarse, mesh_of, model, spread, whole
+from distributed_models import alike, coarse, mesh_of, model, shared_as, spread, whole
 from optimizers import MAKERS
 from qsim import Quantizer, Stochastic
 from qsim.optim import Quantized
@@ -62,19 +62,7 @@ def test_replicas_do_not_drift(two: Ranks, name: str, options: dict[str, Any]) -
 
 def gradient(p: Tensor, step: int, number: int) -> Tensor:
     """The same numbers for a parameter and for its shares."""
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-
-    values = coarse(*p.shape, seed=100 * step + number).to(p.device) * 0.3
-    if not isinstance(p, DTensor):
-        return values
-    if all(how.is_replicate() or type(how) is Shard for how in p.placements):
-        return distribute_tensor(values, p.device_mesh, p.placements)
-    # FSDP2 cuts last what it names first.
-    for dim in (1, 0):
-        pieces = values.chunk(p.device_mesh.size(dim))
-        place = p.device_mesh.get_local_rank(dim)
-        values = pieces[place] if place < len(pieces) else values[:0]
-    return DTensor.from_local(values, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    return shared_as(0.3 * coarse(*p.shape, seed=100 * step + number), p)
 
 
 def steps(optimizer: Quantized, which: range) -> list[Tensor]:

@@ -91,6 +91,12 @@ class Plan(NamedTuple):
     zero: bool
     scale: float
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next value above the largest, and below the smallest, would be the carrier's infinity, and overflow becomes that."""
+        infinity = self.carrier.infinity
+        return self.top == self.bottom and self.top + (1 << self.shift) == infinity and self.over == self.under == infinity
+
 
 def fits_single(grid: Grid) -> bool:
     """Whether float32's bits can be rounded in place: the grid's own binades are normal numbers there, with room to scale below them."""

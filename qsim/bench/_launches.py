@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,4 +30,4 @@ def launches(call: Call) -> int | None:
 
 def _work_on_device(events: Iterable[FunctionEvent]) -> int:
     """Of all events those of the device, without the spans over several of them that annotations make."""
-    return sum(event.device_type == DeviceType.CUDA and not event.is_user_annotation for event in events)
+    return sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in events)

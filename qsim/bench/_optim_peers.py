@@ -6,7 +6,7 @@ waits for a step; a peer that waits for the device within its step lets the host
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qsim.bench._optim_work import LEARNING_RATE, MakeOptimizer, Tensors, adamw, step_of
+from qsim.bench._optim_work import LEARNING_RATE, MakeOptimizer, Tensors, adamw, moved, started
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, hundredths, tenths, thousandths
 from qsim.bench._timing import interleaved
@@ -66,9 +66,9 @@ class Peer:
     modes: Sequence[Mode]
     devices: Sequence[str] = ("cpu", "cuda")
 
-    def load(self) -> MakeOptimizer:
+    def load(self) -> Callable[..., torch.optim.Optimizer]:
         """Imports it."""
-        found: MakeOptimizer = getattr(import_module(self.module), self.name)
+        found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.name)
         return found
 
 
@@ -105,9 +105,9 @@ def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> 
 
 
 def _duel(make: MakeOptimizer, mode: Mode, tensors: Tensors, settings: Settings) -> Row:
-    their_step, _ = step_of(make, tensors, settings)
-    step, bytes_moved = step_of(adamw(mode.update, mode.states), tensors, settings)
-    theirs, ours = interleaved((their_step, step), settings.clock, settings.repeats)
+    their, our = started(make, tensors, settings), started(adamw(mode.update, mode.states), tensors, settings)
+    theirs, ours = interleaved((their.step, our.step), settings.clock, settings.repeats)
+    bytes_moved = moved(our)
     row = {"tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
     row |= {"update": mode.update, "states": mode.states, "bytes": bytes_moved}
     times = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "gb_per_s": bytes_moved / ours / 1e9}

@@ -45,7 +45,7 @@ def steps(settings: Settings, sets: Sequence[Tensors], works: Sequence[Work]) ->
 
 def _timed(tensors: Tensors, work: Work, settings: Settings) -> Row:
     call, bytes_moved = work.prepare(tensors, settings)
-    row = {"part": "steps", "tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
+    row: Row = {"part": "steps", "tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
     row |= {"algorithm": work.algorithm, "update": work.update, "states": work.states, "launches": None, "host_microseconds": None}
     row |= beside_copy(call, bytes_moved, settings)
     row["milliseconds"] = row["seconds"] * 1e3

@@ -96,11 +96,11 @@ class Work:
     prepare: Callable[[Tensors, Settings], tuple[Call, int]]
 
 
-def step_of(make: MakeOptimizer, tensors: Tensors, settings: Settings) -> tuple[Call, int]:
-    """The step of a new optimizer, as a user calls it, and how many bytes it must move."""
+def started(make: MakeOptimizer, tensors: Tensors, settings: Settings) -> torch.optim.Optimizer:
+    """A new optimizer that has taken its first step, and so has its states."""
     optimizer = make(tensors.parameters(settings))
     optimizer.step()
-    return optimizer.step, moved(optimizer)
+    return optimizer
 
 
 def moved(optimizer: torch.optim.Optimizer) -> int:
@@ -129,7 +129,11 @@ def _copies(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
 
 
 def _work(algorithm: str, update: str, states: str, make: MakeOptimizer) -> Work:
-    return Work(algorithm, update, states, partial(step_of, make))
+    def prepare(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
+        optimizer = started(make, tensors, settings)
+        return optimizer.step, moved(optimizer)
+
+    return Work(algorithm, update, states, prepare)
 
 
 _SGD = partial(qsim.optim.SGD, lr=LEARNING_RATE, momentum=0.9, update="stochastic", state=torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from qsim import random
 from qsim.formats import Format
 from qsim.optim import seeds, settings
-from qsim.optim.batches import Batch, batches_of
+from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding
@@ -75,24 +76,38 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             if loss is None:
                 raise ValueError("step: the closure must return the loss, got None")
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        first = 0
-        for index, group in enumerate(self.param_groups):
-            for batch in self._batches_of(index, first):
+        # The number of each group's first parameter in the optimizer.
+        firsts = list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
+        # All that may be refused is, before the first group moves.
+        keys = [self._checked(index, first) for index, first in enumerate(firsts)]
+        for index, (first, key) in enumerate(zip(firsts, keys, strict=True)):
+            group = self.param_groups[index]
+            for batch in self._batches_of(index, first, key):
                 batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"], self._algorithm(group))
-            first += len(group["params"])
         return loss
 
-    def _batches_of(self, index: int, first: int) -> list[Batch]:
-        """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
+    def _checked(self, index: int, first: int) -> object:
+        """What a group's batches hang on; if that is not as in the last step, the group is checked anew."""
         group = self.param_groups[index]
+        _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]
-        chosen = _setting_options(group)
-        key = (chosen, first, tuple([None if g is None else g.dtype for g in grads]), tuple(map(id, group["params"])))
+        kinds = tuple([None if g is None else (g.dtype, g.layout) for g in grads])
+        key = (_setting_options(group), first, kinds, tuple(map(id, group["params"])))
+        if self._batches.get(index, (None,))[0] != key:
+            self._check(group)
+            check_gradients(group["params"], first)
+            # Checking has made strings of the options.
+            key = (_setting_options(group), *key[1:])
+        return key
+
+    def _batches_of(self, index: int, first: int, key: object) -> list[Batch]:
+        """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
         known, batches = self._batches.get(index, (None, []))
         if known != key:
-            self._check(group)
-            if group["seed"] is None and any(g is not None for g in grads):
+            group = self.param_groups[index]
+            if group["seed"] is None and any(p.grad is not None for p in group["params"]):
                 group["seed"] = seeds.agreed(group["params"])
+            chosen = _setting_options(group)
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
             self._batches[index] = key, batches
         return batches
@@ -134,6 +149,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
         def adapt(_: torch.optim.Optimizer, given: StateDict) -> StateDict:
             seen.update(adapted(given, self.param_groups, self.STATES))
+            for saved, group in zip(seen["param_groups"], self.param_groups, strict=True):
+                # Before anything is loaded.
+                self._check({**saved, "params": group["params"]})
             return seen
 
         hook = self.register_load_state_dict_pre_hook(adapt)

@@ -72,7 +72,6 @@ def batches_of(
     for number, p in enumerate(params, start=first):
         if p.grad is None:
             continue
-        _check_gradient(number, p)
         setting = settings.setting(*options, p.dtype)
         is_shard = shards.is_distributed(p)
         batch = batches.setdefault((p.device, p.dtype, p.grad.dtype, is_shard), Batch(setting, are_shards=is_shard))
@@ -100,13 +99,14 @@ def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) 
             own[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def _check_gradient(number: int, p: Tensor) -> None:
-    g = p.grad
-    assert g is not None
-    if g.layout != torch.strided:
-        raise TypeError(f"the gradient of parameter {number} must be dense, got layout {g.layout}")
-    if not g.is_floating_point():
-        raise TypeError(f"the gradient of parameter {number} must be real, got {g.dtype}")
+def check_gradients(params: list[Tensor], first: int) -> None:
+    """Refuses gradients that are sparse or complex; `first` is the number of the first parameter in the optimizer."""
+    for number, p in enumerate(params, start=first):
+        g = p.grad
+        if g is not None and g.layout != torch.strided:
+            raise TypeError(f"the gradient of parameter {number} must be dense, got layout {g.layout}")
+        if g is not None and not g.is_floating_point():
+            raise TypeError(f"the gradient of parameter {number} must be real, got {g.dtype}")
 
 
 def _local_gradient(g: Tensor | None, p: Tensor) -> Tensor:

@@ -44,6 +44,11 @@ def _check_groups(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> 
     sizes, own = [len(g["params"]) for g in saved], [len(g["params"]) for g in groups]
     if sizes != own:
         raise ValueError(f"the state_dict is of another model: it has groups of {sizes} parameters, the optimizer has {own}")
+    for group, own_group in zip(saved, groups, strict=True):
+        # What makes Adam, and what SGD: each has one of them, also before it has states.
+        for option in ("betas", "momentum"):
+            if option in own_group and option not in group:
+                raise ValueError(f"the state_dict is of another optimizer: its groups have no {option!r}, only {', '.join(group)}")
 
 
 def _check_state(key: Any, state: dict[str, Any], p: Tensor, names: tuple[str, ...]) -> None:

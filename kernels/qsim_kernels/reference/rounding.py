@@ -158,6 +158,8 @@ def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rul
     """Puts what lies beyond the largest value where the rule says."""
     if rule.saturate and plan.top == plan.bottom:
         return rounded.clamp_(max=plan.top)
+    if not rule.saturate and plan.is_open and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC):
+        return rounded
     # -0 is zero, not a number below every value of a set without zero.
     is_negative = (negative < 0) & (magnitude > 0)
     largest = torch.where(is_negative, plan.bottom, plan.top)

@@ -30,7 +30,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         saturate=rule.saturate,
         fast=_is_fast(how, rule),
         flat=is_flat(grid) and how.carrier == SINGLE,
-        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and _is_open(how),
+        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
         symmetric=grid.min == -grid.max,
         zero=grid.zero,
         signed=how.signed,
@@ -60,12 +60,6 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         how.under,
         scale,
     )
-
-
-def _is_open(how: Plan) -> bool:
-    """Whether the next value above the largest, and below the smallest, would be the carrier's infinity, and overflow becomes it."""
-    infinity = how.carrier.infinity
-    return how.top == how.bottom and how.top + (1 << how.shift) == infinity and how.over == how.under == infinity
 
 
 def _is_fast(how: Plan, rule: Rule) -> bool:

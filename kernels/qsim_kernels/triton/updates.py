@@ -184,8 +184,8 @@ def adam(grad, first, second, largest, f, inner, K: tl.constexpr, N: tl.constexp
         largest = tl.maximum(largest, second, propagate_nan=tl.PropagateNan.ALL)
         taken = largest
     if K.in_format:
-        mean = q(tl.div_rn(first, first * 0 + f.mean), inner, K, N, P)
-        spread = q(tl.sqrt_rn(q(tl.div_rn(taken, taken * 0 + f.root), inner, K, N, P)), inner, K, N, P)
+        mean = q(tl.div_rn(first, tl.broadcast_to(f.mean, first.shape)), inner, K, N, P)
+        spread = q(tl.sqrt_rn(q(tl.div_rn(taken, tl.broadcast_to(f.root, taken.shape)), inner, K, N, P)), inner, K, N, P)
         change = q(tl.div_rn(q(mean * f.rate, inner, K, N, P), q(spread + f.epsilon, inner, K, N, P)), inner, K, N, P)
     else:
         change = tl.div_rn(first, tl.sqrt_rn(taken) * f.root + f.epsilon) * f.rate

@@ -1,0 +1,171 @@
+"""`qsim.optim.AdamW`, `Adam` and `SGD` where torch's optimizers are used: schedulers, closures, hooks, scalers, compiled code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from comparing import same_bits
+from distributed_models import alike
+from optimizers import all_of, give_gradients, parameters, run
+from test_optimizers import BF16, MAKERS, SEED, every_maker
+
+# Schedulers, closures, hooks.
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_schedulers(tensor: bool) -> None:
+    params = parameters(BF16)
+    optimizer = qsim.optim.AdamW(params, lr=torch.tensor(1.0) if tensor else 1.0, update="nearest")
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**-step)]
+    others = parameters(BF16)
+    other = qsim.optim.AdamW(others, lr=1.0, update="nearest")
+    for step in range(4):
+        other.param_groups[0]["lr"] = 2.0**-step
+        due, found = (run(o, range(step, step + 1)) for o in (other, optimizer))
+        assert alike(found, due)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert float(optimizer.param_groups[0]["lr"]) == 2.0**-4
+
+
+def test_one_cycle_changes_betas_and_momentum() -> None:
+    for optimizer in (qsim.optim.AdamW(parameters(), lr=1e-3), qsim.optim.SGD(parameters(), lr=1e-3, momentum=0.9)):
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=4)
+        for step in range(3):
+            run(optimizer, range(step, step + 1))
+            scheduler.step()
+        assert optimizer.param_groups[0].get("momentum", optimizer.param_groups[0].get("betas")) not in (0.9, (0.9, 0.999))
+
+
+@every_maker
+def test_a_closure(make: Any) -> None:
+    first, second = (nn.Parameter(torch.ones(3, dtype=BF16)) for _ in range(2))
+    one, other = make([first], seed=SEED), make([second], seed=SEED)
+
+    def closure() -> Tensor:
+        one.zero_grad()
+        loss = first.float().square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        loss = second.float().square().sum()
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        assert torch.equal(one.step(closure), loss)
+        assert same_bits(first, second)
+
+
+def test_hooks_and_the_version_of_weights() -> None:
+    p = nn.Parameter(torch.ones(3, dtype=BF16))
+    optimizer = MAKERS["SGD"]([p])
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda which, args, kwargs: seen.append(p.detach().clone()))
+    optimizer.register_step_post_hook(lambda which, args, kwargs: seen.append(p.detach().clone()))
+    p.grad = torch.ones_like(p)
+    version = p._version
+    loss = (p * p).sum()
+    optimizer.step()
+    assert not same_bits(seen[0], seen[1])
+    assert p._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# Scalers.
+
+
+@every_maker
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_a_skipped_step_moves_nothing_and_draws_nothing(make: Any, update: str, device: torch.device) -> None:
+    p, q = (nn.Parameter(torch.linspace(-1, 1, 64).to(device, BF16)) for _ in range(2))
+    optimizer, alone = (make([x], update=update, seed=SEED) for x in (p, q))
+    scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
+    for factor in (0.3, float("inf"), 0.7, float("nan"), 0.6):
+        before, state = all_of(optimizer), torch.get_rng_state()
+        optimizer.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if factor not in (0.3, 0.6, 0.7):
+            assert alike(all_of(optimizer), before)
+            assert torch.equal(torch.get_rng_state(), state)
+        else:
+            q.grad = torch.full_like(q, factor)
+            alone.step()
+        assert alike(all_of(optimizer), all_of(alone))
+    assert int(optimizer.state[p]["step"]) == 3
+
+
+@every_maker
+def test_unscaled_by_the_scaler_or_by_the_step(make: Any) -> None:
+    found = []
+    for by_hand in (False, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16))
+        optimizer = make([p], seed=SEED)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale((p * p * (step + 1)).sum()).backward()
+            if by_hand:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+def test_a_scale_that_is_no_power_of_two() -> None:
+    """The gradient is multiplied in float32 by what is nearest to the scale's inverse."""
+    p, q = (nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16)) for _ in range(2))
+    optimizer, other = (qsim.optim.SGD([x], lr=0.5, update="nearest") for x in (p, q))
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(3.0), torch.tensor(0.0)
+    p.grad = torch.linspace(1, 2, 64, dtype=BF16)
+    q.grad_dtype = None
+    q.grad = p.grad.float() * torch.tensor(1 / 3, dtype=torch.float32)
+    optimizer.step()
+    other.step()
+    assert same_bits(p, q)
+
+
+# Compiled code.
+
+
+@every_maker
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_a_compiled_training_step(make: Any, update: str) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        net = nn.Linear(8, 4).bfloat16()
+        optimizer = make(net.parameters(), update=update, seed=SEED)
+
+        def step(x: Tensor, net: nn.Module = net, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            for p in net.parameters():
+                p.grad = torch.sin(p.detach() * x)
+            optimizer.step()
+
+        call = torch.compile(step, backend="aot_eager") if compiled else step
+        for number in range(4):
+            call(torch.tensor(float(number), dtype=BF16))
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+@every_maker
+def test_a_compiled_step(make: Any) -> None:
+    params, others = parameters(BF16), parameters(BF16)
+    optimizer, other = make(params, seed=SEED), make(others, seed=SEED)
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    for number in range(4):
+        give_gradients(params, number)
+        step()
+        run(other, range(number, number + 1))
+        assert alike(all_of(optimizer), all_of(other))

@@ -1,0 +1,166 @@
+"""The optimizers against their algorithms written out in exact arithmetic, to the bit: one step, a hundred, and with their random bits."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from comparing import raw, same_bits
+from oracle import round_exact
+from qsim.formats import BF16, E4M3, E5M2, FP16, FP32, Float
+from written_out_updates import Element, Options, move, random_integer, rounded
+
+SEED = -(2**62) + 12345
+DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}
+
+#: Formats of weights, and what holds them.
+CARRIED = {
+    "bf16": (BF16, BF16),
+    "fp16": (FP16, FP16),
+    "e4m3 in bf16": (E4M3, BF16),
+    "e4m3 in fp32": (E4M3, FP32),
+    "e5m2 in fp16": (E5M2, FP16),
+    "fp32": (FP32, FP32),
+}
+ADAM: dict[str, Any] = {"kind": "adam", "lr": 0.0625, "betas": (0.75, 0.875), "eps": 0.0078125}
+SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.07}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "AdamW": {**ADAM, "weight_decay": 0.1, "decoupled": True},
+    "Adam": {**ADAM, "weight_decay": 0.3, "maximize": True},
+    "AMSGrad": {**ADAM, "amsgrad": True},
+    "plain SGD": {**SGD, "maximize": True},
+    "SGD": {**SGD, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1},
+    "Nesterov": {**SGD, "momentum": 0.75, "nesterov": True, "weight_decay": 0.2, "decoupled": True},
+}
+
+
+def optimizer_of(params: list[nn.Parameter], options: Options, **more: Any) -> torch.optim.Optimizer:
+    """The optimizer that is told what is written out."""
+    common = {
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "decoupled_weight_decay": options.decoupled,
+        "maximize": options.maximize,
+        "weight": options.weight,
+        "update": options.update,
+        "arithmetic": options.arithmetic,
+        "state": options.state,
+        "state_rounding": "stochastic" if options.state_stochastic else "nearest",
+        "seed": SEED,
+        **more,
+    }
+    if options.kind == "adam":
+        return qsim.optim.Adam(params, betas=options.betas, eps=options.eps, amsgrad=options.amsgrad, **common)
+    sgd = {"momentum": options.momentum, "dampening": options.dampening, "nesterov": options.nesterov}
+    return qsim.optim.SGD(params, **sgd, **common)
+
+
+def weights(options: Options, count: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return qsim.quantize(torch.randn(count, generator=generator), options.weight).to(DTYPES[options.dtype])
+
+
+def gradients(step: int, count: int = 6) -> Tensor:
+    """Of many sizes, with zeros of both signs."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    g = torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(2).exp()
+    g[step % count] = 0.0 if step % 3 else -0.0
+    return g
+
+
+def as_tensor(numbers: list[float], dtype: torch.dtype) -> Tensor:
+    """Numbers in a dtype, and the one NaN that rounding gives: the positive one with all bits set."""
+    exact = torch.tensor(numbers, dtype=torch.float64)
+    bits = raw(exact.to(dtype))
+    return torch.where(exact.isnan(), torch.iinfo(bits.dtype).max, bits).view(dtype)
+
+
+def check(options: Options, steps: int, device: torch.device, given: dict[int, Tensor] | None = None) -> None:
+    """Holds the optimizer against what is written out, weights and states after each step."""
+    start = weights(options)
+    # Two parameters of one group, so that their numbers matter.
+    params = [nn.Parameter(start.to(device)), nn.Parameter(start.flip(0).to(device))]
+    optimizer = optimizer_of(params, options)
+    elements = [[Element(x) for x in p.tolist()] for p in params]
+    for step in range(1, steps + 1):
+        g = (given or {}).get(step, gradients(step))
+        for number, p in enumerate(params):
+            p.grad = g.to(device, p.dtype)
+            for index, element in enumerate(elements[number]):
+                move(
+                    element,
+                    float(p.grad[index]),
+                    step,
+                    options,
+                    lambda role, fmt, at=(step, number), index=index: random_integer(SEED, *at, role, index, fmt),
+                )
+        optimizer.step()
+        for p, written in zip(params, elements, strict=True):
+            due = as_tensor([element.weight for element in written], p.dtype)
+            assert same_bits(p, due), f"step {step}: {p.tolist()} where {due.tolist()} was due"
+            for name in written[0].states.keys() - {"c1", "c2"}:
+                state = optimizer.state[p][name]
+                expected = as_tensor([element.states[name] for element in written], state.dtype)
+                assert same_bits(state, expected), f"step {step}: {name} is {state.tolist()} where {expected.tolist()} was due"
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "format"])
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("carried", list(CARRIED))
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_few_steps(algorithm: str, carried: str, update: str, arithmetic: str, device: torch.device) -> None:
+    weight, dtype = CARRIED[carried]
+    check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, device)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("algorithm", ["AdamW", "SGD"])
+def test_a_hundred_steps(algorithm: str, update: str, device: torch.device) -> None:
+    for weight, dtype in ((BF16, BF16), (E4M3, FP32)):
+        for arithmetic in ("float32", "format"):
+            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 100, device)
+
+
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_algorithms_4_and_5_with_the_papers_numbers(update: str, device: torch.device) -> None:
+    numbers = {"lr": 2e-2, "betas": (0.9, 0.997), "eps": 1e-8, "weight_decay": 0.01, "decoupled": True}
+    check(Options("adam", BF16, BF16, update, "format", **numbers), 100, device)
+
+
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_algorithms_2_and_3_with_the_papers_numbers(update: str, device: torch.device) -> None:
+    check(Options("sgd", BF16, BF16, update, "format", lr=0.1, momentum=0.9, weight_decay=5e-4), 100, device)
+
+
+@pytest.mark.parametrize("algorithm", ["AdamW", "AMSGrad", "Nesterov"])
+@pytest.mark.parametrize(("state", "stochastic"), [(FP32, False), (BF16, True), (E5M2, True), (FP16, True)], ids=str)
+def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochastic: bool, device: torch.device) -> None:
+    options = Options(
+        weight=BF16, dtype=BF16, update="stochastic", state=state, state_stochastic=stochastic, **{**ALGORITHMS[algorithm], "lr": 1e-3}
+    )
+    check(options, 10, device)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("carried", list(CARRIED))
+def test_nan_and_infinity(carried: str, update: str, device: torch.device) -> None:
+    weight, dtype = CARRIED[carried]
+    given = {2: torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, 1.0])}
+    for algorithm in ("AdamW", "AMSGrad", "Nesterov"):
+        for arithmetic in ("float32", "format"):
+            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, device, given)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E4M3, E5M2], ids=repr)
+def test_the_rounding_that_is_written_out_is_the_oracles(fmt: Float) -> None:
+    x = torch.cat([torch.randn(100) * 2.0**e for e in (-140, -20, -8, 0, 7, 15, 120)]).double()
+    overflow = "nonfinite" if fmt.has_inf else "saturate"
+    for number, value in enumerate(x.tolist()):
+        random = number * 2654435761 % 2**32
+        assert rounded(Fraction(value), fmt) == round_exact(value, fmt, "nearest", overflow)
+        assert rounded(Fraction(value), fmt, random, 32) == round_exact(value, fmt, "stochastic", overflow, random, 32)

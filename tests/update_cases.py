@@ -1,0 +1,112 @@
+"""Updates as the operator takes them: the same case for the reference and for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.optim import settings
+from qsim_kernels.updates import SGD, Adam, Roundings, read_roundings
+
+BETAS = (0.75, 0.875)
+ALGORITHMS: dict[str, Adam | SGD] = {
+    "AdamW": Adam(*BETAS, 1e-2, 0.1, decoupled=True, maximize=True, amsgrad=False),
+    "Adam": Adam(*BETAS, 1e-2, 0.1, decoupled=False, maximize=False, amsgrad=False),
+    "AMSGrad": Adam(*BETAS, 1e-2, 0.0, decoupled=False, maximize=False, amsgrad=True),
+    "SGD": SGD(0.9, 0.25, 0.1, decoupled=False, maximize=False, nesterov=False),
+    "Nesterov": SGD(0.75, 0.0, 0.1, decoupled=True, maximize=False, nesterov=True),
+    "plain": SGD(0.0, 0.0, 0.0, decoupled=False, maximize=True, nesterov=False),
+}
+
+
+class Case(NamedTuple):
+    """An update: `qsim.optim`'s options, dtypes, sizes, and where the parameters lie in whole ones."""
+
+    algorithm: str
+    dtype: torch.dtype = torch.bfloat16
+    weight: str | None = None
+    update: str = "stochastic"
+    state: str | None = None
+    state_rounding: str = "nearest"
+    arithmetic: str = "float32"
+    grad: torch.dtype = torch.float32
+    places: tuple[int, ...] | None = None
+    scale: float | None = None
+    sizes: tuple[tuple[int, ...], ...] = ((2061,), (3, 5))
+    steps: int = 2
+
+    def __str__(self) -> str:
+        """What is not as usual."""
+        options = zip(self._fields[1:], self[1:], strict=True)
+        return " ".join([self.algorithm, *(f"{name}={value}" for name, value in options if value != self._field_defaults[name])])
+
+    @property
+    def setting(self) -> settings.Setting:
+        return settings.setting(self.weight, self.update, self.state, self.state_rounding, self.arithmetic, self.dtype)
+
+    @property
+    def roundings(self) -> Roundings:
+        return read_roundings(*self.setting[:7])
+
+
+Arrange = Callable[[Tensor], Tensor]
+
+
+def weights(case: Case) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    whole = [torch.randn(size, generator=generator) for size in case.sizes]
+    return [qsim.quantize(x, case.setting.weight).to(case.dtype) for x in whole]
+
+
+def gradients(case: Case, step: int) -> list[Tensor]:
+    """With NaN, infinities and zeros of both signs at the second step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    found = [torch.randn(size, generator=generator).to(case.grad) for size in case.sizes]
+    if step == 1 and found[0].numel() > 6:
+        found[0].view(-1)[:6] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, -0.0])
+    return found
+
+
+def states(case: Case, device: torch.device, arrange: Arrange) -> list[list[Tensor]]:
+    """Zeros in the order of the operator's arguments; lists that an algorithm has no use for are empty."""
+    algorithm, setting = ALGORITHMS[case.algorithm], case.setting
+    adam = isinstance(algorithm, Adam)
+    moments = [adam or algorithm.momentum != 0, adam, adam and algorithm.amsgrad]
+    dtypes = [setting.state_dtype] * 3 + [case.dtype]
+    wanted = [*moments, setting.kahan]
+    lists = [
+        [arrange(torch.zeros(size, dtype=dtype, device=device)) for size in case.sizes] if is_wanted else []
+        for is_wanted, dtype in zip(wanted, dtypes, strict=True)
+    ]
+    steps = [torch.zeros((), dtype=torch.int64, device=device) for _ in case.sizes]
+    products = [torch.ones(2, device=device) for _ in case.sizes] if adam and setting.in_format else []
+    return [*lists, steps, products]
+
+
+def run(
+    update: Callable[..., Any], case: Case, device: torch.device, arrange: Arrange = lambda x: x, lr: Tensor | None = None
+) -> list[Tensor]:
+    """All tensors after a few steps, on the CPU.
+
+    Args:
+        update: `reference.update` or that of the kernels.
+        case: What to do.
+        device: Where.
+        arrange: How tensors are to lie in memory.
+        lr: The learning rate, if it is to be another tensor.
+    """
+    params = [arrange(p.to(device)) for p in weights(case)]
+    kept = states(case, device, arrange)
+    lr = torch.tensor(0.01, dtype=torch.float64) if lr is None else lr
+    scale = None if case.scale is None else torch.tensor(case.scale, device=device)
+    places = case.places or (0, 0, 0) * len(params)
+    streams = [8 + 4 * number if number % 2 else -(2**62) + 4 * number for number in range(len(params))]
+    for step in range(case.steps):
+        grads = [arrange(g.to(device)) for g in gradients(case, step)]
+        rest = (lr, scale, None, 3**35, streams, places, ALGORITHMS[case.algorithm], case.roundings)
+        update(params, grads, *kept, *rest)
+    return [x.cpu() for column in (params, *kept) for x in column]
