@@ -182,6 +182,25 @@ def test_a_change_of_options_is_seen() -> None:
     assert alike(list(params), list(others))
 
 
+def test_states_that_are_asked_for_later() -> None:
+    params, others = parameters(BF16), parameters(BF16)
+    optimizer, other = (qsim.optim.SGD(p, lr=2.0**-5, seed=SEED, momentum=m) for p, m in ((params, 0.0), (others, 0.9)))
+    give_gradients(params, 0)
+    give_gradients(others, 0)
+    optimizer.step()
+    other.step()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    for p in others:
+        other.state[p]["momentum_buffer"].zero_()
+    for step in (2, 4):
+        assert alike(run(optimizer, range(step, step + 1)), run(other, range(step, step + 1)))
+    adam = qsim.optim.Adam(parameters(BF16), seed=SEED)
+    run(adam, range(1))
+    adam.param_groups[0]["amsgrad"] = True
+    run(adam, range(2, 3))
+    assert all("max_exp_avg_sq" in state for state in adam.state.values())
+
+
 # Layouts and dtypes.
 
 

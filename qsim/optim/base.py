@@ -92,7 +92,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]
         kinds = tuple([None if g is None else (g.dtype, g.layout) for g in grads])
-        key = (_setting_options(group), first, kinds, tuple(map(id, group["params"])))
+        # A momentum that is set later asks for a state, and so does AMSGrad.
+        states = bool(group.get("momentum")), bool(group.get("amsgrad"))
+        key = (_setting_options(group), states, first, kinds, tuple(map(id, group["params"])))
         if self._batches.get(index, (None,))[0] != key:
             self._check(group)
             check_gradients(group["params"], first)

@@ -1,0 +1,246 @@
+"""Pure BF16 training by the names that it has elsewhere: arguments, dtypes, errors, and that they are the same arithmetic."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from bounds import check_share
+from comparing import same_bits
+from distributed_models import alike
+from optimizers import all_of, give_gradients, parameters, run
+from qsim.formats import BF16 as BF16_FORMAT, FP32 as FP32_FORMAT
+from qsim.optim import StochasticAdamW, adamw_stochastic_bf16_, copy_fp32_to_bf16_stochastic_
+from test_errors import refused
+from written_out_updates import Element, Options, move, random_integer
+
+BF16, FP32 = torch.bfloat16, torch.float32
+NUMBERS: dict[str, Any] = {"lr": 0.0625, "beta1": 0.75, "beta2": 0.875, "eps": 1e-3, "weight_decay": 0.1}
+
+
+def arguments(function: Any) -> list[Any]:
+    """Names, and defaults where there are some."""
+    found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    assert all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in found)
+    return [p.name if p.default is inspect.Parameter.empty else (p.name, p.default) for p in found]
+
+
+def test_arguments_are_those_of_the_page() -> None:
+    tail = [("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 0.01), ("generator", None), ("state_dtype", FP32)]
+    assert arguments(StochasticAdamW.__init__) == ["params", "lr", *tail]
+    tensors, numbers = ["params", "grads", "exp_avg", "exp_avg_sq"], ["lr", "beta1", "beta2", "eps", "weight_decay", "step"]
+    assert arguments(adamw_stochastic_bf16_) == [*tensors, *numbers, ("generator", None)]
+    assert arguments(copy_fp32_to_bf16_stochastic_) == ["target", "source", ("generator", None)]
+
+
+# StochasticAdamW.
+
+
+@pytest.mark.parametrize("state_dtype", [FP32, BF16])
+def test_it_is_adamw(state_dtype: torch.dtype, device: torch.device) -> None:
+    params, others = parameters(BF16, device), parameters(BF16, device)
+    generators = [torch.Generator().manual_seed(4) for _ in range(2)]
+    optimizer = StochasticAdamW(params, 2.0**-5, generator=generators[0], state_dtype=state_dtype)
+    other = qsim.optim.AdamW(others, 2.0**-5, state=state_dtype, generator=generators[1])
+    assert alike(run(optimizer, range(3)), run(other, range(3)))
+    assert {x.dtype for state in optimizer.state.values() for name, x in state.items() if name != "step"} == {state_dtype}
+    assert isinstance(optimizer, torch.optim.Optimizer)
+
+
+def test_gradients_in_bfloat16_and_float32() -> None:
+    for dtype in (BF16, FP32):
+        p = nn.Parameter(torch.ones(64, dtype=BF16))
+        p.grad_dtype = None
+        optimizer = StochasticAdamW([p], lr=2.0**-9)
+        p.grad = torch.ones(64, dtype=dtype)
+        optimizer.step()
+        assert set(p.tolist()) == {1.0, 1.0 - 2.0**-8}
+
+
+def test_its_noise_is_its_own_and_reproducible() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        found.append(run(StochasticAdamW(parameters(BF16), lr=2.0**-5), range(2)))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert alike(found[0], found[1])
+    assert not alike(found[0], found[2])
+
+
+def test_its_state_is_saved_with_its_noise() -> None:
+    params = parameters(BF16)
+    optimizer = StochasticAdamW(params, lr=2.0**-5)
+    run(optimizer, range(2))
+    again = [nn.Parameter(p.detach().clone()) for p in params]
+    torch.manual_seed(99)
+    resumed = StochasticAdamW(again, lr=1.0)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert alike(run(resumed, range(2, 4)), run(optimizer, range(2, 4)))
+
+
+def test_groups() -> None:
+    params = parameters(BF16)
+    optimizer = StochasticAdamW([{"params": params[:1], "lr": 0.0}, {"params": params[1:]}], lr=0.5, weight_decay=0.0)
+    before = all_of(optimizer)
+    give_gradients(params, 0)
+    optimizer.step()
+    assert same_bits(params[0], before[0])
+    assert not same_bits(params[1], before[1])
+
+
+def test_what_the_optimizer_refuses() -> None:
+    with refused(ValueError, "StochasticAdamW: parameter 1 must be bfloat16", "float32", "qsim.optim.AdamW"):
+        StochasticAdamW([*parameters(BF16)[:1], *parameters()[:1]], lr=1e-3)
+    with refused(ValueError, "state_dtype must be float32 or bfloat16", "float16"):
+        StochasticAdamW(parameters(BF16), lr=1e-3, state_dtype=torch.float16)
+    with refused(ValueError, "betas[1]", "1.0"):
+        StochasticAdamW(parameters(BF16), lr=1e-3, betas=(0.9, 1.0))
+    optimizer = StochasticAdamW(parameters(BF16), lr=1e-3)
+    with refused(ValueError, "StochasticAdamW: parameter 0 must be bfloat16", "float32"):
+        optimizer.add_param_group({"params": parameters()})
+    assert len(optimizer.param_groups) == 1
+
+
+# adamw_stochastic_bf16_.
+
+
+def tensors(grad: torch.dtype = FP32, state: torch.dtype = FP32, device: torch.device | str = "cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    drawn = [torch.randn(5, 3, generator=generator).to(device) for _ in range(4)]
+    return [drawn[0].to(BF16), drawn[1].to(grad), drawn[2].to(state), drawn[3].square().to(state)]
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("state", [FP32, BF16])
+@pytest.mark.parametrize("grad", [FP32, BF16])
+def test_a_step_is_what_is_written_out(grad: torch.dtype, state: torch.dtype, step: int, device: torch.device) -> None:
+    given = tensors(grad, state, device)
+    before = [x.clone() for x in given]
+    seed = int(torch.randint(2**63 - 1, (), generator=torch.Generator().manual_seed(6)))
+    adamw_stochastic_bf16_(*given, **NUMBERS, step=step, generator=torch.Generator().manual_seed(6))
+    kept = FP32_FORMAT if state == FP32 else BF16_FORMAT
+    options = Options(
+        "adam", BF16_FORMAT, BF16_FORMAT, "stochastic", state=kept, lr=NUMBERS["lr"], betas=(NUMBERS["beta1"], NUMBERS["beta2"]),
+        eps=NUMBERS["eps"], weight_decay=NUMBERS["weight_decay"], decoupled=True,
+    )  # fmt: skip
+    due = []
+    for index, (w, g, m, v) in enumerate(zip(*(x.flatten().tolist() for x in before), strict=True)):
+        element = Element(w, {"exp_avg": m, "exp_avg_sq": v})
+        move(element, g, step, options, lambda role, fmt, index=index: noise(seed, step, role, index, fmt))
+        due.append((element.weight, *element.states.values()))
+    for found, old, numbers in zip((given[0], *given[2:]), (before[0], *before[2:]), zip(*due, strict=True), strict=True):
+        assert same_bits(found, torch.tensor(numbers, dtype=torch.float64).to(old.dtype).view(5, 3))
+    assert same_bits(given[1], before[1])
+
+
+def noise(seed: int, step: int, role: int, index: int, fmt: Any) -> tuple[int, int]:
+    """Random bits of a parameter that has no number: its stream is 0."""
+    return random_integer(seed, step, None, role, index, fmt)
+
+
+def test_the_generator_of_a_step() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        given = tensors()
+        torch.manual_seed(seed)
+        adamw_stochastic_bf16_(*given, **NUMBERS, step=1)
+        found.append(given[0])
+    assert same_bits(found[0], found[1])
+    assert not same_bits(found[0], found[2])
+    generator = torch.Generator().manual_seed(1)
+    draws = []
+    for _ in range(2):
+        given = tensors()
+        adamw_stochastic_bf16_(*given, **NUMBERS, step=1, generator=generator)
+        draws.append(given[0])
+    assert not same_bits(*draws), "each call draws anew"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({0: lambda x: x.float()}, ["params must be bfloat16", "float32"]),
+        ({1: lambda x: x[:4]}, ["grads has shape (4, 3)", "(5, 3)"]),
+        ({2: lambda x: x.flatten()}, ["exp_avg has shape (15,)"]),
+        ({3: lambda x: x[:, :2]}, ["exp_avg_sq has shape (5, 2)"]),
+        ({1: lambda x: x.double()}, ["grads must be bfloat16 or float32", "float64"]),
+        ({2: lambda x: x.half(), 3: lambda x: x.half()}, ["exp_avg must be bfloat16 or float32", "float16"]),
+        ({2: lambda x: x.bfloat16()}, ["exp_avg is torch.bfloat16, exp_avg_sq torch.float32", "the same"]),
+        ({0: lambda x: x.t().contiguous().t()}, ["params must be contiguous"]),
+        ({2: lambda x: x.t().contiguous().t()}, ["exp_avg must be contiguous"]),
+        ({3: lambda x: x.t().contiguous().t()}, ["exp_avg_sq must be contiguous"]),
+        ({1: lambda x: x.to("meta")}, ["grads is on meta, params on cpu"]),
+    ],
+    ids=str,
+)
+def test_what_a_step_refuses(change: dict[int, Any], words: list[str]) -> None:
+    given = tensors()
+    for number, make in change.items():
+        given[number] = make(given[number])
+    kept = tuple(x for x in given if x.device.type == "cpu" and x.dtype in (BF16, FP32) and x.is_contiguous())
+    with refused(ValueError, *words, untouched=kept):
+        adamw_stochastic_bf16_(*given, **NUMBERS, step=1)
+
+
+@pytest.mark.parametrize("step", [0, -1, 1.0, True])
+def test_steps_count_from_one(step: Any) -> None:
+    given = tensors()
+    with refused(ValueError, "step must be a whole number from 1 on", repr(step), untouched=tuple(given)):
+        adamw_stochastic_bf16_(*given, **NUMBERS, step=step)
+
+
+def test_gradients_need_not_be_contiguous() -> None:
+    given, others = tensors(), tensors()
+    others[1] = others[1].t().contiguous().t()
+    for x in (given, others):
+        adamw_stochastic_bf16_(*x, **NUMBERS, step=2, generator=torch.Generator().manual_seed(0))
+    assert alike(given, others)
+
+
+# copy_fp32_to_bf16_stochastic_.
+
+
+def test_a_copy(device: torch.device) -> None:
+    source = torch.tensor([1.0, 1 + 2.0**-9, -1 - 3 * 2.0**-9, 0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38]).repeat(1 << 14).to(device)
+    target = torch.empty_like(source, dtype=BF16)
+    assert copy_fp32_to_bf16_stochastic_(target, source) is target
+    columns = target.view(-1, 9).t()
+    for column, value in zip(columns[[0, 3, 4, 5, 6, 7]], (1.0, 0.0, -0.0, math.inf, -math.inf, math.nan), strict=True):
+        assert same_bits(column.nan_to_num(7.0), torch.full_like(column, value).nan_to_num(7.0))
+        assert column.isnan().all() == math.isnan(value)
+    check_share(int((columns[1] == 1 + 2.0**-7).sum()), 1 << 14, 0.25)
+    check_share(int((columns[2] == -1 - 2.0**-7).sum()), 1 << 14, 0.75)
+    assert set(columns[1].tolist()) == {1.0, 1 + 2.0**-7}
+    assert set(columns[2].tolist()) == {-1.0, -1 - 2.0**-7}
+
+
+def test_a_copy_is_quantize(device: torch.device) -> None:
+    source = torch.randn(3, 50, device=device)[:, ::2]
+    target = torch.empty(3, 25, dtype=BF16, device=device)
+    copy_fp32_to_bf16_stochastic_(target, source, torch.Generator().manual_seed(2))
+    rounding = {"rounding": qsim.Stochastic(16), "overflow": "nonfinite", "dtype": BF16}
+    assert same_bits(target, qsim.quantize(source, "bf16", generator=torch.Generator().manual_seed(2), **rounding))
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "words"),
+    [
+        (torch.zeros(3), torch.ones(3), ["target must be bfloat16 and source float32", "torch.float32 and torch.float32"]),
+        (torch.zeros(3, dtype=BF16), torch.ones(3, dtype=BF16), ["target must be bfloat16 and source float32", "bfloat16 and torch.bfloat16"]),
+        (torch.zeros(3, dtype=BF16), torch.ones(4), ["target has shape (3,), source has (4,)"]),
+        (torch.zeros(2, 3, dtype=BF16).t(), torch.ones(3, 2), ["target must be contiguous"]),
+        (torch.zeros(3, dtype=BF16), torch.ones(3, device="meta"), ["target is on cpu, source on meta"]),
+    ],
+)  # fmt: skip
+def test_what_a_copy_refuses(target: Tensor, source: Tensor, words: list[str]) -> None:
+    before = target.clone()
+    with refused(ValueError, *words):
+        copy_fp32_to_bf16_stochastic_(target, source)
+    assert same_bits(target, before)
