@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from qsim.random import WHOLE, Place
+from qsim.random import Place
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,6 +35,36 @@ def placed_as(x: Tensor, other: Tensor) -> Tensor:
     return x if x.placements == placements else x.redistribute(placements=placements)  # type: ignore[attr-defined]
 
 
+def sizes(mesh: DeviceMesh) -> list[int]:
+    """How many processes stand along each dimension of a mesh; its `shape` older compilers cannot follow."""
+    return [mesh.size(dim) for dim in range(mesh.ndim)]
+
+
+def coordinates(mesh: DeviceMesh) -> list[int]:
+    """Where on a mesh this process stands."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise RuntimeError(f"this process holds no share of tensors on {mesh}")
+    return list(coordinate)
+
+
+def span(x: DTensor, dim: int) -> tuple[int, int]:
+    """The index in the whole of a share's first row or column, and how many it has; dimensions of the mesh cut as `torch.chunk` does."""
+    start, length = 0, x.shape[dim]
+    along = [
+        (how, place, size)
+        for how, place, size in zip(x.placements, coordinates(x.device_mesh), sizes(x.device_mesh), strict=True)
+        if _is_cut(how) and how.dim == dim  # type: ignore[attr-defined]
+    ]
+    # FSDP2 comes first in the mesh, and cuts what the dimensions after it have cut already.
+    cuts = [cut for cut in along if not _split_factor(cut[0])] + [cut for cut in along[::-1] if _split_factor(cut[0])]
+    for _, place, size in cuts:
+        chunk = -(-length // size)
+        skipped = min(place * chunk, length)
+        start, length = start + skipped, min(chunk, length - skipped)
+    return start, length
+
+
 def place_of(x: DTensor) -> Place:
     """Where in a distributed tensor the share of this process lies.
 
@@ -48,32 +77,38 @@ def place_of(x: DTensor) -> Place:
     Raises:
         ValueError: If the share is a summand, or its elements do not lie in rows at equal distances.
     """
-    coordinate = x.device_mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError(f"this process holds no share of tensors on {x.device_mesh}")
-    return _place(x.shape, x.device_mesh, tuple(x.placements), tuple(coordinate))
+    _check_cuts(x)
+    inner = max([0, *(how.dim for how in x.placements if _is_cut(how))])  # type: ignore[attr-defined]
+    (row, _), (start, length) = span(x, 0), span(x, inner)
+    first = not any(place for place, how in zip(coordinates(x.device_mesh), x.placements, strict=True) if _is_cut(how))
+    offset = row * math.prod(x.shape[1:])
+    if not inner or length == x.shape[inner]:
+        return Place(offset, 0, 0, first)
+    beyond = math.prod(x.shape[inner + 1 :])
+    return Place(offset + start * beyond, length * beyond, x.shape[inner] * beyond, first)
 
 
-@lru_cache(maxsize=4096)
-def _place(whole: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...], coordinate: tuple[int, ...]) -> Place:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+def _is_cut(how: Placement) -> bool:
+    # Asked this way round because FSDP2's cut of what was cut before is no shard to torch.
+    return not how.is_replicate() and not how.is_partial()
 
-    cuts = {dim: how for dim, how in enumerate(placements) if isinstance(how, (Shard, _StridedShard))}
-    if any(how.is_partial() for how in placements):
-        raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {placements}")
-    for dim, how in cuts.items():
-        # FSDP2 cuts what other dimensions of the mesh have cut already: its share lies in one piece if it counts all of their cuts.
-        later = [int(mesh.size(other)) for other, cut in cuts.items() if other > dim and cut.dim == how.dim]
-        if isinstance(how, _StridedShard) and how.split_factor != math.prod(later):
-            raise ValueError(f"a share must lie in one piece along each dimension, got placements {placements}")
-    inner = sorted({how.dim for how in cuts.values()} - {0})
+
+def _split_factor(how: Placement) -> int:
+    """Into how many pieces a tensor had been cut that was cut out of turn; otherwise 0."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return int(how.split_factor) if isinstance(how, _StridedShard) else 0
+
+
+def _check_cuts(x: DTensor) -> None:
+    if any(how.is_partial() for how in x.placements):
+        raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {x.placements}")
+    cuts = [(how, size) for how, size in zip(x.placements, sizes(x.device_mesh), strict=True) if _is_cut(how)]
+    for number, (how, _) in enumerate(cuts):
+        # Only a cut that counts all of the later ones leaves shares in one piece.
+        later = [size for other, size in cuts[number + 1 :] if other.dim == how.dim]  # type: ignore[attr-defined]
+        if _split_factor(how) not in (0, math.prod(later)):
+            raise ValueError(f"a share must lie in one piece along each dimension, got placements {x.placements}")
+    inner = sorted({how.dim for how, _ in cuts} - {0})  # type: ignore[attr-defined]
     if len(inner) > 1:
-        raise ValueError(f"a tensor may be cut along its first dimension and one other, got cuts along {inner}: {placements}")
-    if not cuts:
-        return WHOLE
-    shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
-    offset = sum(first * math.prod(whole[dim + 1 :]) for dim, first in enumerate(start))
-    first = not any(coordinate[dim] for dim in cuts)
-    row, stride = (math.prod(sizes[inner[0] :]) for sizes in (shape, whole)) if inner else (0, 0)
-    return Place(offset, 0, 0, first) if row == stride else Place(offset, row, stride, first)
+        raise ValueError(f"a tensor may be cut along its first dimension and one other, got cuts along {inner}: {x.placements}")

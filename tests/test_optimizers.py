@@ -1,19 +1,18 @@
-"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch's optimizers: groups, seeds, layouts and dtypes."""
+"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch's optimizers: which parameters move, by what noise, in which groups."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import qsim
 from comparing import same_bits
 from distributed_models import alike
-from optimizers import all_of, give_gradients, parameters, run
+from optimizers import give_gradients, parameters, run
 from qsim import Stochastic
 from qsim.formats import FP32
 
@@ -199,40 +198,3 @@ def test_states_that_are_asked_for_later() -> None:
     adam.param_groups[0]["amsgrad"] = True
     run(adam, range(2, 3))
     assert all("max_exp_avg_sq" in state for state in adam.state.values())
-
-
-# Layouts and dtypes.
-
-
-@every_maker
-def test_memory_formats_do_not_matter(make: Any) -> None:
-    weights = torch.randn(4, 3, 5, 6).bfloat16()
-    found = []
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        p = nn.Parameter(weights.clone().contiguous(memory_format=memory_format))
-        optimizer = make([p], seed=SEED, update="stochastic")
-        for step in range(3):
-            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16().contiguous(memory_format=memory_format)
-            optimizer.step()
-        assert p.is_contiguous(memory_format=memory_format)
-        found.append(all_of(optimizer))
-    assert alike(*found)
-
-
-def test_mixed_parameters_and_gradients() -> None:
-    """Parameters and gradients of several dtypes in one group: each moves as it does alone with those of its kind."""
-    dtypes = list(itertools.product((BF16, torch.float16, torch.float32), (BF16, torch.float16, torch.float32, torch.float64)))
-    grads = [torch.randn(17, dtype=torch.float64) for _ in dtypes]
-
-    def move(chosen: list[int]) -> list[Tensor]:
-        params = [nn.Parameter(torch.linspace(-1, 1, 17).to(dtype)) for dtype, _ in dtypes]
-        optimizer = qsim.optim.AdamW(params, lr=0.01, weight="e4m3", seed=SEED)
-        for number in chosen:
-            params[number].grad_dtype = None
-            params[number].grad = grads[number].to(dtypes[number][1])
-        optimizer.step()
-        return [p.detach() for p in params]
-
-    together = move(list(range(len(dtypes))))
-    for number in range(len(dtypes)):
-        assert same_bits(together[number], move([number])[number]), dtypes[number]

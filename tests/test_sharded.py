@@ -60,17 +60,18 @@ def test_tensor_parallel_plans(two: Ranks, sequence: bool, convert_last: bool) -
             check(name, found, wanted)
 
 
-def _compiled(device: torch.device) -> list[list[Tensor]]:
+def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
     results = []
     for compiled in (True, False):
-        net = parallelized(model(device, NEAREST, 36), mesh_of(device), sequence=False)
+        net = parallelized(model(device, points, 36), mesh_of(device), sequence=False)
         call = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
         results.append([run(call, coarse(4, 16, seed=1).to(device), 0), *gradients(net)])
     return results
 
 
-def test_a_plan_compiles(two: Ranks) -> None:
-    for found, expected in two(_compiled):
+@pytest.mark.parametrize("points", [NEAREST, REUSED], ids=["nearest", "drawn weights"])
+def test_a_plan_compiles(two: Ranks, points: FivePoint) -> None:
+    for found, expected in two(_compiled, points):
         assert len(found) == len(expected) == 13
         assert same_bits(found[0], expected[0])
         for gradient, wanted in zip(found, expected, strict=True):

@@ -1,4 +1,7 @@
-"""The optimizers against their algorithms written out in exact arithmetic, to the bit: one step, a hundred, and with their random bits."""
+"""The optimizers against their algorithms written out in exact arithmetic, to the bit: one step, a hundred, and with their random bits.
+
+Every setting is held against them on the CPU, a few on GPUs; there `test_updates_interpreted.py` does the rest.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from qsim.formats import BF16, E4M3, E5M2, FP16, FP32, Float
 from written_out_updates import Element, Options, move, random_integer, rounded
 
 SEED = -(2**62) + 12345
+CPU = torch.device("cpu")
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}
 
 #: Formats of weights, and what holds them.
@@ -80,9 +84,11 @@ def as_tensor(numbers: list[float], dtype: torch.dtype) -> Tensor:
     return torch.where(exact.isnan(), torch.iinfo(bits.dtype).max, bits).view(dtype)
 
 
-def check(options: Options, steps: int, device: torch.device, given: dict[int, Tensor] | None = None) -> None:
+def check(
+    options: Options, steps: int, device: torch.device = CPU, given: dict[int, Tensor] | None = None, start: Tensor | None = None
+) -> None:
     """Holds the optimizer against what is written out, weights and states after each step."""
-    start = weights(options)
+    start = weights(options) if start is None else start.to(DTYPES[options.dtype])
     # Two parameters of one group, so that their numbers matter.
     params = [nn.Parameter(start.to(device)), nn.Parameter(start.flip(0).to(device))]
     optimizer = optimizer_of(params, options)
@@ -113,9 +119,9 @@ def check(options: Options, steps: int, device: torch.device, given: dict[int, T
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_a_few_steps(algorithm: str, carried: str, update: str, arithmetic: str, device: torch.device) -> None:
+def test_a_few_steps(algorithm: str, carried: str, update: str, arithmetic: str) -> None:
     weight, dtype = CARRIED[carried]
-    check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, device)
+    check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4)
 
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
@@ -139,21 +145,59 @@ def test_algorithms_2_and_3_with_the_papers_numbers(update: str, device: torch.d
 
 @pytest.mark.parametrize("algorithm", ["AdamW", "AMSGrad", "Nesterov"])
 @pytest.mark.parametrize(("state", "stochastic"), [(FP32, False), (BF16, True), (E5M2, True), (FP16, True)], ids=str)
-def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochastic: bool, device: torch.device) -> None:
+def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochastic: bool) -> None:
     options = Options(
         weight=BF16, dtype=BF16, update="stochastic", state=state, state_stochastic=stochastic, **{**ALGORITHMS[algorithm], "lr": 1e-3}
     )
-    check(options, 10, device)
+    check(options, 10)
 
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
-def test_nan_and_infinity(carried: str, update: str, device: torch.device) -> None:
+def test_nan_and_infinity(carried: str, update: str) -> None:
     weight, dtype = CARRIED[carried]
     given = {2: torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, 1.0])}
     for algorithm in ("AdamW", "AMSGrad", "Nesterov"):
         for arithmetic in ("float32", "format"):
-            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, device, given)
+            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, given=given)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("carried", list(CARRIED))
+def test_weights_that_are_no_numbers(carried: str, update: str) -> None:
+    weight, dtype = CARRIED[carried]
+    start = torch.tensor([torch.nan, torch.inf, -torch.inf, weight.max, 0.0, -0.0])
+    for algorithm in ("AdamW", "AMSGrad", "Nesterov", "plain SGD"):
+        for arithmetic in ("float32", "format"):
+            check(
+                Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 3, device, start=start
+            )
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
+def test_what_went_wrong_stays_visible(make: Any, update: str) -> None:
+    for weight, dtype in CARRIED.values():
+        p = nn.Parameter(torch.tensor([torch.nan, 1.0, 1.0, 1.0], dtype=DTYPES[dtype]))
+        optimizer = make([p], weight=weight, update=update)
+        for step in range(3):
+            p.grad = torch.tensor([0.0, torch.nan if step == 1 else 0.0, torch.inf if step == 1 else 0.0, 0.0]).to(p)
+            optimizer.step()
+        # Of an infinite gradient Adam's update is infinity over infinity; with SGD the weight runs away, and is NaN without infinities.
+        gone = p[2].isnan() if make is not qsim.optim.SGD or not weight.has_inf else ~p[2].isfinite()
+        assert p[:2].isnan().all()
+        assert gone
+        assert p[3].isfinite()
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+def test_finite_weights_saturate_where_there_is_no_infinity(update: str, device: torch.device) -> None:
+    for weight, dtype, due in ((E4M3, BF16, 448.0), (E4M3, FP32, 448.0), (E5M2, FP16, torch.inf), (BF16, BF16, torch.inf)):
+        p = nn.Parameter(torch.tensor([weight.max, -weight.max], dtype=DTYPES[dtype], device=device))
+        optimizer = qsim.optim.SGD([p], lr=0.5 * weight.max, weight=weight, update=update, maximize=True)
+        p.grad = torch.tensor([1.0, -1.0]).to(p)
+        optimizer.step()
+        assert p.tolist() == [due, -due]
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E4M3, E5M2], ids=repr)

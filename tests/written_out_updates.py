@@ -132,7 +132,8 @@ def random_integer(seed: int, step: int, number: int | None, role: int, index: i
     """The random integer of an element, and its number of bits.
 
     A block of the optimizer's bits says the seed and the stream of a step's: its counter is the step and the parameter's stream, of which
-    the last two bits are the role; one that has no number has stream 0. Of bfloat16, where 16 bits leave nothing out, a word serves two elements.
+    the last two bits are the role; a parameter without a number has stream 0. Of bfloat16, where 16 bits leave nothing out, a word serves
+    two elements.
     """
     streams = (0 if number is None else stream("optimizer", number) & ~3) + role
     a, b, c, d = philox4x32((step & WORD, step >> 32, streams & WORD, streams >> 32), (seed & WORD, (seed >> 32) & WORD))

@@ -18,14 +18,13 @@ from qsim.nn.shares import (
     Placements,
     agreed_seed,
     draws_of_weight,
-    first_index,
     is_shard,
     placed,
     refuse_shard,
     seed_of_shares,
-    sizes,
     whole,
 )
+from qsim.shards import sizes, span
 
 
 def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
@@ -58,7 +57,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     seed = agreed_seed(weight) if is_stochastic(points.grad) else None
     weight_seed = seed_of_shares(weight, stream) if is_stochastic(points.weight) else None
     rows, draws = weight.to_local(grad_placements=of_gradient), draws_of_weight(weight, of_x, of_result)
-    indices, start = x.to_local(), first_index(weight, 0)
+    indices, (start, _) = x.to_local(), span(weight, 0)
     padding = padding_idx - start if start <= padding_idx < start + rows.shape[0] else -1
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
     # Any row will do for what others look up: it is taken out, and its gradient is zero.

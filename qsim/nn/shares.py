@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,6 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim import random
 from qsim.nn.operands import Draws
+from qsim.shards import coordinates, place_of, sizes, span
 
 Placements = tuple[Placement, ...]
 
@@ -43,7 +42,7 @@ def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> 
     column = 0
     for place, size, how in zip(coordinate, sizes(mesh), w.placements, strict=True):
         column = column * size + place if how.is_shard(1) else column
-    row = first_index(w, 0)
+    row, _ = span(w, 0)
     offset = row * (w.numel() // w.shape[0]) if row else 0
     adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
     return Draws(first_holder(mesh, of_input), column, first_holder(mesh, of_result), offset, adds_bias)
@@ -54,40 +53,6 @@ def first_holder(mesh: DeviceMesh, placements: Placements) -> int:
     """The first of the processes that hold the same share as this one."""
     index = tuple(place if how.is_shard() else 0 for place, how in zip(coordinates(mesh), placements, strict=True))
     return int(mesh.mesh[index])
-
-
-def first_index(w: DTensor, dim: int) -> int:
-    """The index in the whole weight of a share's first row or column: along each dimension of the mesh, as `torch.chunk` cuts."""
-    start, length = 0, w.shape[dim]
-    for place, size, placement in zip(coordinates(w.device_mesh), sizes(w.device_mesh), w.placements, strict=True):
-        if placement.is_shard(dim):
-            chunk = -(-length // size)
-            skipped = min(place * chunk, length)
-            start, length = start + skipped, min(chunk, length - skipped)
-    return start
-
-
-def place_of(w: DTensor) -> random.Place:
-    """Where in a weight the share of this process lies."""
-    row, stride = (math.prod(shape[1:]) for shape in (w.to_local().shape, w.shape))
-    offset = first_index(w, 0) * stride
-    if row != stride:
-        offset += first_index(w, 1) * (stride // w.shape[1])
-    first = not any(place for place, how in zip(coordinates(w.device_mesh), w.placements, strict=True) if how.is_shard())
-    return random.Place(offset, 0 if row == stride else row, stride, first)
-
-
-def sizes(mesh: DeviceMesh) -> list[int]:
-    """How many processes stand along each dimension of a mesh; its `shape` older compilers cannot follow."""
-    return [mesh.size(dim) for dim in range(mesh.ndim)]
-
-
-def coordinates(mesh: DeviceMesh) -> list[int]:
-    """Where on a mesh this process stands."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError(f"this process holds no share of tensors on {mesh}")
-    return list(coordinate)
 
 
 def agreed_seed(a: DTensor) -> Tensor:

@@ -94,7 +94,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         kinds = tuple([None if g is None else (g.dtype, g.layout) for g in grads])
         # A momentum that is set later asks for a state, and so does AMSGrad.
         states = bool(group.get("momentum")), bool(group.get("amsgrad"))
-        key = (_setting_options(group), states, first, kinds, tuple(map(id, group["params"])))
+        # Models are moved as a whole, and change their dtypes with those of their gradients.
+        device = group["params"][0].device if group["params"] else None
+        key = (_setting_options(group), states, first, device, kinds, tuple(map(id, group["params"])))
         if self._batches.get(index, (None,))[0] != key:
             self._check(group)
             check_gradients(group["params"], first)

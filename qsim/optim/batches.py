@@ -87,9 +87,12 @@ def batches_of(
 
 
 def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) -> None:
-    """Makes the states that a parameter lacks: zeros, and for products of nothing ones."""
+    """Makes the states that a parameter lacks: zeros, and for products of nothing ones. Others it has in the dtype and place they need."""
     for name, dtype in dtypes.items():
         if name in own:
+            # A model may have been moved, or a format of states chosen since.
+            if own[name].dtype != dtype or own[name].device != p.device:
+                own[name] = own[name].to(dtype=dtype, device=p.device)
             continue
         if name == "step":
             own[name] = torch.zeros((), dtype=dtype, device=p.device)

@@ -9,7 +9,7 @@ from qsim import random
 from qsim.checks import spelling
 from qsim.optim import settings
 from qsim.optim.adam import AdamW
-from qsim.optim.base import Params
+from qsim.optim.base import Params, check_number
 from qsim_kernels.grid import spell
 from qsim_kernels.updates import Adam
 
@@ -60,6 +60,7 @@ class StochasticAdamW(AdamW):
         super()._check(group)
 
 
+@torch.no_grad()
 def adamw_stochastic_bf16_(
     params: Tensor,
     grads: Tensor,
@@ -89,7 +90,8 @@ def adamw_stochastic_bf16_(
         generator: Where the seed is drawn from; torch's CPU generator by default.
 
     Raises:
-        ValueError: If dtypes, shapes or layouts are others.
+        TypeError: If a number is none.
+        ValueError: If dtypes, shapes or layouts are others, or a number is out of range.
 
     Example:
         >>> import torch, qsim
@@ -99,6 +101,10 @@ def adamw_stochastic_bf16_(
         tensor([0.5000, 0.5000], dtype=torch.bfloat16)
     """
     _check_tensors(params, grads, exp_avg, exp_avg_sq)
+    for name, number in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        check_number(name, number)
+    check_number("beta1", beta1, below=1)
+    check_number("beta2", beta2, below=1)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a whole number from 1 on, got {step!r}")
     seed = int(random.seed_tensor(None, generator, params.device))
