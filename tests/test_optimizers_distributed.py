@@ -10,6 +10,7 @@ from torch import distributed, nn
 
 from distributed_models import mesh_of
 from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, results, steps
+from qsim.optim import SGD
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
@@ -101,19 +102,32 @@ def test_states_are_drawn(kind: str, state: str) -> None:
     assert f"0.up.weight {state}" in differing(alone(kind, 3), alone(kind, 3, seed=2))
 
 
-def _refused(device: torch.device) -> str:
-    from torch.distributed.tensor import DTensor, Partial
+def _refused(device: torch.device, case: str) -> tuple[str, list[float]]:
+    """What a step says whose second group it cannot move, and the first group after it."""
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-    p = nn.Parameter(DTensor.from_local(torch.ones(3, device=device), mesh_of(device), [Partial()], run_check=False))
-    optimizer = MAKERS["AdamW"]([p])
-    p.grad = p.detach().clone()
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
+    mesh, values = mesh_of(device), torch.ones(2, 2, device=device)
+    first, second = nn.Parameter(torch.ones(2, device=device)), nn.Parameter(distribute_tensor(values, mesh, [Shard(0)]))
+    if case == "summands":
+        second = nn.Parameter(DTensor.from_local(values, mesh, [Partial()], run_check=False))
+    optimizer = SGD([{"params": [first]}, {"params": [second]}], 1.0, seed=0)
+    first.grad, second.grad = first.detach().clone(), values if case == "plain gradient" else second.detach().clone()
+    with pytest.raises((TypeError, ValueError)) as caught:
         optimizer.step()
-    return str(caught.value)
+    return f"{type(caught.value).__name__}: {caught.value}", first.tolist()
 
 
-def test_summands_are_refused(two: Ranks) -> None:
-    assert all("redistribute it first" in message for message in two(_refused))
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("summands", "ValueError: summands of a tensor have no place in it: redistribute it first"),
+        ("plain gradient", "TypeError: the gradient of parameter 1 is a plain tensor, the parameter a distributed one"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_before_anything_moves(two: Ranks, case: str, words: str) -> None:
+    for said, first in two(_refused, case):
+        assert said.startswith(words)
+        assert first == [1.0, 1.0]
 
 
 # Replicas.

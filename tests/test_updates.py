@@ -85,12 +85,16 @@ def as_tensor(numbers: list[float], dtype: torch.dtype) -> Tensor:
 
 
 def check(
-    options: Options, steps: int, device: torch.device = CPU, given: dict[int, Tensor] | None = None, start: Tensor | None = None
+    options: Options,
+    steps: int,
+    device: torch.device = CPU,
+    given: dict[int, Tensor] | None = None,
+    start: Tensor | None = None,
 ) -> None:
     """Holds the optimizer against what is written out, weights and states after each step."""
     start = weights(options) if start is None else start.to(DTYPES[options.dtype])
     # Two parameters of one group, so that their numbers matter.
-    params = [nn.Parameter(start.to(device)), nn.Parameter(start.flip(0).to(device))]
+    params = [nn.Parameter(start.clone().to(device)), nn.Parameter(start.flip(0).to(device))]
     optimizer = optimizer_of(params, options)
     elements = [[Element(x) for x in p.tolist()] for p in params]
     for step in range(1, steps + 1):
@@ -169,9 +173,8 @@ def test_weights_that_are_no_numbers(carried: str, update: str) -> None:
     start = torch.tensor([torch.nan, torch.inf, -torch.inf, weight.max, 0.0, -0.0])
     for algorithm in ("AdamW", "AMSGrad", "Nesterov", "plain SGD"):
         for arithmetic in ("float32", "format"):
-            check(
-                Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 3, device, start=start
-            )
+            options = Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm])
+            check(options, 3, start=start)
 
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])

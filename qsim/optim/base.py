@@ -15,7 +15,7 @@ from qsim.formats import Format
 from qsim.optim import seeds, settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
-from qsim.optim.settings import Setting
+from qsim.optim.settings import Options, Setting
 from qsim.rounding import Rounding
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -83,7 +83,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         for index, (first, key) in enumerate(zip(firsts, keys, strict=True)):
             group = self.param_groups[index]
             for batch in self._batches_of(index, first, key):
-                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"], self._algorithm(group))
+                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, self._algorithm(group))
         return loss
 
     def _checked(self, index: int, first: int) -> object:
@@ -91,7 +91,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         group = self.param_groups[index]
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]
-        kinds = tuple([None if g is None else (g.dtype, g.layout) for g in grads])
+        kinds = tuple([None if g is None else (g.dtype, g.layout, type(g)) for g in grads])
         # A momentum that is set later asks for a state, and so does AMSGrad.
         states = bool(group.get("momentum")), bool(group.get("amsgrad"))
         # Models are moved as a whole, and change their dtypes with those of their gradients.
@@ -99,7 +99,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         key = (_setting_options(group), states, first, device, kinds, tuple(map(id, group["params"])))
         if self._batches.get(index, (None,))[0] != key:
             self._check(group)
-            check_gradients(group["params"], first)
+            check_gradients(group["params"], first, _setting_options(group))
             # Checking has made strings of the options.
             key = (_setting_options(group), *key[1:])
         return key
@@ -109,9 +109,10 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         known, batches = self._batches.get(index, (None, []))
         if known != key:
             group = self.param_groups[index]
-            if group["seed"] is None and any(p.grad is not None for p in group["params"]):
-                group["seed"] = seeds.agreed(group["params"])
             chosen = _setting_options(group)
+            moving = [settings.setting(*chosen, p.dtype) for p in group["params"] if p.grad is not None]
+            if group["seed"] is None and any(setting.draws for setting in moving):
+                group["seed"] = seeds.agreed(group["params"])
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
             self._batches[index] = key, batches
         return batches
@@ -179,7 +180,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         return {name: value for name, value in super().__getstate__().items() if name != "_batches"}
 
 
-def _setting_options(group: dict[str, Any]) -> tuple[str | None, str, str | None, str, str]:
+def _setting_options(group: dict[str, Any]) -> Options:
     return group["weight"], group["update"], group["state"], group["state_rounding"], group["arithmetic"]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim import random, shards
 from qsim.optim import settings
-from qsim.optim.settings import Setting
+from qsim.optim.settings import Options, Setting
 from qsim.random import WHOLE
 
 #: The lists of states in the order of the operator's arguments, and the names that a state_dict has for them.
@@ -56,7 +56,7 @@ def batches_of(
     params: list[Tensor],
     state: dict[Tensor, dict[str, Any]],
     first: int,
-    options: tuple[str | None, str, str | None, str, str],
+    options: Options,
     states_of: Callable[[Setting], dict[str, torch.dtype]],
 ) -> list[Batch]:
     """Sorts those parameters that have gradients, and makes the states that they have not yet.
@@ -78,7 +78,7 @@ def batches_of(
         batch.params.append(p)
         # The last bits of a stream tell the roles of random bits within an update apart.
         batch.streams.append(random.stream("optimizer", number) & ~3)
-        batch.places += (shards.place_of(p) if is_shard else WHOLE)[:3]  # type: ignore[arg-type]
+        batch.places += (shards.place_of(p) if is_shard and setting.draws else WHOLE)[:3]  # type: ignore[arg-type]
         own = state[p]
         _add_states(own, p, states_of(setting))
         for states, names in zip(batch.states, ROLES, strict=True):
@@ -102,19 +102,33 @@ def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) 
             own[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def check_gradients(params: list[Tensor], first: int) -> None:
-    """Refuses gradients that are sparse or complex; `first` is the number of the first parameter in the optimizer."""
+def check_gradients(params: list[Tensor], first: int, options: Options) -> None:
+    """Refuses gradients that are sparse or complex or shared out otherwise than their parameters, and shares that have no place.
+
+    Args:
+        params: The parameters of a group.
+        first: Number of the first of them in the optimizer.
+        options: The first arguments of `settings.setting`.
+    """
     for number, p in enumerate(params, start=first):
         g = p.grad
-        if g is not None and g.layout != torch.strided:
+        if g is None:
+            continue
+        if g.layout != torch.strided:
             raise TypeError(f"the gradient of parameter {number} must be dense, got layout {g.layout}")
-        if g is not None and not g.is_floating_point():
+        if not g.is_floating_point():
             raise TypeError(f"the gradient of parameter {number} must be real, got {g.dtype}")
+        is_shard = shards.is_distributed(p)
+        if shards.is_distributed(g) != is_shard:
+            its, own = ("plain", "distributed") if is_shard else ("distributed", "plain")
+            raise TypeError(f"the gradient of parameter {number} is a {its} tensor, the parameter a {own} one")
+        if is_shard and settings.setting(*options, p.dtype).draws:
+            shards.place_of(p)  # type: ignore[arg-type]
 
 
 def _local_gradient(g: Tensor | None, p: Tensor) -> Tensor:
     assert g is not None
-    return shards.local(shards.placed_as(g, p) if shards.is_distributed(g) else g)
+    return shards.local(shards.placed_as(g, p))
 
 
 def _on(number: Tensor | None, device: torch.device) -> Tensor | None:

@@ -11,10 +11,13 @@ from qsim.calls import read_call
 from qsim.formats import Format, format as resolve_format, holders, names
 from qsim.formats.base import shortest
 from qsim.rounding import NAMED, Rounding, Stochastic
-from qsim_kernels.grid import Mode, Rule, spell
+from qsim_kernels.grid import Mode, Rule, read, spell
 
 #: The dtypes that parameters may have.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+#: Weights' format, update, moments' format, their rounding, arithmetic: the first arguments of `setting`.
+Options = tuple[str | None, str, str | None, str, str]
 
 UPDATES = ("stochastic", "kahan", "nearest")
 ARITHMETICS = ("float32", "format")
@@ -48,6 +51,11 @@ class Setting(NamedTuple):
     state_dtype: torch.dtype
     dtype: torch.dtype
     weight: Format
+
+    @property
+    def draws(self) -> bool:
+        """Whether random bits are drawn."""
+        return any(read(Rule, rule).mode == Mode.STOCHASTIC for rule in (self.rule, self.state_rule))
 
 
 def name_of(fmt: str | torch.dtype | Format | None) -> str | None:
