@@ -100,9 +100,14 @@ def _split_factor(how: Placement) -> int:
     return int(how.split_factor) if isinstance(how, _StridedShard) else 0
 
 
-def _check_cuts(x: DTensor) -> None:
+def refuse_summands(x: DTensor) -> None:
+    """Refuses a tensor of which processes hold summands."""
     if any(how.is_partial() for how in x.placements):
         raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {x.placements}")
+
+
+def _check_cuts(x: DTensor) -> None:
+    refuse_summands(x)
     cuts = [(how, size) for how, size in zip(x.placements, sizes(x.device_mesh), strict=True) if _is_cut(how)]
     for number, (how, _) in enumerate(cuts):
         # Only a cut that counts all of the later ones leaves shares in one piece.

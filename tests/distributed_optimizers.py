@@ -72,7 +72,9 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dic
 
 def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and states by their names, whole, and the groups' seeds."""
-    found = {f"seed {number}": torch.tensor(group["seed"]) for number, group in enumerate(optimizer.param_groups)}
+    # What draws nothing has no seed.
+    seeds = {number: group["seed"] for number, group in enumerate(optimizer.param_groups) if group["seed"] is not None}
+    found = {f"seed {number}": torch.tensor(seed) for number, seed in seeds.items()}
     for name, p in net.named_parameters():
         found[name] = whole(p)
         found |= {f"{name} {role}": whole(value) for role, value in optimizer.state[p].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -73,7 +74,7 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
             ["rounds to nearest", "state_rounding='stochastic'"],
         ),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_options_are_refused(make: Any, options: dict[str, Any], error: type[Exception], words: list[str]) -> None:
     with refused(error, *words):

@@ -169,3 +169,26 @@ def test_a_compiled_step(make: Any) -> None:
         step()
         run(other, range(number, number + 1))
         assert alike(all_of(optimizer), all_of(other))
+
+
+def test_a_state_that_is_cleared_begins_anew() -> None:
+    w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = qsim.optim.AdamW([w], lr=0.1, seed=0)
+    for _ in range(2):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    optimizer.state.clear()
+    optimizer.step()
+    assert optimizer.state[w]["step"].item() == 1
+
+
+def test_numbers_set_between_steps_are_checked_before_anything_moves() -> None:
+    first, second = (nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = qsim.optim.AdamW([{"params": [first]}, {"params": [second]}], lr=0.1, seed=0)
+    first.grad = second.grad = torch.ones(4, dtype=torch.bfloat16)
+    optimizer.step()
+    before = first.detach().clone()
+    optimizer.param_groups[1]["betas"] = (0.9, 1.0)
+    with pytest.raises(ValueError, match=r"betas\[1\] must lie in \[0, 1\), got 1.0"):
+        optimizer.step()
+    assert torch.equal(first, before)

@@ -106,16 +106,6 @@ class Adam(LowPrecisionOptimizer):
         }
         super().__init__(params, defaults, generator)
 
-    def _check(self, group: dict[str, Any]) -> None:
-        betas = group["betas"]
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise TypeError(f"betas must be two numbers, got {betas!r}")
-        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
-            check_number(name, beta, below=1)
-        check_number("eps", group["eps"])
-        check_number("weight_decay", group["weight_decay"])
-        super()._check(group)
-
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
         if not setting.in_format:
             return
@@ -130,9 +120,15 @@ class Adam(LowPrecisionOptimizer):
             )
 
     def _algorithm(self, group: dict[str, Any]) -> str:
-        beta1, beta2 = group["betas"]
+        betas = group["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise TypeError(f"betas must be two numbers, got {betas!r}")
+        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+            check_number(name, beta, below=1)
+        check_number("eps", group["eps"])
+        check_number("weight_decay", group["weight_decay"])
         decoupled, maximize, amsgrad = group["decoupled_weight_decay"], group["maximize"], group["amsgrad"]
-        return _spelt(beta1, beta2, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
+        return _spelt(*betas, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
 
     def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
         states = {"step": torch.int64, "exp_avg": setting.state_dtype, "exp_avg_sq": setting.state_dtype}

@@ -80,10 +80,11 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         firsts = list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
         # All that may be refused is, before the first group moves.
         keys = [self._checked(index, first) for index, first in enumerate(firsts)]
+        algorithms = [self._algorithm(group) for group in self.param_groups]
         for index, (first, key) in enumerate(zip(firsts, keys, strict=True)):
             group = self.param_groups[index]
             for batch in self._batches_of(index, first, key):
-                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, self._algorithm(group))
+                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, algorithms[index])
         return loss
 
     def _checked(self, index: int, first: int) -> object:
@@ -107,7 +108,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     def _batches_of(self, index: int, first: int, key: object) -> list[Batch]:
         """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
         known, batches = self._batches.get(index, (None, []))
-        if known != key:
+        if known != key or not all(batch.is_of(self.state) for batch in batches):
             group = self.param_groups[index]
             chosen = _setting_options(group)
             moving = [settings.setting(*chosen, p.dtype) for p in group["params"] if p.grad is not None]
@@ -126,6 +127,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             random.check_source(group["seed"], None, torch.device("cpu"))
             group["seed"] = int(group["seed"])
         _check_learning_rate(group["lr"])
+        self._algorithm(group)
         for number, p in enumerate(group["params"]):
             if p.layout != torch.strided:
                 raise TypeError(f"parameter {number} must be dense, got layout {p.layout}")
@@ -137,7 +139,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         """Refuses numbers that a setting leaves nothing of."""
 
     def _algorithm(self, group: dict[str, Any]) -> str:
-        """How a group's gradients become updates, as text: see `qsim_kernels.updates`."""
+        """How a group's gradients become updates, as text (see `qsim_kernels.updates`); its numbers are checked, at every step."""
         raise NotImplementedError
 
     def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:

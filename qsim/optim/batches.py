@@ -16,6 +16,7 @@ from qsim.random import WHOLE
 
 #: The lists of states in the order of the operator's arguments, and the names that a state_dict has for them.
 ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
+_STEPS = ROLES.index(("step",))
 
 
 @dataclass
@@ -37,6 +38,10 @@ class Batch:
     places: list[int] = field(default_factory=list)
     states: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in ROLES])
     are_shards: bool = False
+
+    def is_of(self, state: dict[Tensor, dict[str, Any]]) -> bool:
+        """Whether the states are still those that an optimizer has; asked of the first, for they are loaded or cleared together."""
+        return state.get(self.params[0], {}).get("step") is self.states[_STEPS][0]
 
     def update(self, lr: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None, seed: int, algorithm: str) -> None:
         """Moves the parameters by one step. To be called under `torch.no_grad()`."""
@@ -122,8 +127,8 @@ def check_gradients(params: list[Tensor], first: int, options: Options) -> None:
         if shards.is_distributed(g) != is_shard:
             its, own = ("plain", "distributed") if is_shard else ("distributed", "plain")
             raise TypeError(f"the gradient of parameter {number} is a {its} tensor, the parameter a {own} one")
-        if is_shard and settings.setting(*options, p.dtype).draws:
-            shards.place_of(p)  # type: ignore[arg-type]
+        if is_shard:
+            (shards.place_of if settings.setting(*options, p.dtype).draws else shards.refuse_summands)(p)  # type: ignore[arg-type]
 
 
 def _local_gradient(g: Tensor | None, p: Tensor) -> Tensor:

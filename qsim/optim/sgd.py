@@ -98,7 +98,7 @@ class SGD(LowPrecisionOptimizer):
         }
         super().__init__(params, defaults, generator)
 
-    def _check(self, group: dict[str, Any]) -> None:
+    def _algorithm(self, group: dict[str, Any]) -> str:
         check_number("momentum", group["momentum"])
         check_number("weight_decay", group["weight_decay"])
         dampening = group["dampening"]
@@ -106,9 +106,6 @@ class SGD(LowPrecisionOptimizer):
             raise TypeError(f"dampening must be a number, got {dampening!r}")
         if group["nesterov"] and (group["momentum"] == 0 or dampening != 0):
             raise ValueError(f"nesterov=True needs a momentum and no dampening, got {group['momentum']} and {dampening}")
-        super()._check(group)
-
-    def _algorithm(self, group: dict[str, Any]) -> str:
         decoupled, maximize, nesterov = group["decoupled_weight_decay"], group["maximize"], group["nesterov"]
         return _spelt(group["momentum"], group["dampening"], group["weight_decay"], decoupled, maximize, nesterov)
 
