@@ -225,7 +225,7 @@ def test_stochastic_weights_are_unbiased() -> None:
     check_share(int((p > 1).sum()), p.numel(), 5 / 16)
 
 
-def coins(seed: int | None) -> list[Tensor]:
+def coins(seed: int | None, weight: float = 1.25) -> list[Tensor]:
     """What two steps make of weights, gradients and momenta of two parameters, all of which lie halfway between two values."""
     params = [nn.Parameter(torch.empty(64)) for _ in range(2)]
     half = Quantizer("e2m1", "stochastic")
@@ -233,7 +233,7 @@ def coins(seed: int | None) -> list[Tensor]:
     seen = []
     for step in range(2):
         for p in params:
-            p.data.fill_(1.25)
+            p.data.fill_(weight)
             p.grad = torch.full_like(p, 1.25)
             if step:
                 optimizer.state[p]["momentum_buffer"].fill_(1.25)
@@ -252,15 +252,16 @@ def test_no_two_roles_parameters_or_steps_share_noise() -> None:
     assert not any(same_bits(a, b) for i, a in enumerate(seen) for b in seen[:i])
 
 
-def test_the_seed_follows_from_torchs_generator() -> None:
+def test_the_seed_follows_from_torchs_generator_and_the_weights() -> None:
     torch.manual_seed(1)
-    first, second = coins(None), coins(None)
-    torch.manual_seed(1)
-    assert alike(first, coins(None))
-    assert not alike(first, second), "two optimizers have two seeds"
     state = torch.get_rng_state()
-    assert alike(coins(8), coins(8))
-    assert torch.equal(torch.get_rng_state(), state), "a seed that is given leaves nothing to draw"
+    first = coins(None)
+    assert alike(first, coins(None))
+    other = coins(None, weight=2.5)
+    assert not same_bits(first[1], other[1]), "the gradients are the same, and optimizers of other weights have other seeds"
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
+    torch.manual_seed(2)
+    assert not alike(first, coins(None))
 
 
 def test_nan_stays() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-from torch import distributed
-
 from qsim import random
 
 
@@ -24,11 +21,3 @@ class Noise(NamedTuple):
     def stream(self, role: str, number: int, evaluation: int = 0) -> int:
         """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
         return random.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
-
-
-def drawn_seed() -> int:
-    """A seed from torch's generator: in a distributed run that of the first process, told to all."""
-    drawn = [int(torch.randint(2**63 - 1, (), device="cpu"))]
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.broadcast_object_list(drawn, src=0)
-    return drawn[0]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from qsim import shards
 from qsim.five_point import Point, is_stochastic, short
-from qsim.optim import accumulators, quantized_checks as checks
-from qsim.optim.noise import Noise, drawn_seed
+from qsim.optim import accumulators, quantized_checks as checks, seeds
+from qsim.optim.noise import Noise
 from qsim.optim.pieces import round_into
 from qsim.optim.wrapper import Wrapper
 from qsim.quantizer import Quantizer
@@ -49,7 +49,7 @@ class Quantized(Wrapper):
         accumulator: What the copies of the weights are rounded to; `None` for no copies. They are kept in the parameter's dtype where that
             holds the format, else in the narrowest that does.
         grad_scale: What gradients are multiplied by first, in their dtype.
-        seed: The seed; if none is given, one is drawn from torch's generator when first needed, by the first process for all.
+        seed: The seed. By default it follows, when first needed, from `torch.manual_seed` and the weights, alike in all processes.
 
     Raises:
         TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or no floating-point number.
@@ -171,14 +171,15 @@ class Quantized(Wrapper):
                 checks.check_gradient(number, parameter.grad, self.grad)
 
     def _noise(self) -> Noise:
-        """The noise of the next step; the first that needs a seed has one drawn."""
+        """The noise of the next step; the first that needs a seed has one agreed on."""
         states = self.states.values() if isinstance(self.states, dict) else [self.states]
         if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
             return Noise(None, self.steps)
         if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
         if self.seed is None:
-            self._note(self.steps, drawn_seed())
+            with torch.no_grad():
+                self._note(self.steps, seeds.agreed(self._parameters()))
         return Noise(self.seed, self.steps)
 
     @torch.no_grad()
