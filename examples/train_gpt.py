@@ -27,7 +27,6 @@ from gpt.model import SIZES, Size
 from gpt.text import VOCABULARY, Text
 from gpt.training import Settings, train
 from gpt.world import World, join, sum_in_one_order
-from torch import distributed
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ def arguments() -> argparse.ArgumentParser:
         help="sums in one order on GPUs too, so that a run done again is the same",
     )
     add("--evaluate-every", type=int, default=0, metavar="N", help="validate after every N steps (default: at the end alone)")
-    add("--validation", type=_positive, default=64, metavar="N", help="sequences of held-out text (default: %(default)s)")
+    add("--validation", type=_positive, metavar="N", help="sequences of held-out text (default: 64, or more to fill what is taken at once)")
     add("--checkpoint", type=Path, metavar="DIR", help="where to save the run at its end")
     add("--save-every", type=int, default=0, metavar="N", help="save after every N steps too")
     resume = "go on from the last checkpoint, or from that of a step"
@@ -82,9 +81,10 @@ def settings_of(args: argparse.Namespace, world: World) -> Settings:
     size = Size(args.layers or size.layers, args.width or size.width, args.heads or size.heads)
     own = {field.name: getattr(args, field.name) for field in fields(Settings) if hasattr(args, field.name)}
     own["micro_batch"] = args.micro_batch or max(1, args.batch // world.size)
+    at_once = own["micro_batch"] * world.size
+    own["validation"] = args.validation or -(-64 // at_once) * at_once
     own["warmup"] = args.steps // 20 if args.warmup is None else args.warmup
     settings = Settings(**{**own, "size": size, "betas": tuple(args.betas)})
-    at_once = settings.micro_batch * world.size
     for name in ("batch", "validation"):
         count = getattr(settings, name)
         if count % at_once:
@@ -159,8 +159,7 @@ def main(argv: list[str] | None = None) -> None:
                     file.write(json.dumps(results[-1]) + "\n")
     if args.compare and world.rank == 0:
         print(f"\n{tables.best(results)}")
-    if world.several:
-        distributed.destroy_process_group()
+    world.leave()
 
 
 if __name__ == "__main__":

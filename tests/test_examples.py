@@ -147,6 +147,18 @@ def test_train_gpt_goes_on_with_fewer_processes(method: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("options", "sequences"), [("--batch 4", 64), ("--batch 48", 96), ("--batch 128", 128), ("--validation 8 --batch 4", 8)]
+)
+def test_train_gpt_validates_on_as_many_sequences_as_it_takes_at_once(
+    options: str, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    module, world = importlib.import_module("train_gpt"), importlib.import_module("gpt.world")
+    args = module.arguments().parse_args(options.split())
+    assert module.settings_of(args, world.World(torch.device("cpu"))).validation == sequences
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--steps 0", "--steps: 0 is not positive"),

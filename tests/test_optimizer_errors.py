@@ -46,6 +46,7 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {"decoupled_weight_decay": False}, ValueError, ["AdamW", "decoupled", "qsim.optim.Adam"]),
         (SGD, {"momentum": -0.9}, ValueError, ["momentum must lie in [0, inf)", "-0.9"]),
         (SGD, {"dampening": "no"}, TypeError, ["dampening must be a number", "'no'"]),
+        (SGD, {"dampening": True}, TypeError, ["dampening must be a number", "True"]),
         (SGD, {"nesterov": True}, ValueError, ["nesterov=True", "momentum"]),
         (SGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, ValueError, ["nesterov=True", "dampening", "0.1"]),
         (SGD, {"differentiable": True}, ValueError, ["differentiable=True", "rounded"]),
@@ -98,6 +99,8 @@ def test_parameters_of_other_dtypes_are_refused(make: Any, dtype: torch.dtype) -
     p = nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=False)
     with refused(TypeError, "parameter 1 must be bfloat16, float16 or float32", str(dtype)):
         make([weight(), p])
+    with refused(TypeError, "parameter 2 must be bfloat16, float16 or float32", str(dtype)):
+        make([{"params": [weight(), weight()]}, {"params": [p]}])
 
 
 def test_sparse_parameters_are_refused() -> None:
@@ -150,6 +153,7 @@ def test_options_that_are_set_later_are_refused_before_anything_moves(make: Any)
         ({"update": "up"}, ["update must be", "'up'"]),
         ({"weight": "fp32"}, ["weight", "float32 can"]),
         ({"state_rounding": "up"}, ["state_rounding must be", "'up'"]),
+        ({"seed": 2**63}, ["seed", "64 signed bits"]),
     ):
         kept = copy.copy(optimizer.param_groups[1])
         optimizer.param_groups[1].update(options)

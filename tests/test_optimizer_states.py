@@ -119,6 +119,18 @@ def test_torchs_state_dict_loads(ours: Any, theirs: Any, options: dict[str, Any]
         torch.testing.assert_close(p, q, rtol=0, atol=2.0**-20)
 
 
+def test_adams_state_leaves_the_decay_of_adamw_decoupled() -> None:
+    """As in torch, whose AdamW takes Adam's state too."""
+    params = parameters(BF16)
+    optimizers = [torch.optim.Adam(params), qsim.optim.Adam(params)]
+    for adam in optimizers:
+        run(adam, range(1))
+        for adamw in (torch.optim.AdamW(again(params)), qsim.optim.AdamW(again(params))):
+            adamw.load_state_dict(torch.optim.Adam(params).state_dict() if isinstance(adamw, torch.optim.AdamW) else adam.state_dict())
+            assert adamw.param_groups[0]["decoupled_weight_decay"] is True
+            assert adamw.param_groups[0]["weight_decay"] == 0
+
+
 def test_moments_of_torch_become_the_format_that_is_asked_for() -> None:
     params = parameters(BF16)
     torchs = torch.optim.AdamW(params, lr=2.0**-7)

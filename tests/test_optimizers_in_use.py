@@ -12,6 +12,7 @@ import qsim
 from comparing import same_bits
 from distributed_models import alike
 from optimizers import all_of, give_gradients, parameters, run
+from test_errors import refused
 from test_optimizers import BF16, MAKERS, SEED, every_maker
 
 # Schedulers, closures, hooks.
@@ -181,6 +182,81 @@ def test_a_state_that_is_cleared_begins_anew() -> None:
     optimizer.state.clear()
     optimizer.step()
     assert optimizer.state[w]["step"].item() == 1
+
+
+@every_maker
+def test_states_of_one_parameter_may_be_cleared_and_replaced(make: Any) -> None:
+    params = parameters(BF16)
+    optimizer = make(params, seed=SEED)
+    run(optimizer, range(1))
+    name = "momentum_buffer" if "momentum_buffer" in optimizer.state[params[2]] else "exp_avg"
+    optimizer.state[params[2]] = {}
+    replaced = optimizer.state[params[3]][name] = torch.zeros_like(params[3])
+    run(optimizer, range(1, 2))
+    assert [int(optimizer.state[p]["step"]) for p in (params[0], params[2], params[3])] == [2, 1, 2]
+    assert optimizer.state[params[3]][name] is replaced
+    assert replaced.count_nonzero()
+
+
+@every_maker
+def test_states_of_another_shape_are_refused_before_anything_moves(make: Any) -> None:
+    params = parameters(BF16)
+    optimizer = make([{"params": params[:2]}, {"params": params[2:]}], seed=SEED)
+    before = run(optimizer, range(1))
+    name = "momentum_buffer" if "momentum_buffer" in optimizer.state[params[3]] else "exp_avg"
+    kept, optimizer.state[params[3]][name] = optimizer.state[params[3]][name], torch.zeros(2, dtype=BF16)
+    give_gradients(params, 2)
+    with refused(ValueError, f"{name!r} of parameter 3", "(3, 2, 4)", "(2,)"):
+        optimizer.step()
+    optimizer.state[params[3]][name] = kept
+    assert alike(all_of(optimizer), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "after"),
+    [
+        (qsim.optim.AdamW, {"update": "kahan"}, {"update": "stochastic"}),
+        (qsim.optim.AdamW, {"update": "kahan"}, {"update": "nearest"}),
+        (qsim.optim.AdamW, {"amsgrad": True}, {"amsgrad": False}),
+        (qsim.optim.SGD, {"momentum": 0.75, "dampening": 0.5}, {"momentum": 0.0}),
+    ],
+)
+def test_states_that_options_set_later_have_no_use_for_are_left_alone(make: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
+    params, others = parameters(BF16), parameters(BF16)
+    optimizer = make(params, lr=2.0**-5, seed=SEED, **before)
+    run(optimizer, range(3))
+    other = make(others, lr=2.0**-5, seed=SEED, **{**before, **after})
+    with torch.no_grad():
+        for p, q in zip(params, others, strict=True):
+            q.copy_(p)
+            kept = {name: x.clone() for name, x in optimizer.state[p].items()}
+            other.state[q] = {name: x for name, x in kept.items() if name not in ("compensation", "max_exp_avg_sq", "momentum_buffer")}
+    optimizer.param_groups[0].update(after)
+    run(optimizer, range(3, 5))
+    run(other, range(3, 5))
+    assert alike(list(params), list(others))
+
+
+def test_a_seed_that_is_taken_away_is_agreed_on_anew() -> None:
+    params = parameters(BF16)
+    optimizer = qsim.optim.AdamW(params, seed=SEED)
+    run(optimizer, range(1))
+    optimizer.param_groups[0]["seed"] = None
+    run(optimizer, range(1, 2))
+    seed = optimizer.param_groups[0]["seed"]
+    assert seed not in (None, SEED)
+    run(optimizer, range(2, 3))
+    assert optimizer.param_groups[0]["seed"] == seed
+
+
+@every_maker
+def test_numbers_of_numpy(make: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    params, others = parameters(BF16), parameters(BF16)
+    one, other = make(params, seed=SEED), make(others, seed=SEED)
+    one.param_groups[0]["lr"], other.param_groups[0]["lr"] = numpy.float32(0.25), 0.25
+    one.param_groups[0]["weight_decay"], other.param_groups[0]["weight_decay"] = numpy.float32(0.5), 0.5
+    assert alike(run(one, range(2)), run(other, range(2)))
 
 
 def test_numbers_set_between_steps_are_checked_before_anything_moves() -> None:

@@ -77,6 +77,6 @@ def test_what_the_optimizer_refuses() -> None:
     with refused(ValueError, "betas[1]", "1.0"):
         StochasticAdamW(parameters(BF16), lr=1e-3, betas=(0.9, 1.0))
     optimizer = StochasticAdamW(parameters(BF16), lr=1e-3)
-    with refused(ValueError, "StochasticAdamW: parameter 0 must be bfloat16", "float32"):
+    with refused(ValueError, "StochasticAdamW: parameter 4 must be bfloat16", "float32"):
         optimizer.add_param_group({"params": parameters()})
     assert len(optimizer.param_groups) == 1

@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     @property
     def roundings(self) -> Roundings:
-        return read_roundings(*self.setting[:7])
+        return read_roundings(*self.setting.roundings)
 
 
 Arrange = Callable[[Tensor], Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,15 @@ class World:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
+    def leave(self) -> None:
+        """Ends this process, if torchrun has started it."""
+        if self.several:
+            distributed.destroy_process_group()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # At once: threads of torch's that are still there when a process takes itself down abort it now and then.
+            os._exit(0)
 
 
 def join(device: str | None) -> World:

@@ -21,13 +21,14 @@ class Adam(LowPrecisionOptimizer):
 
     `torch.optim.Adam` with the same arguments and the same states, and what follows `*` beside. Between reading and writing, arithmetic is
     float32, in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any
-    sharding (Algorithm 1 of *Stochastic Rounding for LLM Training*). One launch moves all parameters of a group.
+    sharding (Algorithm 1 of *Stochastic Rounding for LLM Training*). On a GPU three launches at most move all
+    parameters of a group and a dtype.
 
     Overflow becomes an infinity where the format has one; else a finite weight saturates, and an infinite one becomes NaN.
 
     Args:
         params: Parameters in bfloat16, float16 or float32, groups of them, or named ones. Gradients may have any float dtype.
-        lr: Learning rate, a number or a tensor of one.
+        lr: Learning rate, a number or a tensor of one. A CUDA graph keeps a number, and reads a tensor on the device anew.
         betas: Decays of the two moments.
         eps: Added to the denominator.
         weight_decay: Weight decay.
@@ -40,12 +41,14 @@ class Adam(LowPrecisionOptimizer):
         decoupled_weight_decay: Whether weights decay beside the update, as in AdamW; otherwise the decay is added to the gradient.
         weight: The weights' format, by default their dtype's own.
         update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
-        state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format.
-        state_rounding: How moments are rounded: `"nearest"`, or as `update`.
+        state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format. The second
+            moment of small gradients is 0 in float16, and updates grow without bound: parameters in float16 need `"fp32"` or `"bf16"`.
+        state_rounding: How moments are rounded: `"nearest"`, `"stochastic"` or a `qsim.Stochastic`. To nearest, a second moment in bfloat16
+            grows but does not shrink while `betas[1]` is more than about 0.998, for what a step takes from it is less than half a unit.
         arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one as `update` says:
             Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
         seed: The seed of all random bits. By default it follows, at the first step, from `torch.manual_seed` and the weights, alike in all
-            processes; it is kept in the group.
+            processes, which therefore must all take that step; it is kept in the group. Optimizers of equal weights draw the same bits.
         generator: Where to draw the seed from instead; it must be in the same state in all processes.
 
     Raises:
@@ -128,7 +131,7 @@ class Adam(LowPrecisionOptimizer):
         check_number("eps", group["eps"])
         check_number("weight_decay", group["weight_decay"])
         decoupled, maximize, amsgrad = group["decoupled_weight_decay"], group["maximize"], group["amsgrad"]
-        return _spelt(*betas, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
+        return spelt(*betas, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
 
     def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
         states = {"step": torch.int64, "exp_avg": setting.state_dtype, "exp_avg_sq": setting.state_dtype}
@@ -168,9 +171,16 @@ class AdamW(Adam):
             raise ValueError("AdamW's weight decay is decoupled; qsim.optim.Adam has decoupled_weight_decay=False")
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # As in torch's AdamW: what Adam saved says otherwise, and may be loaded.
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True
+
 
 @lru_cache(maxsize=256)
-def _spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool, maximize: bool, amsgrad: bool) -> str:
+def spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool, maximize: bool, amsgrad: bool) -> str:
+    """`updates.Adam` as text."""
     numbers = (float(beta1), float(beta2), float(eps), float(decay))
     return spell(updates.Adam(*numbers, bool(decoupled), bool(maximize), bool(amsgrad)))
 

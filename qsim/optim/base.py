@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,6 @@ from qsim.optim import seeds, settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.settings import Options, Setting
-from qsim.rounding import Rounding
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 FormatLike = str | torch.dtype | Format
@@ -53,7 +53,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         """Adds parameters with options of their own; see `torch.optim.Optimizer.add_param_group`."""
         super().add_param_group(param_group)
         try:
-            self._check(self.param_groups[-1])
+            self._check(self.param_groups[-1], self._firsts()[-1])
         except Exception:
             self.param_groups.pop()
             raise
@@ -76,36 +76,38 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             if loss is None:
                 raise ValueError("step: the closure must return the loss, got None")
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        # The number of each group's first parameter in the optimizer.
-        firsts = list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
+        firsts = self._firsts()
         # All that may be refused is, before the first group moves.
         keys = [self._checked(index, first) for index, first in enumerate(firsts)]
         algorithms = [self._algorithm(group) for group in self.param_groups]
-        for index, (first, key) in enumerate(zip(firsts, keys, strict=True)):
-            group = self.param_groups[index]
-            for batch in self._batches_of(index, first, key):
-                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, algorithms[index])
+        moving = [self._batches_of(index, first, key) for index, (first, key) in enumerate(zip(firsts, keys, strict=True))]
+        for group, algorithm, batches in zip(self.param_groups, algorithms, moving, strict=True):
+            for batch in batches:
+                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, algorithm)
         return loss
 
-    def _checked(self, index: int, first: int) -> object:
+    def _firsts(self) -> list[int]:
+        """The number of each group's first parameter in the optimizer."""
+        return list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
+
+    def _checked(self, index: int, first: int) -> tuple[object, ...]:
         """What a group's batches hang on; if that is not as in the last step, the group is checked anew."""
         group = self.param_groups[index]
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]
-        kinds = tuple([None if g is None else (g.dtype, g.layout, type(g)) for g in grads])
+        # Models are moved and change their dtypes, whole or in part, and their gradients with them.
+        kinds = tuple([None if g is None else (g.dtype, g.device, g.layout, type(g)) for g in grads])
         # A momentum that is set later asks for a state, and so does AMSGrad.
         states = bool(group.get("momentum")), bool(group.get("amsgrad"))
-        # Models are moved as a whole, and change their dtypes with those of their gradients.
-        device = group["params"][0].device if group["params"] else None
-        key = (_setting_options(group), states, first, device, kinds, tuple(map(id, group["params"])))
+        key = (_setting_options(group), states, first, kinds, tuple(map(id, group["params"])), group["seed"])
         if self._batches.get(index, (None,))[0] != key:
-            self._check(group)
+            self._check(group, first)
             check_gradients(group["params"], first, _setting_options(group))
             # Checking has made strings of the options.
             key = (_setting_options(group), *key[1:])
         return key
 
-    def _batches_of(self, index: int, first: int, key: object) -> list[Batch]:
+    def _batches_of(self, index: int, first: int, key: tuple[object, ...]) -> list[Batch]:
         """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
         known, batches = self._batches.get(index, (None, []))
         if known != key or not all(batch.is_of(self.state) for batch in batches):
@@ -115,11 +117,17 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             if group["seed"] is None and any(setting.draws for setting in moving):
                 group["seed"] = seeds.agreed(group["params"])
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
-            self._batches[index] = key, batches
+            # With the seed that there is now.
+            self._batches[index] = (*key[:-1], group["seed"]), batches
         return batches
 
-    def _check(self, group: dict[str, Any]) -> None:
-        """Refuses options and parameters that do not go together, and keeps formats and roundings as the strings that name them."""
+    def _check(self, group: dict[str, Any], first: int) -> None:
+        """Refuses options and parameters that do not go together, and keeps formats and roundings as the strings that name them.
+
+        Args:
+            group: The group.
+            first: Number of its first parameter in the optimizer.
+        """
         group["weight"], group["state"] = settings.name_of(group["weight"]), settings.name_of(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
@@ -128,7 +136,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             group["seed"] = int(group["seed"])
         _check_learning_rate(group["lr"])
         self._algorithm(group)
-        for number, p in enumerate(group["params"]):
+        for number, p in enumerate(group["params"], start=first):
             if p.layout != torch.strided:
                 raise TypeError(f"parameter {number} must be dense, got layout {p.layout}")
             if p.dtype not in settings.DTYPES:
@@ -149,6 +157,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Loads what `state_dict` gave, or the state_dict of torch's optimizer of the same name.
 
+        Options come with it, as in torch's optimizers: those that were given to this one hold where the state_dict has none.
+
         Raises:
             ValueError: If it is of another model or of another optimizer.
         """
@@ -156,9 +166,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
         def adapt(_: torch.optim.Optimizer, given: StateDict) -> StateDict:
             seen.update(adapted(given, self.param_groups, self.STATES))
-            for saved, group in zip(seen["param_groups"], self.param_groups, strict=True):
+            for saved, group, first in zip(seen["param_groups"], self.param_groups, self._firsts(), strict=True):
                 # Before anything is loaded.
-                self._check({**saved, "params": group["params"]})
+                self._check({**saved, "params": group["params"]}, first)
             return seen
 
         hook = self.register_load_state_dict_pre_hook(adapt)
@@ -166,8 +176,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        for group in self.param_groups:
-            self._check(group)
+        for group, first in zip(self.param_groups, self._firsts(), strict=True):
+            self._check(group, first)
         # torch casts states to their parameter's dtype, and forgets that they had more bits.
         restored(self.state, seen, self.param_groups, self._dtypes)
 
@@ -205,16 +215,18 @@ def _check_learning_rate(lr: Any) -> None:
 
 def check_number(name: str, value: Any, below: float = float("inf")) -> None:
     """Refuses all but a finite number from zero up to a limit that it must not reach."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+    check_real(name, value)
     if not 0 <= value < below:
         raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
+
+
+def check_real(name: str, value: Any) -> None:
+    """Refuses what is no number; NumPy's are some, which schedulers compute with."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def reject_differentiable(differentiable: bool) -> None:
     """Refuses to differentiate a rounded step."""
     if differentiable:
         raise ValueError("differentiable=True: a step that is rounded has no gradient to give")
-
-
-__all__ = ["FormatLike", "LowPrecisionOptimizer", "Params", "Rounding", "check_number", "reject_differentiable"]

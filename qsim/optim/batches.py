@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -16,7 +18,8 @@ from qsim.random import WHOLE
 
 #: The lists of states in the order of the operator's arguments, and the names that a state_dict has for them.
 ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
-_STEPS = ROLES.index(("step",))
+#: The shapes of states that are not as large as their parameter.
+_SHAPES: dict[str, tuple[int, ...]] = {"step": (), "beta_products": (2,)}
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Batch:
         streams: Their streams of random bits.
         places: Where what this process holds of them lies in the whole, three numbers each.
         states: Their states, a list for each of `ROLES`, empty where there are none.
+        owners: What the optimizer keeps of each, the states by name.
+        owned: All of these states, as they were when they were listed.
         are_shards: Whether they are distributed.
     """
 
@@ -37,11 +42,16 @@ class Batch:
     streams: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     states: list[list[Tensor]] = field(default_factory=lambda: [[] for _ in ROLES])
+    owners: list[dict[str, Any]] = field(default_factory=list)
+    owned: list[Any] = field(default_factory=list)
     are_shards: bool = False
 
     def is_of(self, state: dict[Tensor, dict[str, Any]]) -> bool:
-        """Whether the states are still those that an optimizer has; asked of the first, for they are loaded or cleared together."""
-        return state.get(self.params[0], {}).get("step") is self.states[_STEPS][0]
+        """Whether the states are still those that an optimizer has: of some parameters they may have been cleared or replaced."""
+        if not all(map(is_, map(state.get, self.params), self.owners)):
+            return False
+        owned = list(chain.from_iterable([owner.values() for owner in self.owners]))
+        return len(owned) == len(self.owned) and all(map(is_, owned, self.owned))
 
     def update(self, lr: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None, seed: int, algorithm: str) -> None:
         """Moves the parameters by one step. To be called under `torch.no_grad()`."""
@@ -53,7 +63,7 @@ class Batch:
         first, second, largest, compensations, steps, products = self.states
         torch.ops.qsim.update_.default(
             params, grads, first, second, largest, compensations, steps, products, lr if lr.device == device else lr.cpu(),
-            _on(grad_scale, device), _on(found_inf, device), seed, self.streams, self.places, algorithm, *self.setting[:7],
+            _on(grad_scale, device), _on(found_inf, device), seed, self.streams, self.places, algorithm, *self.setting.roundings,
         )  # fmt: skip
 
 
@@ -84,11 +94,23 @@ def batches_of(
         # The last bits of a stream tell the roles of random bits within an update apart.
         batch.streams.append(random.stream("optimizer", number) & ~3)
         batch.places += (shards.place_of(p) if is_shard and setting.draws else WHOLE)[:3]  # type: ignore[arg-type]
-        own = state[p]
-        _add_states(own, p, states_of(setting))
+        own, dtypes = state[p], states_of(setting)
+        _check_shapes(own, p, number, dtypes)
+        _add_states(own, p, dtypes)
+        batch.owners.append(own)
+        batch.owned += own.values()
         for states, names in zip(batch.states, ROLES, strict=True):
-            states += [shards.local(own[name]) for name in names if name in own]
+            # Others may be left from options that were set before.
+            states += [shards.local(own[name]) for name in names if name in dtypes]
     return list(batches.values())
+
+
+def _check_shapes(own: dict[str, Any], p: Tensor, number: int, names: Iterable[str]) -> None:
+    """Refuses states that somebody has put in place and that are no states of the parameter; kernels would read beyond their ends."""
+    for name in names:
+        due = torch.Size(_SHAPES.get(name, p.shape))
+        if name in own and own[name].shape != due:
+            raise ValueError(f"the state {name!r} of parameter {number} must have shape {tuple(due)}, got {tuple(own[name].shape)}")
 
 
 def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) -> None:
@@ -100,9 +122,9 @@ def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) 
                 own[name] = own[name].to(dtype=dtype, device=p.device)
             continue
         if name == "step":
-            own[name] = torch.zeros((), dtype=dtype, device=p.device)
+            own[name] = torch.zeros(_SHAPES[name], dtype=dtype, device=p.device)
         elif name == "beta_products":
-            own[name] = torch.ones(2, dtype=dtype, device=p.device)
+            own[name] = torch.ones(_SHAPES[name], dtype=dtype, device=p.device)
         else:
             own[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
 

@@ -20,6 +20,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Options = tuple[str | None, str, str | None, str, str]
 
 UPDATES = ("stochastic", "kahan", "nearest")
+STATE_ROUNDINGS = ("nearest", "stochastic")
 ARITHMETICS = ("float32", "format")
 
 
@@ -53,6 +54,11 @@ class Setting(NamedTuple):
     weight: Format
 
     @property
+    def roundings(self) -> tuple[str, str, str, str, str, str, bool]:
+        """What is rounded, as the last arguments of the operator."""
+        return self.grid, self.rule, self.inner, self.inner_rule, self.state, self.state_rule, self.in_format
+
+    @property
     def draws(self) -> bool:
         """Whether random bits are drawn."""
         return any(read(Rule, rule).mode == Mode.STOCHASTIC for rule in (self.rule, self.state_rule))
@@ -68,23 +74,22 @@ def name_of(fmt: str | torch.dtype | Format | None) -> str | None:
 
 def name_of_update(update: str | Rounding) -> str:
     """How weights are updated, as a string."""
-    if isinstance(update, Stochastic):
-        return repr(update) if update != Stochastic() else "stochastic"
-    if isinstance(update, str) and (update in UPDATES or isinstance(read_call(update, {"Stochastic": Stochastic}), Stochastic)):
-        return update
-    raise ValueError(f"update must be {', '.join(map(repr, UPDATES))} or a qsim.Stochastic(bits, correction), got {update!r}")
+    return _name(update, "update", UPDATES)
 
 
 def name_of_rounding(rounding: str | Rounding) -> str:
     """How moments are rounded, as a string."""
-    if rounding == "nearest" or (isinstance(rounding, Rounding) and rounding == NAMED["nearest"]):
+    return _name(rounding, "state_rounding", STATE_ROUNDINGS)
+
+
+def _name(rounding: str | Rounding, argument: str, plain: tuple[str, ...]) -> str:
+    if isinstance(rounding, Rounding) and rounding == NAMED["nearest"]:
         return "nearest"
-    try:
-        return name_of_update(rounding) if rounding != "kahan" else name_of_update("")
-    except ValueError:
-        raise ValueError(
-            f"state_rounding must be 'nearest', 'stochastic' or a qsim.Stochastic(bits, correction), got {rounding!r}"
-        ) from None
+    if isinstance(rounding, Stochastic):
+        return repr(rounding) if rounding != Stochastic() else "stochastic"
+    if isinstance(rounding, str) and (rounding in plain or isinstance(read_call(rounding, {"Stochastic": Stochastic}), Stochastic)):
+        return rounding
+    raise ValueError(f"{argument} must be {', '.join(map(repr, plain))} or a qsim.Stochastic(bits, correction), got {rounding!r}")
 
 
 @lru_cache(maxsize=256)

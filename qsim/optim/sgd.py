@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, reject_differentiable
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, check_real, reject_differentiable
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
@@ -101,11 +101,9 @@ class SGD(LowPrecisionOptimizer):
     def _algorithm(self, group: dict[str, Any]) -> str:
         check_number("momentum", group["momentum"])
         check_number("weight_decay", group["weight_decay"])
-        dampening = group["dampening"]
-        if isinstance(dampening, bool) or not isinstance(dampening, (int, float)):
-            raise TypeError(f"dampening must be a number, got {dampening!r}")
-        if group["nesterov"] and (group["momentum"] == 0 or dampening != 0):
-            raise ValueError(f"nesterov=True needs a momentum and no dampening, got {group['momentum']} and {dampening}")
+        check_real("dampening", group["dampening"])
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            raise ValueError(f"nesterov=True needs a momentum and no dampening, got {group['momentum']} and {group['dampening']}")
         decoupled, maximize, nesterov = group["decoupled_weight_decay"], group["maximize"], group["nesterov"]
         return _spelt(group["momentum"], group["dampening"], group["weight_decay"], decoupled, maximize, nesterov)
 

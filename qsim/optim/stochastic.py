@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from qsim import random
 from qsim.checks import spelling
 from qsim.optim import settings
-from qsim.optim.adam import AdamW
+from qsim.optim.adam import AdamW, spelt
 from qsim.optim.base import Params, check_number
-from qsim_kernels.grid import spell
-from qsim_kernels.updates import Adam
 
 
 class StochasticAdamW(AdamW):
@@ -53,11 +53,11 @@ class StochasticAdamW(AdamW):
             raise ValueError(f"state_dtype must be float32 or bfloat16, got {state_dtype}")
         super().__init__(params, lr, betas, eps, weight_decay, state=state_dtype, generator=generator)
 
-    def _check(self, group: dict[str, object]) -> None:
-        for number, p in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
+    def _check(self, group: dict[str, Any], first: int) -> None:
+        for number, p in enumerate(group["params"], start=first):
             if p.dtype != torch.bfloat16:
                 raise ValueError(f"StochasticAdamW: parameter {number} must be bfloat16, got {p.dtype}; qsim.optim.AdamW takes others")
-        super()._check(group)
+        super()._check(group, first)
 
 
 @torch.no_grad()
@@ -110,11 +110,11 @@ def adamw_stochastic_bf16_(
     seed = int(random.seed_tensor(None, generator, params.device))
     state = settings.name_of(exp_avg.dtype)
     setting = settings.setting(None, "stochastic", state, "nearest", "float32", torch.bfloat16)
-    algorithm = spell(Adam(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False))
+    algorithm = spelt(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False)
     steps = torch.tensor(step - 1, device=params.device)
     torch.ops.qsim.update_.default(
         [params], [grads], [exp_avg], [exp_avg_sq], [], [], [steps], [], torch.tensor(lr, dtype=torch.float64, device="cpu"), None, None,
-        seed, [0], [0, 0, 0], algorithm, *setting[:7],
+        seed, [0], [0, 0, 0], algorithm, *setting.roundings,
     )  # fmt: skip
 
 

@@ -29,6 +29,20 @@ def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
     return values
 
 
+_NANS = {
+    torch.bfloat16: (torch.int16, 0x7FFF),
+    torch.float16: (torch.int16, 0x7FFF),
+    torch.float32: (torch.int32, 0x7FFFFFFF),
+    torch.float64: (torch.int64, 0x7FFFFFFFFFFFFFFF),
+}
+
+
+def one_nan(x: Tensor) -> Tensor:
+    """The same values, where every NaN is the one that comes out of all roundings."""
+    pattern, nan = _NANS[x.dtype]
+    return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
+
+
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Rounds values, given and returned as bit patterns of the carrier.
 

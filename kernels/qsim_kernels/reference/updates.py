@@ -13,7 +13,7 @@ from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import noise, noise_at, philox
-from qsim_kernels.reference.rounding import as_values, float_dtype, round_bits
+from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, round_bits
 from qsim_kernels.updates import ROLES, SGD, Adam, Roundings, own_grid, power
 
 _Rounder = Callable[[Tensor], Tensor]
@@ -267,25 +267,18 @@ def _root(x: Tensor) -> Tensor:
 
 # Conversions to these dtypes round to nearest by themselves.
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
-_NANS = {torch.bfloat16: (torch.int16, 0x7FFF), torch.float16: (torch.int16, 0x7FFF), torch.float32: (torch.int32, 0x7FFFFFFF)}
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Float32 values rounded to a grid's, in a dtype that holds them; a rule that saturates makes NaN of infinities."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
-        return _with_one_nan(x.to(_DTYPES[grid]).to(dtype))
+        return one_nan(x.to(_DTYPES[grid]).to(dtype))
     how = plan(grid, wide=False)
     if rule.saturate:
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(how)
     bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
     return as_values(round_bits(bits, how, rule, drawn), how, dtype)
-
-
-def _with_one_nan(x: Tensor) -> Tensor:
-    """The same values, where every NaN is the one that comes out of all roundings."""
-    pattern, nan = _NANS[x.dtype]
-    return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
 def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None) -> None:

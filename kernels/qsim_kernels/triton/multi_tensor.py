@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.triton.updates import COLUMNS, COMPENSATION, FACTORS, KEYS, OFFSET, ROW
+from qsim_kernels.triton.update_table import COLUMNS, COMPENSATION, FACTORS, KEYS, OFFSET, ROW
 
 # How many columns hold addresses of tensors with as many elements as the parameter.
 _ADDRESSES = COMPENSATION.value + 1

@@ -7,7 +7,8 @@ import triton.language as tl
 
 from qsim_kernels.triton.kernels import NUMBERS
 from qsim_kernels.triton.noise import words
-from qsim_kernels.triton.updates import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM, q
+from qsim_kernels.triton.update_rules import q
+from qsim_kernels.triton.update_table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 from qsim_kernels.triton.values import as_numbers
 from qsim_kernels.updates import ROLES as _ROLES
 

@@ -15,7 +15,8 @@ from qsim_kernels.triton import arguments
 from qsim_kernels.triton.launch import Launcher, flat
 from qsim_kernels.triton.multi_tensor import table_of, work_of
 from qsim_kernels.triton.prepare import prepare_kernel
-from qsim_kernels.triton.updates import Kind, update_kernel
+from qsim_kernels.triton.update_rules import Kind
+from qsim_kernels.triton.updates import update_kernel
 from qsim_kernels.updates import SGD, Adam, Roundings, own_grid
 
 _BLOCK = 512

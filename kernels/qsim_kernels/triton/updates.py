@@ -7,76 +7,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.triton.blocks import as_single, load, store
 from qsim_kernels.triton.kernels import NUMBERS
 from qsim_kernels.triton.noise import integers_at, random_integers
-from qsim_kernels.triton.rounding import INTERPRETED, NAN
+from qsim_kernels.triton.update_rules import Factors, adam, decayed, q, sgd, written
+from qsim_kernels.triton.update_table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.triton.values import Noise, as_numbers
-
-#: Columns of the table of tensors: addresses, then numbers.
-COLUMNS: tl.constexpr = tl.constexpr(16)
-GRAD: tl.constexpr = tl.constexpr(1)
-FIRST: tl.constexpr = tl.constexpr(2)
-SECOND: tl.constexpr = tl.constexpr(3)
-LARGEST: tl.constexpr = tl.constexpr(4)
-COMPENSATION: tl.constexpr = tl.constexpr(5)
-STEP: tl.constexpr = tl.constexpr(6)
-PRODUCTS: tl.constexpr = tl.constexpr(7)
-COUNT: tl.constexpr = tl.constexpr(8)
-OFFSET: tl.constexpr = tl.constexpr(9)
-ROW: tl.constexpr = tl.constexpr(10)
-STRIDE: tl.constexpr = tl.constexpr(11)
-STREAM: tl.constexpr = tl.constexpr(12)
-
-#: Room for the factors of a tensor, in the order of `reference.updates.Factors`, and for the keys of its random bits.
-FACTORS: tl.constexpr = tl.constexpr(16)
-KEYS: tl.constexpr = tl.constexpr(8)
-
-
-class Kind(NamedTuple):
-    """What the kernels are compiled for, beside roundings.
-
-    Attributes:
-        adam: Adam; otherwise SGD.
-        moment: Whether there is a first moment.
-        nesterov: See `updates.SGD`.
-        coupled: Whether weight decay is added to the gradient.
-        decoupled: Whether weights decay beside the update.
-        maximize: See `updates.Adam`.
-        amsgrad: See `updates.Adam`.
-        kahan: Whether there is a compensation.
-        in_format: See `updates.Roundings`.
-        scaled: Whether gradients are too large by a factor.
-        own: Whether weights are rounded to nearest onto their dtype's own values.
-        own_inner: The same of the compensation.
-        own_state: The same of the moments.
-    """
-
-    adam: bool
-    moment: bool
-    nesterov: bool
-    coupled: bool
-    decoupled: bool
-    maximize: bool
-    amsgrad: bool
-    kahan: bool
-    in_format: bool
-    scaled: bool
-    own: bool
-    own_inner: bool
-    own_state: bool
-
-
-class Addresses(NamedTuple):
-    """Where the tensors of one parameter stand; those that there are not, nowhere. `keys` are the seeds and streams of its step."""
-
-    param: Any
-    grad: Any
-    first: Any
-    second: Any
-    largest: Any
-    compensation: Any
-    keys: Any
 
 
 class Where(NamedTuple):
@@ -88,50 +24,12 @@ class Where(NamedTuple):
     stride: Any
 
 
-class Factors(NamedTuple):
-    """The numbers of a step: see `reference.updates.Factors`."""
-
-    scale: Any
-    keep1: Any
-    fresh1: Any
-    keep2: Any
-    fresh2: Any
-    rate: Any
-    root: Any
-    mean: Any
-    epsilon: Any
-    decay: Any
-
-
 class Bits(NamedTuple):
     """What a rounding makes of random words: see `values.Noise`."""
 
     keep: Any
     correction: Any
     late: Any
-
-
-@triton.jit
-def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.constexpr):
-    """float32 values rounded and in the dtype that they are stored in. A rule that saturates makes NaN of infinities."""
-    if OWN and TARGET == tl.float32:
-        result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
-    elif OWN and not INTERPRETED:
-        # The processor's own conversion rounds to nearest.
-        result = x.to(TARGET)
-    else:
-        if V.saturate:
-            x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
-        result = as_dtype(rounded(x, drawn, grid, V, TARGET == tl.float32), TARGET)
-    return result
-
-
-@triton.jit
-def q(x, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """What an operation gives: rounded if arithmetic is in the format."""
-    if K.in_format:
-        x = as_single(written(x, 0, inner, N, K.own_inner, P))
-    return x
 
 
 @triton.jit
@@ -146,50 +44,6 @@ def integers(keys, role, bits, start, where, V: tl.constexpr, RUN: tl.constexpr,
             place = place // where.row * where.stride + place % where.row
         drawn = integers_at(noise, where.offset + place, V)
     return drawn
-
-
-@triton.jit
-def decayed(grad, weight, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The gradient as an algorithm takes it."""
-    if K.scaled:
-        grad *= f.scale
-    if K.maximize:
-        grad = -grad
-    grad = q(grad, inner, K, N, P)
-    if K.coupled:
-        grad = q(grad + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
-    return grad
-
-
-@triton.jit
-def sgd(grad, first, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The update of SGD and the new momentum."""
-    if K.moment:
-        first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
-        if K.nesterov:
-            grad = q(grad + q(first * f.keep2, inner, K, N, P), inner, K, N, P)
-        else:
-            grad = first
-    return q(grad * f.rate, inner, K, N, P), first
-
-
-@triton.jit
-def adam(grad, first, second, largest, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The update of Adam and the new moments."""
-    first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
-    squared = q(grad * grad, inner, K, N, P)
-    second = q(q(second * f.keep2, inner, K, N, P) + q(squared * f.fresh2, inner, K, N, P), inner, K, N, P)
-    taken = second
-    if K.amsgrad:
-        largest = tl.maximum(largest, second, propagate_nan=tl.PropagateNan.ALL)
-        taken = largest
-    if K.in_format:
-        mean = q(tl.div_rn(first, tl.broadcast_to(f.mean, first.shape)), inner, K, N, P)
-        spread = q(tl.sqrt_rn(q(tl.div_rn(taken, tl.broadcast_to(f.root, taken.shape)), inner, K, N, P)), inner, K, N, P)
-        change = q(tl.div_rn(q(mean * f.rate, inner, K, N, P), q(spread + f.epsilon, inner, K, N, P)), inner, K, N, P)
-    else:
-        change = tl.div_rn(first, tl.sqrt_rn(taken) * f.root + f.epsilon) * f.rate
-    return change, first, second, largest
 
 
 class Elements(NamedTuple):
@@ -279,25 +133,6 @@ def update_block(
     else:
         drawn = integers(x.keys, 0, bits, start, where, V, RUN, BLOCK, SMOOTH)
         store(x.param + start, written(weight - change, drawn, grid, V, K.own, P), place, left, not SMOOTH)
-
-
-@triton.jit
-def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer from the table of tensors."""
-    pointer = tl.load(row + COLUMN).to(tl.pointer_type(T))
-    if ALIGNED:
-        # Said of the conversion itself: the compiler would forget it of anything further on.
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
-
-
-@triton.jit
-def addresses(row, keys, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, ALIGNED: tl.constexpr):
-    """Where the tensors of one parameter stand; if that is aligned, accesses are wide."""
-    return Addresses(
-        address(row, 0, P, ALIGNED), address(row, GRAD, G, ALIGNED), address(row, FIRST, M, ALIGNED), address(row, SECOND, M, ALIGNED),
-        address(row, LARGEST, M, ALIGNED), address(row, COMPENSATION, P, ALIGNED), keys,
-    )  # fmt: skip
 
 
 _INNER = [f"inner_{name}" for name in NUMBERS]

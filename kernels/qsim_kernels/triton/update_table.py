@@ -1,0 +1,58 @@
+"""The table by which kernels find the tensors of an update: a row for each parameter."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+#: Columns of the table of tensors: addresses, then numbers.
+COLUMNS: tl.constexpr = tl.constexpr(16)
+GRAD: tl.constexpr = tl.constexpr(1)
+FIRST: tl.constexpr = tl.constexpr(2)
+SECOND: tl.constexpr = tl.constexpr(3)
+LARGEST: tl.constexpr = tl.constexpr(4)
+COMPENSATION: tl.constexpr = tl.constexpr(5)
+STEP: tl.constexpr = tl.constexpr(6)
+PRODUCTS: tl.constexpr = tl.constexpr(7)
+COUNT: tl.constexpr = tl.constexpr(8)
+OFFSET: tl.constexpr = tl.constexpr(9)
+ROW: tl.constexpr = tl.constexpr(10)
+STRIDE: tl.constexpr = tl.constexpr(11)
+STREAM: tl.constexpr = tl.constexpr(12)
+
+#: Room for the factors of a tensor, in the order of `reference.updates.Factors`, and for the keys of its random bits.
+FACTORS: tl.constexpr = tl.constexpr(16)
+KEYS: tl.constexpr = tl.constexpr(8)
+
+
+class Addresses(NamedTuple):
+    """Where the tensors of one parameter stand; those that there are not, nowhere. `keys` are the seeds and streams of its step."""
+
+    param: Any
+    grad: Any
+    first: Any
+    second: Any
+    largest: Any
+    compensation: Any
+    keys: Any
+
+
+@triton.jit
+def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer from the table of tensors."""
+    pointer = tl.load(row + COLUMN).to(tl.pointer_type(T))
+    if ALIGNED:
+        # Said of the conversion itself: the compiler would forget it of anything further on.
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def addresses(row, keys, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, ALIGNED: tl.constexpr):
+    """Where the tensors of one parameter stand; if that is aligned, accesses are wide."""
+    return Addresses(
+        address(row, 0, P, ALIGNED), address(row, GRAD, G, ALIGNED), address(row, FIRST, M, ALIGNED), address(row, SECOND, M, ALIGNED),
+        address(row, LARGEST, M, ALIGNED), address(row, COMPENSATION, P, ALIGNED), keys,
+    )  # fmt: skip
