@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
@@ -70,10 +71,14 @@ def refuse_dtype(spelt: Spelling, dtype: torch.dtype, name: str) -> NoReturn:
     """Says why a dtype is not one of those that hold a format."""
     if dtype not in FLOATS:
         raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {dtype}; encode() gives codes")
-    fmt = spelt.format
-    able = ", ".join(str(d).removeprefix("torch.") for d in spelt.holders) or "no dtype"
+    raise ValueError(f"{name}: {dtype} {cannot_hold(spelt.format, spelt.holders)}")
+
+
+def cannot_hold(fmt: Format, able: Sequence[torch.dtype]) -> str:
+    """What is to be said of what cannot hold a format, given the dtypes that can."""
     facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
-    raise ValueError(f"{name}: {dtype} cannot hold every value of {fmt!r} ({facts}); {able} can")
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in able) or "no dtype"
+    return f"cannot hold every value of {fmt!r} ({facts}); {names} can"
 
 
 def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:

@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import torch
-
-from qsim.formats import Format
-from qsim.quantizer import Quantizer
-
-Point = Quantizer | str | torch.dtype | Format | None
+from qsim.quantizer import Point, Quantizer, is_stochastic, short
 
 
 @dataclass(frozen=True)
@@ -117,20 +112,6 @@ class FivePoint:
         """The points that round, in short."""
         shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
-
-
-def is_stochastic(point: Quantizer | str | None) -> bool:
-    """Whether a point draws random bits."""
-    return isinstance(point, Quantizer) and point.rounding.is_stochastic
-
-
-def short(point: Quantizer) -> str:
-    """What a point does, in as few words as tell it: the format, and what is not as usual."""
-    facts = point.to_dict()
-    details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
-    details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
-    details += ["clip_gradient"] if facts["clip_gradient"] else []
-    return " ".join([facts["format"], *details])
 
 
 def _resolve(name: str, point: Any) -> Quantizer | str | None:

@@ -96,3 +96,21 @@ class Quantizer:
             dtype=dtype,
             out=out,
         )
+
+
+#: What may stand where something is rounded or is not: a quantizer, a format to round to nearest, or nothing.
+Point = Quantizer | str | torch.dtype | Format | None
+
+
+def is_stochastic(point: Quantizer | str | None) -> bool:
+    """Whether a point draws random bits."""
+    return isinstance(point, Quantizer) and point.rounding.is_stochastic
+
+
+def short(point: Quantizer) -> str:
+    """What a point does, in as few words as tell it: the format, and what is not as usual."""
+    facts = point.to_dict()
+    details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
+    details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
+    details += ["clip_gradient"] if facts["clip_gradient"] else []
+    return " ".join([facts["format"], *details])

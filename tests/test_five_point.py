@@ -14,8 +14,8 @@ import torch
 import qsim
 from catalogue import NAMED, VARIETY
 from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic
-from qsim.five_point import is_stochastic
 from qsim.formats import E2M1, E4M3, E5M2, Format
+from qsim.quantizer import is_stochastic
 from qsim.rounding import NAMED as ROUNDINGS
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from comparing import same_bits
 from qsim_kernels import reference
+from qsim_kernels.updates import SGD, Adam, Roundings, Step
 from side_by_side import DEVICE, kernels
 from update_cases import ALGORITHMS, Case, run
 
@@ -102,11 +103,8 @@ def test_a_learning_rate_on_the_device(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_steps_that_are_skipped(skip: float) -> None:
-    def update(*args: object) -> None:
-        before = list(args)
-        # `found_inf` follows the learning rate and the scale.
-        before[10] = torch.tensor(skip, device=DEVICE)
-        kernels.update(*before)  # type: ignore[arg-type]
+    def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+        kernels.update(step._replace(found_inf=torch.tensor(skip, device=DEVICE)), algorithm, roundings)
 
     case = Case("AMSGrad", arithmetic="format", sizes=SMALL)
     found = run(update, case, DEVICE)

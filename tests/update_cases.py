@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 from qsim.optim import settings
-from qsim_kernels.updates import SGD, Adam, Roundings, read_roundings
+from qsim_kernels.updates import SGD, Adam, Roundings, Step, read_roundings
 
 BETAS = (0.75, 0.875)
 ALGORITHMS: dict[str, Adam | SGD] = {
@@ -105,8 +105,8 @@ def run(
     scale = None if case.scale is None else torch.tensor(case.scale, device=device)
     places = case.places or (0, 0, 0) * len(params)
     streams = [8 + 4 * number if number % 2 else -(2**62) + 4 * number for number in range(len(params))]
-    for step in range(case.steps):
-        grads = [arrange(g.to(device)) for g in gradients(case, step)]
-        rest = (lr, scale, None, 3**35, streams, places, ALGORITHMS[case.algorithm], case.roundings)
-        update(params, grads, *kept, *rest)
+    for number in range(case.steps):
+        grads = [arrange(g.to(device)) for g in gradients(case, number)]
+        step = Step(params, grads, *kept, lr, scale, None, 3**35, streams, places)
+        update(step, ALGORITHMS[case.algorithm], case.roundings)
     return [x.cpu() for column in (params, *kept) for x in column]

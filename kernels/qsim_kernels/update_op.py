@@ -1,17 +1,15 @@
-"""The operator that moves parameters by one step of an optimizer: schema, checks, one implementation for each backend."""
+"""The operator that moves parameters by one step of an optimizer: schema, one implementation for each backend."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qsim_kernels.ops import library
-from qsim_kernels.updates import read_algorithm, read_roundings
+from qsim_kernels.updates import Step, read_algorithm, read_roundings
 
 library.define(
     "update_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second, Tensor(d!)[] largest, "
@@ -23,30 +21,13 @@ library.define(
 
 
 def _implementation(backend: str) -> Any:
-    def update_(
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
-        largest: Sequence[Tensor],
-        compensations: Sequence[Tensor],
-        steps: Sequence[Tensor],
-        products: Sequence[Tensor],
-        lr: Tensor,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-        seed: int,
-        streams: Sequence[int],
-        places: Sequence[int],
-        algorithm: str,
-        *roundings: Any,
-    ) -> None:
+    def update_(*arguments: Any) -> None:
         """Moves parameters by one step; see `reference.updates.update`."""
-        numbers = (seed, streams, places, read_algorithm(algorithm), read_roundings(*roundings))
-        tensors = (params, grads, first, second, largest, compensations, steps, products)
-        importlib.import_module(backend).update(*tensors, lr, grad_scale, found_inf, *numbers)
+        step = Step(*arguments[: len(Step._fields)])
+        algorithm, *roundings = arguments[len(Step._fields) :]
+        importlib.import_module(backend).update(step, read_algorithm(algorithm), read_roundings(*roundings))
         # What kernels write behind torch's back it is told of.
-        for changed in (params, first, second, largest, compensations, steps, products):
+        for changed in step.changed:
             increment_version(changed)
 
     return update_

@@ -11,9 +11,11 @@ float64 and rounded to float32 once.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read
 
@@ -88,6 +90,75 @@ class Roundings(NamedTuple):
     state: Grid
     state_rule: Rule
     in_format: bool
+
+
+class Step(NamedTuple):
+    """What one step reads, writes and hangs on. Lists that an algorithm has no use for are empty.
+
+    Attributes:
+        params: Of one dtype.
+        grads: Of one dtype.
+        first: First moments, of one dtype.
+        second: Second moments, of the same.
+        largest: The largest second moments so far, of the same.
+        compensations: What Kahan's summation carries from step to step, of the parameters' dtype.
+        steps: Steps done so far, int64 each.
+        products: `beta1**step` and `beta2**step` in the format's arithmetic, two float32 numbers each.
+        lr: The learning rate.
+        grad_scale: What gradients are too large by.
+        found_inf: Where it is not zero, nothing happens.
+        seed: Of all random bits.
+        streams: One for each parameter.
+        places: Where the parameters lie in whole tensors, three numbers each.
+    """
+
+    params: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    first: Sequence[Tensor]
+    second: Sequence[Tensor]
+    largest: Sequence[Tensor]
+    compensations: Sequence[Tensor]
+    steps: Sequence[Tensor]
+    products: Sequence[Tensor]
+    lr: Tensor
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    seed: int
+    streams: Sequence[int]
+    places: Sequence[int]
+
+    @property
+    def changed(self) -> tuple[Sequence[Tensor], ...]:
+        """What is written."""
+        return (self.params, *self[2:8])
+
+
+class Factors(NamedTuple):
+    """The numbers of one step of one parameter, float32 all: Python's in plain torch, scalars in kernels.
+
+    Attributes:
+        scale: What a gradient is multiplied by.
+        keep1: What remains of the first moment.
+        fresh1: What enters it.
+        keep2: The same of the second moment; of SGD, the momentum in Nesterov's update.
+        fresh2: See `fresh1`.
+        rate: What the direction is multiplied by.
+        root: What the second moment's root is multiplied by; in the format's arithmetic, what the second moment is divided by.
+        mean: In the format's arithmetic, what the first moment is divided by.
+        epsilon: What is added to the denominator.
+        decay: What the weight is multiplied by.
+    """
+
+    scale: Any
+    keep1: Any
+    fresh1: Any
+    keep2: Any
+    fresh2: Any
+    rate: Any
+    root: Any
+    mean: Any
+    epsilon: Any
+    decay: Any
 
 
 def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str, state_rule: str, in_format: bool) -> Roundings:

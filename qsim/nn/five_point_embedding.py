@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim import random
-from qsim.five_point import FivePoint, is_stochastic
+from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
 from qsim.nn.once import once
 from qsim.nn.operands import GRAD, WEIGHT, Draws, beyond, clip, round_to_carrier
+from qsim.quantizer import is_stochastic
 
 
 def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:

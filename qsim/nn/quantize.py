@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from qsim import random
-from qsim.five_point import Point, short
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
 from qsim.nn.once import once
 from qsim.nn.operands import round_to_carrier
-from qsim.quantizer import Quantizer
+from qsim.quantizer import Point, Quantizer, short
 
 
 class Quantize(nn.Module):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from qsim.five_point import FivePoint, is_stochastic
+from qsim.five_point import FivePoint
 from qsim.nn.five_point_embedding import check_table, embedding_with_seeds
 from qsim.nn.shares import (
     Placements,
@@ -24,6 +24,7 @@ from qsim.nn.shares import (
     seed_of_shares,
     whole,
 )
+from qsim.quantizer import is_stochastic
 from qsim.shards import sizes, span
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from qsim import shards
-from qsim.five_point import Point, is_stochastic, short
 from qsim.optim import accumulators, quantized_checks as checks, seeds
 from qsim.optim.noise import Noise
 from qsim.optim.pieces import round_into
 from qsim.optim.wrapper import Wrapper
-from qsim.quantizer import Quantizer
+from qsim.quantizer import Point, Quantizer, is_stochastic, short
 
 STEPS, SEED = "quantized_steps", "quantized_seed"
 
@@ -90,7 +89,7 @@ class Quantized(Wrapper):
         resolved = {name: checks.quantizer_of(name, point) for name, point in points.items()}
         states, grad_scale = checks.states_of(state), checks.check_scale(grad_scale)
         if seed is not None:
-            checks.check_seed(seed)
+            seed = checks.checked_seed(seed)
         for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
             checks.check_parameter(number, parameter, resolved["weight"])
         self._wrap(optimizer=optimizer, states=states, grad_scale=grad_scale, _copies={}, **resolved)

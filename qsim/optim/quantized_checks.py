@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import shards
+from qsim import random, shards
 from qsim.checks import overlaps, refuse_dtype, spelling
-from qsim.five_point import Point
 from qsim.formats.dtypes import FLOATS
-from qsim.quantizer import Quantizer
+from qsim.quantizer import Point, Quantizer
 
 #: What torch's optimizers keep as 0-d tensors beside the states of a parameter, which may be 0-d itself.
 _SCALARS = ("step", "mu_product", "eta", "mu")
@@ -50,12 +49,13 @@ def check_scale(scale: Any) -> float:
     return float(scale)
 
 
-def check_seed(seed: Any) -> None:
-    """Refuses all but what a state_dict can keep and operators take."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"Quantized: seed must be an int, got {seed!r}")
-    if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"Quantized: seed must fit 64 signed bits, got {seed}")
+def checked_seed(seed: Any) -> int:
+    """A seed as a state_dict keeps it."""
+    try:
+        random.check_source(seed, None, torch.device("cpu"))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"Quantized: {error}") from error
+    return int(seed)
 
 
 def check_parameter(number: int, parameter: Tensor, weight: Quantizer | None) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from qsim.calls import read_call
+from qsim.checks import cannot_hold
 from qsim.formats import Format, format as resolve_format, holders, names
-from qsim.formats.base import shortest
 from qsim.rounding import NAMED, Rounding, Stochastic
 from qsim_kernels.grid import Mode, Rule, read, spell
 
@@ -138,9 +138,7 @@ def _dtype_of(states: Format, dtype: torch.dtype) -> torch.dtype:
 
 
 def _too_wide(name: str, fmt: Format, what: str) -> str:
-    able = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES if dtype in holders(fmt)) or "no dtype of theirs"
-    facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
-    return f"{name}: {what} cannot hold every value of {fmt!r} ({facts}); {able} can"
+    return f"{name}: {what} {cannot_hold(fmt, [dtype for dtype in DTYPES if dtype in holders(fmt)])}"
 
 
 def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state_rounding: str) -> None:

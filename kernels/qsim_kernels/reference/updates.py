@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import noise, noise_at, philox
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, round_bits
-from qsim_kernels.updates import ROLES, SGD, Adam, Roundings, own_grid, power
+from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
 
 _Rounder = Callable[[Tensor], Tensor]
 
@@ -38,93 +38,29 @@ class Tensors(NamedTuple):
     compensation: Tensor | None
 
 
-class Factors(NamedTuple):
-    """The numbers of one step of one parameter, float32 all.
-
-    Attributes:
-        scale: What a gradient is multiplied by.
-        keep1: What remains of the first moment.
-        fresh1: What enters it.
-        keep2: The same of the second moment; of SGD, the momentum in Nesterov's update.
-        fresh2: See `fresh1`.
-        rate: What the direction is multiplied by.
-        root: What the second moment's root is multiplied by; in the format's arithmetic, what the second moment is divided by.
-        mean: In the format's arithmetic, what the first moment is divided by.
-        epsilon: What is added to the denominator.
-        decay: What the weight is multiplied by.
-    """
-
-    scale: float
-    keep1: float
-    fresh1: float
-    keep2: float
-    fresh2: float
-    rate: float
-    root: float
-    mean: float
-    epsilon: float
-    decay: float
-
-
-def update(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
-    largest: Sequence[Tensor],
-    compensations: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    products: Sequence[Tensor],
-    lr: Tensor,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    seed: int,
-    streams: Sequence[int],
-    places: Sequence[int],
-    algorithm: Adam | SGD,
-    roundings: Roundings,
-) -> None:
-    """Moves parameters by one step. Lists that an algorithm has no use for are empty.
-
-    Args:
-        params: Of one dtype.
-        grads: Of any float dtypes.
-        first: First moments, of one dtype.
-        second: Second moments, of the same.
-        largest: The largest second moments so far, of the same.
-        compensations: What Kahan's summation carries from step to step, of the parameters' dtype.
-        steps: Steps done so far, int64 each.
-        products: `beta1**step` and `beta2**step` in the format's arithmetic, two float32 numbers each.
-        lr: The learning rate.
-        grad_scale: What gradients are too large by.
-        found_inf: Where it is not zero, nothing happens.
-        seed: Of all random bits.
-        streams: One for each parameter.
-        places: Where the parameters lie in whole tensors, three numbers each.
-        algorithm: What makes an update of a gradient.
-        roundings: What is rounded.
-    """
-    if found_inf is not None and bool(found_inf):
+def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+    """Moves parameters by one step, as an algorithm makes updates of gradients and as roundings say."""
+    if step.found_inf is not None and bool(step.found_inf):
         return
-    scale = 1.0 / (1.0 if grad_scale is None else float(grad_scale))
-    for i, param in enumerate(params):
-        steps[i].add_(1)
-        step = int(steps[i])
-        factors = factors_of(step, float(lr), scale, products[i] if products else None, algorithm, roundings)
-        keys = [_key(seed, step, streams[i], role) for role in range(ROLES)]
-        tensors = Tensors(param, grads[i], *(states[i] if states else None for states in (first, second, largest, compensations)))
-        _update(tensors, factors, keys, Place(*places[3 * i : 3 * i + 3]), algorithm, roundings)
+    scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
+    of_elements = (step.first, step.second, step.largest, step.compensations)
+    for i, param in enumerate(step.params):
+        step.steps[i].add_(1)
+        done = int(step.steps[i])
+        factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
+        keys = [_key(step.seed, done, step.streams[i], role) for role in range(ROLES)]
+        tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
+        _update(tensors, factors, keys, Place(*step.places[3 * i : 3 * i + 3]), algorithm, roundings)
 
 
 def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
     """The numbers of a step, from float64 to float32; in the format's arithmetic also rounded to it."""
+    decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
     if isinstance(algorithm, SGD):
         keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
-        decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
         factors = [_single(x) for x in (scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay)]
     else:
         bias1, bias2 = 1.0 - power(algorithm.beta1, step), 1.0 - power(algorithm.beta2, step)
-        decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
         rate = lr if roundings.in_format else lr / bias1
         root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
         of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)

@@ -53,8 +53,8 @@ def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], strea
     Args:
         columns: Contiguous tensors.
         counts: How many elements the parameters have.
-        streams: See `reference.updates.update`.
-        places: See `reference.updates.update`.
+        streams: See `updates.Step`.
+        places: See `updates.Step`.
     """
     device = columns[0][0].device
     addresses = tuple(tuple(map(Tensor.data_ptr, column)) for column in columns)

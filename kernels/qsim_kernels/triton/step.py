@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -17,7 +16,7 @@ from qsim_kernels.triton.multi_tensor import table_of, work_of
 from qsim_kernels.triton.prepare import prepare_kernel
 from qsim_kernels.triton.update_rules import Kind
 from qsim_kernels.triton.updates import update_kernel
-from qsim_kernels.updates import SGD, Adam, Roundings, own_grid
+from qsim_kernels.updates import SGD, Adam, Roundings, Step, own_grid
 
 _BLOCK = 512
 _STEPS = 4  # blocks that one program works on
@@ -25,45 +24,28 @@ _LANES = 32
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
 
 
-def update(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
-    largest: Sequence[Tensor],
-    compensations: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    products: Sequence[Tensor],
-    lr: Tensor,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    seed: int,
-    streams: Sequence[int],
-    places: Sequence[int],
-    algorithm: Adam | SGD,
-    roundings: Roundings,
-) -> None:
-    """Moves parameters by one step; see `reference.updates.update`. Gradients must be of one dtype, too."""
-    given = (params, grads, first, second, largest, compensations)
+def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+    """Moves parameters by one step; see `reference.updates.update`."""
+    given = step[:6]
     smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
+    params, device = step.params, step.params[0].device
     counts = tuple(map(Tensor.numel, params))
-    table = table_of((*smooth, steps, products), counts, streams, places)
-    types = (params[0].dtype, grads[0].dtype, first[0].dtype if first else params[0].dtype)
-    kind = _kind(algorithm, roundings, *types, bool(first), bool(compensations), grad_scale is not None)
-    device = params[0].device
-    pointer = lr if lr.device == device else None
-    rate = 0 if pointer is not None else _bits(float(lr))
-    absent = (found_inf is None, grad_scale is None, None if pointer is None else pointer.dtype)
+    table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
+    types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
+    kind = _kind(algorithm, roundings, *types, bool(step.first), bool(step.compensations), step.grad_scale is not None)
+    pointer = step.lr if step.lr.device == device else None
+    rate = 0 if pointer is not None else _bits(float(step.lr))
+    absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
     _preparer(algorithm, roundings, kind, types[0]).launch(
-        -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, grad_scale, found_inf, seed,
-        absent=absent,
+        -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
+        step.seed, absent=absent,
     )  # fmt: skip
     for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
         if len(work):
             updater = _updater(roundings, kind, *types, is_smooth)
-            updater.launch(len(work), table.device, work, table.factors, table.keys, found_inf, absent=absent)
+            updater.launch(len(work), table.device, work, table.factors, table.keys, step.found_inf, absent=absent)
     for column, flattened in zip(given, smooth, strict=True):
-        if column is not grads and column is not flattened:
+        if column is not step.grads and column is not flattened:
             for x, own in zip(column, flattened, strict=True):
                 if own is not x:
                     x.copy_(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -43,21 +43,6 @@ class Kind(NamedTuple):
     own: bool
     own_inner: bool
     own_state: bool
-
-
-class Factors(NamedTuple):
-    """The numbers of a step: see `reference.updates.Factors`."""
-
-    scale: Any
-    keep1: Any
-    fresh1: Any
-    keep2: Any
-    fresh2: Any
-    rate: Any
-    root: Any
-    mean: Any
-    epsilon: Any
-    decay: Any
 
 
 @triton.jit

@@ -22,7 +22,7 @@ ROW: tl.constexpr = tl.constexpr(10)
 STRIDE: tl.constexpr = tl.constexpr(11)
 STREAM: tl.constexpr = tl.constexpr(12)
 
-#: Room for the factors of a tensor, in the order of `reference.updates.Factors`, and for the keys of its random bits.
+#: Room for the factors of a tensor, in the order of `updates.Factors`, and for the keys of its random bits.
 FACTORS: tl.constexpr = tl.constexpr(16)
 KEYS: tl.constexpr = tl.constexpr(8)
 

@@ -10,9 +10,10 @@ import triton.language as tl
 from qsim_kernels.triton.blocks import as_single, load, store
 from qsim_kernels.triton.kernels import NUMBERS
 from qsim_kernels.triton.noise import integers_at, random_integers
-from qsim_kernels.triton.update_rules import Factors, adam, decayed, q, sgd, written
+from qsim_kernels.triton.update_rules import adam, decayed, q, sgd, written
 from qsim_kernels.triton.update_table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.triton.values import Noise, as_numbers
+from qsim_kernels.updates import Factors
 
 
 class Where(NamedTuple):
