@@ -69,13 +69,13 @@ class Implementation:
 
     def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         how = read(Rule, rule)
-        _check_seed(seed, how)
+        check_seed(seed, how)
         self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
     def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
         """Rounds and writes codes."""
         how, written = read(Rule, rule), read(Coding, coding)
-        _check_seed(seed, how)
+        check_seed(seed, how)
         check = check and written.nan < 0
         if check and x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -103,8 +103,8 @@ class Implementation:
     ) -> tuple[Tensor, Tensor]:
         """Rounds to values and to codes of another grid, from one read."""
         how, code_how, written = read(Rule, rule), read(Rule, code_rule), read(Coding, coding)
-        _check_seed(seed, how)
-        _check_seed(seed, code_how)
+        check_seed(seed, how)
+        check_seed(seed, code_how)
         out = torch.empty_like(x, dtype=dtype)
         codes = torch.empty_like(x, dtype=code_dtype(written.bits))
         second = (read(Grid, code_grid), code_how, written, code_stream)
@@ -116,7 +116,7 @@ class Implementation:
     ) -> tuple[Tensor, Tensor]:
         """Rounds a matrix and adds up its rows as they were before, from one read."""
         how = read(Rule, rule)
-        _check_seed(seed, how)
+        check_seed(seed, how)
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
         return out, self._backend.quantize_and_sum_into(out, x, seed, read(Grid, grid), how, stream)
 
@@ -136,7 +136,8 @@ class Implementation:
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _check_seed(seed: Tensor | None, rule: Rule) -> None:
+def check_seed(seed: Tensor | None, rule: Rule) -> None:
+    """Refuses to round stochastically without a seed."""
     if rule.mode == Mode.STOCHASTIC and seed is None:
         raise ValueError("stochastic rounding needs a seed")
 

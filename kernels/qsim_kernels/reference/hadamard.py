@@ -1,0 +1,67 @@
+"""Hadamard transforms of blocks along a dimension, in plain torch; see `scales.Turn`.
+
+Every implementation adds in the same order: partners one element apart first, then two, four and so on, and one multiplication at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.reference.philox import philox
+from qsim_kernels.scales import Turn
+
+
+def turned(x: Tensor, turn: Turn) -> Tensor:
+    """A tensor after its transform, in float32, of float64 in float64."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if not x.numel():
+        return x.new_empty(x.shape, dtype=dtype)
+    whole = x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True)
+    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # which they do not hang on
+    for start, stop, size in _pieces(turn):
+        blocks = whole[:, start:stop].unflatten(1, (-1, size))
+        first = start % turn.size
+        whole[:, start:stop] = _transformed(blocks * signs[first : first + size]).flatten(1, 2)
+    return whole.view(x.shape)
+
+
+@lru_cache(maxsize=256)
+def signs_of(turn: Turn) -> tuple[int, ...]:
+    """1 or -1 for each element of a block: the lowest bits of the words that are the seed's first."""
+    if turn.signs < 0:
+        return (1,) * turn.size
+    words = philox(0, -(-turn.size // 4), turn.signs, 0, torch.device("cpu")).flatten().tolist()
+    return tuple(1 - 2 * (word & 1) for word in words[: turn.size])
+
+
+# Kept, because to put them on a device waits for it.
+@lru_cache(maxsize=64)
+def _signs_on(device: torch.device, dtype: torch.dtype, turn: Turn) -> Tensor:
+    return torch.tensor(signs_of(turn), dtype=dtype, device=device)[:, None]
+
+
+def _pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
+    """Where blocks of one size begin and end, and that size: the whole ones, then the powers of two of what is left, the largest first."""
+    start = turn.length // turn.size * turn.size
+    if start:
+        yield 0, start, turn.size
+    size = turn.size // 2
+    while size:
+        if turn.length & size:
+            yield start, start + size, size
+            start += size
+        size //= 2
+
+
+def _transformed(blocks: Tensor) -> Tensor:
+    """Sylvester's matrix times blocks along the dimension before the last, orthonormal."""
+    size, step = blocks.shape[-2], 1
+    while step < size:
+        first, second = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
+        blocks = torch.stack([first + second, first - second], -3).flatten(-4, -2)
+        step *= 2
+    return blocks * blocks.new_tensor(size**-0.5)

@@ -1,0 +1,171 @@
+"""Scales, and rounding under them, in plain torch; see `qsim_kernels.scales`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim_kernels.carrier import DOUBLE, plan
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.reference import quantize_into
+from qsim_kernels.reference.hadamard import turned
+from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
+from qsim_kernels.scales import Elements, Restore, ScaleRule, Scales, Tiles, Turn
+
+_NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
+_UP = Rule(int(Mode.UP), 0, False, True)
+
+
+def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+    """Writes the largest magnitude of each tile.
+
+    Args:
+        out: Of `tiles.counts`' shape.
+        x: Values.
+        tiles: Which elements belong together.
+        turn: What happens to the values before.
+        finite: Whether to leave out what is not finite; otherwise a NaN makes NaN of its tile's.
+    """
+    if not out.numel():
+        return
+    rows, columns, height, width, across = tiles
+    matrices = (x if turn is None else turned(x, turn)).reshape(-1, rows, columns).abs()
+    if finite:
+        matrices = torch.where(matrices.isfinite(), matrices, 0)
+    if across:
+        matrices = matrices.amax(0, keepdim=True)
+    down, along = -(-rows // height), -(-columns // width)
+    padded = F.pad(matrices, (0, along * width - columns, 0, down * height - rows))
+    out.copy_(padded.view(-1, down, height, along, width).amax((2, 4)))
+
+
+def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+    """Writes the scales that follow from largest magnitudes.
+
+    Args:
+        out: float32. NaN where the magnitude is not finite.
+        amaxes: The largest magnitudes.
+        under: A 0-d float32 scale of the whole, under which these are: theirs are those of `x / under`.
+        scales: How a scale follows.
+    """
+    if not out.numel():
+        return
+    largest = amaxes.to(torch.float64)
+    if under is not None:
+        largest = largest / under.to(torch.float64)
+    out.copy_(scales_of(largest, scales))
+
+
+def quantize_tiles_into(
+    out: Tensor,
+    scales: Tensor | None,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    making: Scales,
+    elements: Elements,
+) -> None:
+    """Rounds `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
+
+    The scales are written if there is room for them.
+    """
+    x = x if turn is None else turned(x, turn)
+    amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
+    if scales is None:
+        scales = torch.empty_like(amaxes, dtype=torch.float32)
+    amaxes_into(amaxes, x, tiles, None, False)
+    scales_into(scales, amaxes, under, making)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements)
+
+
+def scales_of(largest: Tensor, scales: Scales) -> Tensor:
+    """The scales of tiles whose largest magnitudes are given, in float64, which holds `a / M` as exactly as a comparison needs it."""
+    finite = largest.isfinite()
+    a = torch.where(finite, largest, 0.0)
+    if scales.rule in (ScaleRule.FIT, ScaleRule.CEIL):
+        wanted = a * math.ldexp(1.0, scales.margin) / scales.largest
+        chosen = _onto(wanted, scales.grid, _NEAREST if scales.rule == ScaleRule.FIT else _UP)
+    else:
+        if scales.rule == ScaleRule.EVEN:
+            a = _to_precision(a, scales.mantissa)
+        # Of a number of two to the exponent times a fraction in [1/2, 1): the exponent is one more than that of its binade.
+        power = torch.frexp(a).exponent - 1 - (math.frexp(scales.largest)[1] - 1) + scales.margin
+        chosen = _onto(_power_of_two(power), scales.grid, _NEAREST)
+    chosen = torch.where(largest == 0, scales.least, chosen.clamp(min=scales.least))
+    return torch.where(finite, chosen, math.nan).to(torch.float32)
+
+
+def quantize_scaled_into(
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
+) -> None:
+    """Rounds `x` divided by its scales onto a grid.
+
+    `x` is multiplied with the scale's inverse. Where that is a power of two, this is exact; else inverse and product are rounded, to
+    float32, or to float64 if `x` is that. So is the product with the scale.
+
+    Args:
+        out: Of `x`'s shape.
+        x: Values.
+        scales: What `scales_into` gives.
+        under: The scale of the whole, if they are under one.
+        tiles: Which elements share a scale.
+        turn: What happens to the values before.
+        elements: How they are rounded.
+    """
+    if not x.numel():
+        return
+    x = x if turn is None else turned(x, turn)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    whole = scales.to(dtype) if under is None else (scales.to(torch.float32) * under).to(dtype)
+    divided = x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * _spread(whole.reciprocal(), x, tiles)
+    rounded = torch.empty_like(divided)
+    quantize_into(rounded, divided, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
+    if elements.restore:
+        rounded = rounded * _spread(whole if elements.restore == Restore.ALL else scales.to(dtype), x, tiles)
+    out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
+
+
+def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
+    """Writes a product times scales that were left out of its operands.
+
+    They are multiplied with it one after the other, because their own product could leave float32's range where the result does not.
+
+    Args:
+        out: Of `product`'s shape.
+        product: float32 or float64.
+        factors: Scales, which broadcast to it.
+        bias: What is added at the end, one number for each of the last dimension.
+    """
+    for factor in factors:
+        product = product * factor
+    out.copy_(product if bias is None else product + bias)
+
+
+def _spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
+    """Each element's scale."""
+    rows, columns, height, width, _ = tiles
+    wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
+    return wide[:, :rows, :columns].expand(x.numel() // (rows * columns), rows, columns)
+
+
+def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
+    """Positive float64 numbers, rounded onto a grid."""
+    how = plan(grid, wide=True)
+    return as_values(round_bits(x.view(torch.int64), how, rule, None), how, torch.float64)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """Float64 numbers by their bits: torch's own powers of two are float32 in between."""
+    return (exponent.to(torch.int64).clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
+
+
+def _to_precision(x: Tensor, mantissa: int) -> Tensor:
+    """Float64 numbers rounded to so many bits behind the first, to nearest even, whatever their exponents."""
+    spare = DOUBLE.mantissa - mantissa
+    bits = x.view(torch.int64)
+    return (bits + (1 << (spare - 1)) - 1 + ((bits >> spare) & 1) >> spare << spare).view(torch.float64)
