@@ -40,14 +40,19 @@ def interleave8(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def run_of_words(first, seed, stream, RUN: tl.constexpr, COUNT: tl.constexpr):
-    """`COUNT` words from word number `first` on, of which a thread makes `RUN` neighbours: 4, 8 or 16."""
+def run_of_words(block, seed, stream, RUN: tl.constexpr):
+    """Words of which a thread makes `RUN` neighbours: 4, 8 or 16.
+
+    Args:
+        block: The numbers of the runs' first Philox blocks, one after the other along the last dimension.
+        seed: 64 bits.
+        stream: 64 bits.
+        RUN: How many.
+    """
+    a, b, c, d = words(block, seed, stream)
     if RUN == 4:
-        a, b, c, d = words(first // 4 + tl.arange(0, COUNT // 4), seed, stream)
         drawn = interleave4(a, b, c, d)
     else:
-        block = first // 4 + (RUN // 4) * tl.arange(0, COUNT // RUN)
-        a, b, c, d = words(block, seed, stream)
         e, f, g, h = words(block + 1, seed, stream)
         if RUN == 8:
             drawn = interleave8(a, b, c, d, e, f, g, h)
@@ -59,9 +64,9 @@ def run_of_words(first, seed, stream, RUN: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def half_words(first, seed, stream, RUN: tl.constexpr, COUNT: tl.constexpr):
-    """`COUNT` half words from half word number `first` on, of which a thread makes `RUN` neighbours: 8 or 16."""
-    drawn = run_of_words(first // 2, seed, stream, RUN // 2, COUNT // 2)
+def half_words(block, seed, stream, RUN: tl.constexpr):
+    """Half words of which a thread makes `RUN` neighbours, 8 or 16; see `run_of_words`."""
+    drawn = run_of_words(block, seed, stream, RUN // 2)
     return tl.interleave(drawn & 0xFFFF, drawn >> 16)
 
 
@@ -96,9 +101,28 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
         if not ALIGNED:
             drawn = single_words(first + tl.arange(0, BLOCK), noise.seed, noise.stream, V.halves)
         elif V.halves:
-            drawn = half_words(first, noise.seed, noise.stream, max(RUN, 8), BLOCK)
+            HALVES: tl.constexpr = max(RUN, 8)
+            drawn = half_words(first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), noise.seed, noise.stream, HALVES)
         else:
-            drawn = run_of_words(first, noise.seed, noise.stream, RUN, BLOCK)
+            drawn = run_of_words(first // 4 + RUN // 4 * tl.arange(0, BLOCK // RUN), noise.seed, noise.stream, RUN)
+        drawn = as_added(drawn, noise, V)
+    return drawn
+
+
+@triton.jit
+def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
+    """`random_integers` of `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
+    drawn = 0
+    if V.mode == STOCHASTIC:
+        if not ALIGNED:
+            drawn = single_words(first[:, None] + tl.arange(0, WIDTH)[None, :], noise.seed, noise.stream, V.halves)
+        elif V.halves:
+            HALVES: tl.constexpr = max(RUN, 8)
+            block = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
+            drawn = half_words(block, noise.seed, noise.stream, HALVES)
+        else:
+            block = (first // 4)[:, None] + (RUN // 4 * tl.arange(0, WIDTH // RUN))[None, :]
+            drawn = run_of_words(block, noise.seed, noise.stream, RUN)
         drawn = as_added(drawn, noise, V)
     return drawn
 

@@ -1,0 +1,248 @@
+"""From the largest magnitude of a tile to its scale, inside a kernel; the steps are those of `reference.scaling.scales_of`."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.carrier import DOUBLE, SINGLE
+from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
+from qsim_kernels.triton import arguments
+from qsim_kernels.triton.blocks import rounded
+from qsim_kernels.triton.kernels import NUMBERS
+from qsim_kernels.triton.launch import Launcher
+from qsim_kernels.triton.rounding import INTERPRETED, round_bits
+from qsim_kernels.triton.values import Variant, as_numbers
+
+EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
+FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
+
+
+class MakingVariant(NamedTuple):
+    """What a kernel that makes scales is compiled for.
+
+    Attributes:
+        rule: A `ScaleRule`.
+        powers: Whether `powers_as_scales` serves.
+        ratios: Whether `nearest_ratios` serves.
+    """
+
+    rule: int
+    powers: bool
+    ratios: bool
+
+
+class Making(NamedTuple):
+    """How scales are made: see `scales.Scales`.
+
+    Attributes:
+        largest: `M`, float64.
+        factor: Two to the margin, float64.
+        spare: Mantissa bits of float64 beyond the elements'.
+        power: The margin less the exponent of `M`.
+        smallest: No scale is below, float64.
+        lift: See `powers_as_scales`.
+        grid: `Numbers` of the scales, in float32 for `nearest_ratios`, else in float64.
+    """
+
+    largest: Any
+    factor: Any
+    spare: Any
+    power: Any
+    smallest: Any
+    lift: Any
+    grid: Any
+
+
+#: The arguments from which a kernel makes a `Making`, in the order of `making_numbers`.
+MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{name}" for name in NUMBERS)]
+
+
+@triton.jit
+def number(bits):
+    """A float64 whose bits came as a whole number."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def as_making(largest, factor, spare, power, smallest, lift, grid):
+    """What came as int64, in its types."""
+    return Making(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
+
+
+@triton.jit
+def powers_as_scales(bits, making):
+    """The scales and their inverses where scales are the powers of two from 2**-127 to 2**127, without arithmetic on floats.
+
+    Args:
+        bits: Largest magnitudes, as float32's bits.
+        making: `Making`. Its `lift` is what lets what lies beyond `M`'s fraction carry into the exponent, where scales are rounded up.
+    """
+    exponent = ((bits + making.lift) & -0x800000) + (making.power.to(tl.int32) << 23)
+    exponent = tl.minimum(tl.maximum(exponent, 0), 0x7F000000)
+    # The smallest is a subnormal number, one half of the smallest normal one.
+    scales, inverses = tl.maximum(exponent, 0x400000), tl.maximum(0x7F000000 - exponent, 0x400000)
+    finite = bits < 0x7F800000
+    scales = tl.where(finite, scales.to(tl.float32, bitcast=True), float("nan"))
+    return scales, tl.where(finite, inverses.to(tl.float32, bitcast=True), float("nan"))
+
+
+@triton.jit
+def nearest_ratios(a, under, making, G: tl.constexpr):
+    """The values of a grid that are nearest to `a / (under * M)`, ties to even, exactly so, in float32.
+
+    A quotient that is a little off is far from a tie nearly always, so that a little more and a little less of it round to the same value.
+    Else the sign of `a - middle * M * under` decides, which one instruction finds without an error.
+
+    Args:
+        a: Magnitudes, float32.
+        under: A pointer to the scale of the whole.
+        making: `Making`.
+        G: The `Variant` of rounding onto the grid in float32.
+    """
+    whole = tl.load(under)
+    # What is tiny is made larger first, so that no difference vanishes.
+    lift = tl.where(whole < 5.421010862427522e-20, 18446744073709551616.0, 1.0)
+    whole *= lift
+    a *= lift
+    largest = (making.largest / making.factor).to(tl.float32)
+    ratio = a * tl.div_rn(whole * 0 + 1, whole * largest)
+    below = rounded(ratio * 0.9999990463256836, 0, making.grid, G, False)
+    above = rounded(ratio * 1.0000009536743164, 0, making.grid, G, False)
+    middle = (below + above) * 0.5
+    if INTERPRETED:
+        excess = a.to(tl.float64) - (middle * largest).to(tl.float64) * whole.to(tl.float64)
+    else:
+        excess = tl.fma(-middle * largest, whole, a)
+    even = rounded(middle, 0, making.grid, G, False)
+    return tl.where(excess > 0, above, tl.where(excess < 0, below, even))
+
+
+@triton.jit
+def scales_as_numbers(amax, making, M: tl.constexpr, G: tl.constexpr):
+    """Any scales, from largest magnitudes in float64."""
+    if M.rule >= FLOOR:  # or EVEN
+        bits = amax.to(tl.int64, bitcast=True)
+        if M.rule == EVEN:
+            bits = (bits + (((bits * 0 + 1) << (making.spare - 1)) - 1) + ((bits >> making.spare) & 1)) >> making.spare << making.spare
+        exponent = tl.minimum(tl.maximum((bits >> 52) + making.power, 1), 2046)
+        wanted = (exponent << 52).to(tl.float64, bitcast=True)
+    else:
+        wanted = amax * making.factor / making.largest
+    chosen = round_bits(wanted.to(tl.int64, bitcast=True), 0, making.grid, G).to(tl.float64, bitcast=True)
+    chosen = tl.where(amax == 0, making.smallest, tl.maximum(chosen, making.smallest))
+    return tl.where(amax < float("inf"), chosen, float("nan")).to(tl.float32)
+
+
+@triton.jit
+def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
+    """The scales of tiles, and the inverses of what elements are divided by.
+
+    Args:
+        bits: Largest magnitudes, as float32's bits.
+        under: A pointer to the scale of the whole, if they are under one.
+        making: `Making`.
+        M: The `MakingVariant`.
+        G: The `Variant` of rounding onto the scales' grid.
+    """
+    if M.powers and under is None:
+        scales, inverses = powers_as_scales(bits, making)
+    else:
+        amax = bits.to(tl.float32, bitcast=True)
+        if M.ratios and under is not None:
+            smallest = making.smallest.to(tl.float32)
+            scales = tl.maximum(nearest_ratios(amax, under, making, G), smallest)
+            scales = tl.where(amax < float("inf"), scales, float("nan"))
+        else:
+            amax = amax.to(tl.float64)
+            if under is not None:
+                amax = amax / tl.load(under).to(tl.float64)
+            scales = scales_as_numbers(amax, making, M, G)
+        inverses = inverses_of(scales, under)
+    return scales, inverses
+
+
+@triton.jit
+def inverses_of(scales, under):
+    """What elements are multiplied with instead of being divided by their scale and by that of the whole."""
+    if under is not None:
+        scales *= tl.load(under)
+    return tl.div_rn(scales * 0 + 1, scales)
+
+
+@triton.jit(do_not_specialize=[*MAKING, "count"], do_not_specialize_on_alignment=["under"])
+def scales_kernel(
+    amaxes, out, count: tl.int64, under,
+    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
+    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
+    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes the scales that follow from `count` largest magnitudes."""
+    grid = as_numbers(
+        scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
+        scale_scale, G.wide,
+    )  # fmt: skip
+    making = as_making(largest, factor, spare, power, smallest, lift, grid)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
+    scales, _ = tile_scales(bits, under, making, M, G)
+    tl.store(out + place, scales, mask=place < count)
+
+
+def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+    """Writes the scales that follow from float32 magnitudes; see `reference.scaling.scales_into`."""
+    if out.numel():
+        _maker(scales, under is not None)(amaxes, out, out.numel(), under, absent=under is None)
+
+
+@lru_cache(maxsize=1024)
+def _maker(scales: Scales, is_under: bool) -> Launcher:
+    variants, numbers = making_of(scales, is_under)
+    return Launcher(scales_kernel, numbers, (*variants, 128), 128)
+
+
+@lru_cache(maxsize=1024)
+def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Variant], tuple[int, ...]]:
+    """What a kernel that makes scales is compiled for, and the numbers that it gets.
+
+    Args:
+        scales: How they are made.
+        is_under: Whether they are under a scale of the whole.
+    """
+    rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, True)
+    ratios = is_under and _is_of_ratios(scales, rule)
+    rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
+    pattern = DOUBLE.pattern
+    numbers = (
+        pattern(scales.largest),
+        pattern(2.0**scales.margin),
+        DOUBLE.mantissa - scales.mantissa,
+        scales.margin - ((pattern(scales.largest) >> DOUBLE.mantissa) - DOUBLE.bias),
+        pattern(scales.least),
+        0x7FFFFF - (SINGLE.pattern(scales.largest) & 0x7FFFFF) if scales.rule == ScaleRule.CEIL else 0,
+    )
+    return (MakingVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
+
+
+def _is_of_powers(scales: Scales) -> bool:
+    """Whether `powers_as_scales` serves: it takes subnormal magnitudes for less than they are, which must not matter."""
+    grid = scales.grid
+    is_e8m0 = grid.mantissa == 0 and not grid.zero and (grid.least, grid.max) == (2.0**-127, 2.0**127)
+    exponent = math.frexp(scales.largest)[1] - 1
+    return is_e8m0 and scales.least == SMALLEST and scales.rule in (ScaleRule.FLOOR, ScaleRule.CEIL) and scales.margin < exponent
+
+
+def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
+    """Whether `nearest_ratios` serves: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
+    grid, (variant, _) = scales.grid, arguments.rounding(scales.grid, rule, False)
+    fraction, _ = math.frexp(scales.largest)
+    bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
+    near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40
+    return scales.rule == ScaleRule.FIT and variant.fast and not variant.binary and grid.mantissa + 2 + bits <= 24 and near

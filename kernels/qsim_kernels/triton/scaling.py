@@ -1,0 +1,136 @@
+"""From the operators' arguments to the kernels that round under scales."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.reference import scaling as reference
+from qsim_kernels.reference.hadamard import turned
+from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
+from qsim_kernels.triton import amaxes, arguments, making
+from qsim_kernels.triton.cuts import Prepared, cut, cut_between_tiles, prepared
+from qsim_kernels.triton.hadamard import TurnVariant
+from qsim_kernels.triton.launch import Launcher, flat, seed_of
+from qsim_kernels.triton.regions import Shape
+from qsim_kernels.triton.rescaling import rescaled_into
+from qsim_kernels.triton.tiles import scaled_kernel, tiles_kernel
+
+__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
+
+
+def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+    """Writes the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
+    if x.dtype == torch.float64:
+        reference.amaxes_into(out, x, tiles, turn, finite)
+        return
+    read = prepared(x, tiles, turn)
+    amaxes.amaxes_into(out, *read, finite)
+
+
+def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+    """Writes the scales that follow from largest magnitudes; see `reference.scaling.scales_into`."""
+    if amaxes.dtype == torch.float64:
+        reference.scales_into(out, amaxes, under, scales)
+    else:
+        making.scales_into(out, flat(amaxes), under, scales)
+
+
+def quantize_tiles_into(
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, how: Scales, elements: Elements
+) -> None:
+    """Rounds `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    if x.dtype == torch.float64:
+        reference.quantize_tiles_into(out, scales, x, under, tiles, turn, how, elements)
+        return
+    if not x.numel():
+        return
+    read = prepared(x, tiles, turn)
+    regions = cut_between_tiles(read, out, elements, how)
+    if regions is None:
+        # Tiles that no region is made of are measured first; then everything is read again.
+        found = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
+        amaxes.amaxes_into(found, *read, False)
+        scales = torch.empty_like(found) if scales is None else scales
+        making.scales_into(scales, found, under, how)
+        _round_scaled(out, scales, under, read, elements)
+        return
+    pointer, seed = seed_of(elements.seed, x)
+    form = (under is not None, x.dtype, out.dtype, regions.warps, regions.registers)
+    compiled_for = (read.turn, regions.shape, elements.restore, *form)
+    launcher = _tiles_rounder(how, elements.grid, elements.rule, *compiled_for)
+    given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
+    launcher.launch(regions.programs, read.x, out, *given, absent=(pointer is None, under is None, scales is None))
+
+
+def quantize_scaled_into(
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
+) -> None:
+    """Rounds `x` under scales that are given; see `reference.scaling.quantize_scaled_into`."""
+    if x.dtype == torch.float64:
+        reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements)
+    elif x.numel():
+        _round_scaled(out, scales, under, prepared(x, tiles, turn), elements)
+
+
+def _round_scaled(out: Tensor, scales: Tensor, under: Tensor | None, read: Prepared, elements: Elements) -> None:
+    regions = cut(read, out, elements)
+    pointer, seed = seed_of(elements.seed, read.x)
+    compiled_for = (
+        read.turn,
+        regions.shape,
+        elements.restore,
+        read.tiles.across,
+        read.x.dtype,
+        out.dtype,
+        regions.warps,
+        regions.registers,
+    )
+    launcher = _scaled_rounder(elements.grid, elements.rule, *compiled_for)
+    given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
+    launcher.launch(regions.programs, read.x, out, *given, absent=(pointer is None, under is None))
+
+
+@lru_cache(maxsize=4096)
+def _tiles_rounder(
+    how: Scales,
+    grid: Grid,
+    rule: Rule,
+    turn: TurnVariant,
+    shape: Shape,
+    restore: Restore,
+    is_under: bool,
+    source: torch.dtype,
+    target: torch.dtype,
+    warps: int,
+    registers: int,
+) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, False)
+    making_variants, making_numbers = making.making_of(how, is_under)
+    constants = (variant, *making_variants, turn, shape, int(restore))
+    return Launcher(tiles_kernel, (*numbers, *making_numbers), constants, 1, num_warps=warps, **_limit(registers))
+
+
+@lru_cache(maxsize=4096)
+def _scaled_rounder(
+    grid: Grid,
+    rule: Rule,
+    turn: TurnVariant,
+    shape: Shape,
+    restore: Restore,
+    across: bool,
+    source: torch.dtype,
+    target: torch.dtype,
+    warps: int,
+    registers: int,
+) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, False)
+    constants = (variant, turn, shape, int(restore), across)
+    return Launcher(scaled_kernel, numbers, constants, 1, num_warps=warps, **_limit(registers))
+
+
+def _limit(registers: int) -> dict[str, int]:
+    return {"maxnreg": registers} if registers else {}
