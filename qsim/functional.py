@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from qsim import packing
+from qsim import block, packing
+from qsim.block import Block
 from qsim.checks import check_input, check_out, draw_seed, overlaps, refuse_dtype, spelling
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
+from qsim.scaled import quantize_scaled
+from qsim.scaled_codes import ScaledCodes, check_codable, check_codes, check_scaled_codes, decode_scaled, encode_scaled
+from qsim.scaling import Scaling
+from qsim.straight_through import rounded, rounded_under_scales
 from qsim.threshold import threshold_quantize
-from qsim_kernels.ops import code_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]
 
 
 def quantize(
     x: Tensor,
-    format: str | torch.dtype | Format,
+    format: str | torch.dtype | Format | Block,
     *,
     rounding: str | Rounding = "nearest",
     overflow: Overflow = "saturate",
     clip_gradient: bool = False,
+    scale: Scaling | None = None,
+    dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
     stream: int = 0,
@@ -36,12 +44,14 @@ def quantize(
 
     Args:
         x: float32, bfloat16, float16 or float64, of any shape and strides.
-        format: A name, a torch dtype or a `Format`.
+        format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
         rounding: `"nearest"` (ties to even), `"nearest_away"`, `"nearest_up"`, `"toward_zero"`, `"up"`, `"down"`, `"odd"`, `"stochastic"`,
             or `Stochastic(bits, correction)`.
         overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"nonfinite"` gives infinities, or NaN where
             the format has none.
         clip_gradient: Make the gradient zero where `x` lies beyond the largest or the smallest value.
+        scale: What values are divided by before they are rounded and multiplied with again: one of `qsim.scaling`'s.
+        dim: The dimension along which the blocks of a block format lie: the last one unless given.
         generator: Where stochastic rounding draws its seed; torch's CPU generator unless given.
         seed: The seed itself, an int or a 0-d int64 tensor.
         stream: Which of the seed's streams of random bits to use.
@@ -53,6 +63,7 @@ def quantize(
         A tensor of `x`'s shape, device and strides.
 
     Raises:
+        IndexError: If `x` has not the dimension along which blocks lie.
         TypeError: If an argument is of another kind.
         ValueError: If a dtype cannot hold the format, or arguments contradict each other.
 
@@ -64,32 +75,35 @@ def quantize(
         tensor([1.0000, 1.5000, 1.5000, 1.5000, 1.5000, 1.0000])
     """
     check_input("quantize", x)
-    spelt = spelling(format, rounding, overflow, x.dtype)
-    fmt, grid, _, rule, is_stochastic, holders = spelt
+    element, scale = _resolved(format, scale, dim, clip_gradient)
+    spelt = spelling(element, rounding, overflow, x.dtype)
     if out is not None:
         check_out(x, out, dtype)
         dtype = out.dtype
     target = x.dtype if dtype is None else dtype
-    if target not in holders:
+    if target not in spelt.holders:
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
-    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
+    if scale is not None:
+        scale.tiles(x.shape)  # raises where a dimension is missing
+    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    if scale is not None:
+        values = rounded_under_scales(x, spelt, scale, drawn, stream, offset, target)
+        return values if out is None else out.copy_(values)
     if out is not None:
-        torch.ops.qsim.quantize_out.default(x, drawn, grid, rule, stream, offset, out)
+        torch.ops.qsim.quantize_out.default(x, drawn, spelt.grid, spelt.rule, stream, offset, out)
         return out
-    forward_mode = forward_ad._current_level >= 0
-    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
-        limits = (fmt.min, fmt.max) if clip_gradient else None
-        function = _ForwardStraightThrough if forward_mode else _StraightThrough
-        return function.apply(x, drawn, grid, rule, stream, offset, target, limits)  # type: ignore[no-any-return,no-untyped-call]
-    return torch.ops.qsim.quantize.default(x, drawn, grid, rule, stream, offset, target)  # type: ignore[no-any-return]
+    limits = (spelt.format.min, spelt.format.max) if clip_gradient else None
+    return rounded(x, spelt, drawn, stream, offset, target, limits)
 
 
 def quantize_(
     x: Tensor,
-    format: str | torch.dtype | Format,
+    format: str | torch.dtype | Format | Block,
     *,
     rounding: str | Rounding = "nearest",
     overflow: Overflow = "saturate",
+    scale: Scaling | None = None,
+    dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
     stream: int = 0,
@@ -101,6 +115,7 @@ def quantize_(
         `x`.
 
     Raises:
+        IndexError: If `x` has not the dimension along which blocks lie.
         ValueError: If `x`'s dtype cannot hold the format, or gradients would have to flow through `x`.
 
     Example:
@@ -110,50 +125,85 @@ def quantize_(
         tensor([ 0.5000, -1.5000])
     """
     check_input("quantize_", x)
-    spelt = spelling(format, rounding, overflow, x.dtype)
+    element, scale = _resolved(format, scale, dim)
+    spelt = spelling(element, rounding, overflow, x.dtype)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError("quantize_: x requires a gradient; use quantize, or call this under torch.no_grad()")
     if overlaps(x):
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
+    if scale is not None:
+        scale.tiles(x.shape)
     drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    if scale is not None:
+        return x.copy_(quantize_scaled(x, spelt, scale, drawn, stream, offset, x.dtype).values)
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
     return x
 
 
+class _How(TypedDict, total=False):
+    """How `encode` rounds and writes: what does not decide what it returns."""
+
+    rounding: str | Rounding
+    overflow: Overflow
+    dim: int | None
+    generator: torch.Generator | None
+    seed: int | Tensor | None
+    stream: int
+    offset: int
+    packed: bool
+    check: bool
+
+
+@overload
+def encode(x: Tensor, format: torch.dtype | Format, *, scale: None = None, **how: Unpack[_How]) -> Tensor: ...
+@overload
+def encode(x: Tensor, format: Block, *, scale: None = None, **how: Unpack[_How]) -> ScaledCodes: ...
+@overload
+def encode(x: Tensor, format: str | torch.dtype | Format, *, scale: Scaling, **how: Unpack[_How]) -> ScaledCodes: ...
+@overload
+def encode(x: Tensor, format: str, *, scale: None = None, **how: Unpack[_How]) -> Any: ...
+
+
 def encode(
     x: Tensor,
-    format: str | torch.dtype | Format,
+    format: str | torch.dtype | Format | Block,
     *,
     rounding: str | Rounding = "nearest",
     overflow: Overflow = "saturate",
+    scale: Scaling | None = None,
+    dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
     stream: int = 0,
     offset: int = 0,
     packed: bool = False,
     check: bool = True,
-) -> Tensor:
+) -> Tensor | ScaledCodes:
     """Rounds every element to a value of a format and gives its code, the format's own bit pattern.
 
     Args:
         x: float32, bfloat16, float16 or float64, of any shape and strides.
-        format: A name, a torch dtype or a `Format`.
+        format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
         rounding: See `quantize`; with the same seed the codes are those of `quantize`'s values.
         overflow: See `quantize`.
+        scale: See `quantize`.
+        dim: See `quantize`.
         generator: See `quantize`.
         seed: See `quantize`.
         stream: See `quantize`.
         offset: See `quantize`.
         packed: Put two 4-bit codes into a byte, or four 6-bit codes into three, along the last dimension, the first in the lowest bits.
         check: Where the format has no NaN, look whether there is one, which waits for the device. Without the check a NaN gets the code of
-            the largest value.
+            the largest value. Under scales there is no need: the NaN is in the scale.
 
     Returns:
-        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, else int32.
+        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, else int32. Under scales `ScaledCodes`, which are these
+        codes and those of the scales.
 
     Raises:
+        IndexError: If `x` has not the dimension along which blocks lie.
         ValueError: If a NaN has no code, or arguments contradict each other.
 
     Example:
@@ -162,92 +212,88 @@ def encode(
         tensor([ 1,  2, 15,  0], dtype=torch.uint8)
         >>> qsim.encode(torch.tensor([0.5, 1.0, -6.0, 0.0]), "e2m1", packed=True)
         tensor([33, 15], dtype=torch.uint8)
+        >>> qsim.encode(torch.tensor([0.5, 1.0, -6.0, 0.0]), "mxfp4").scales
+        tensor([127], dtype=torch.uint8)
     """
     check_input("encode", x)
-    fmt, grid, coding, rule, is_stochastic, _ = spelling(format, rounding, overflow, x.dtype)
-    if packed:
-        packing.check(fmt, x.shape)
-    drawn = draw_seed(is_stochastic, seed, generator, stream, offset, x.device)
-    codes = torch.ops.qsim.encode.default(x, drawn, grid, rule, coding, stream, offset, check)
-    return packing.pack(codes, fmt.bits) if packed else codes
+    element, scale = _resolved(format, scale, dim)
+    spelt = spelling(element, rounding, overflow, x.dtype)
+    if scale is not None:
+        check_codable(spelt, scale, x, overflow, packed)
+    elif packed:
+        packing.check(spelt.format, x.shape)
+    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    if scale is not None:
+        return encode_scaled(x, spelt, scale, drawn, stream, offset, overflow, packed)
+    codes: Tensor = torch.ops.qsim.encode.default(x, drawn, spelt.grid, spelt.rule, spelt.coding, stream, offset, check)
+    return packing.pack(codes, spelt.format.bits) if packed else codes
 
 
-def decode(codes: Tensor, format: str | torch.dtype | Format, *, dtype: torch.dtype = torch.float32, packed: bool = False) -> Tensor:
+def decode(
+    codes: Tensor | ScaledCodes,
+    format: str | torch.dtype | Format | Block,
+    *,
+    scale: Scaling | None = None,
+    dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    packed: bool = False,
+) -> Tensor:
     """The values of codes.
 
     Args:
-        codes: What `encode` gives: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, else int32.
-        format: A name, a torch dtype or a `Format`.
-        dtype: The result's dtype. It must hold every value of the format.
+        codes: What `encode` gives: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, else int32. Under scales
+            `ScaledCodes`.
+        format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
+        scale: What `encode` was given.
+        dim: What `encode` was given.
+        dtype: The result's dtype. It must hold every value of the format. Products with scales are rounded to float32 first, or to
+            float64 if the result is in that.
         packed: Whether several codes share a byte.
 
     Raises:
-        TypeError: If the codes are of another dtype.
-        ValueError: If `dtype` cannot hold the format.
+        IndexError: If the codes have not the dimension along which blocks lie.
+        TypeError: If codes or scales are of another dtype.
+        ValueError: If `dtype` cannot hold the format, or shapes do not go together.
 
     Example:
         >>> import torch, qsim
         >>> qsim.decode(torch.tensor([33, 15], dtype=torch.uint8), "e2m1", packed=True)
         tensor([ 0.5000,  1.0000, -6.0000,  0.0000])
+        >>> qsim.decode(qsim.encode(torch.tensor([0.5, 100.0, -6.0, 0.0]), "mxfp4"), "mxfp4")
+        tensor([ 0., 96., -8.,  0.])
     """
-    spelt = spelling(format, "nearest", "saturate", torch.float32)
-    fmt = spelt.format
-    if not isinstance(codes, Tensor):
-        raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
-    expected = torch.uint8 if packed else code_dtype(fmt.bits)
-    if codes.layout != torch.strided:
-        raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
-    if codes.dtype != expected:
-        raise TypeError(f"decode: {fmt!r} has codes in {expected}, got {codes.dtype}")
+    element, scale = _resolved(format, scale, dim)
+    spelt = spelling(element, "nearest", "saturate", torch.float32)
     if dtype not in spelt.holders:
         refuse_dtype(spelt, dtype, "dtype")
-    if packed:
-        codes = packing.unpack(codes, fmt)
-    return torch.ops.qsim.decode.default(codes, spelt.grid, spelt.coding, dtype)  # type: ignore[no-any-return]
+    given = codes if isinstance(codes, ScaledCodes) else None
+    if scale is None:
+        plain = check_codes(codes, spelt.format, packed)
+    elif given is None:
+        raise TypeError(f"decode: codes under scales are qsim.ScaledCodes, got {type(codes).__name__}")
+    else:
+        plain = check_scaled_codes(given, spelt.format, scale, packed)
+    if scale is None or given is None:
+        return torch.ops.qsim.decode.default(plain, spelt.grid, spelt.coding, dtype)  # type: ignore[no-any-return]
+    return decode_scaled(plain, given.scales, given.outer, spelt, scale, dtype)
 
 
-class _StraightThrough(torch.autograd.Function):
-    """Rounding whose gradient is that of the identity, or of clamping to the format's range."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor,
-        seed: Tensor | None,
-        grid: str,
-        rule: str,
-        stream: int,
-        offset: int,
-        dtype: torch.dtype,
-        limits: tuple[float, float] | None,
-    ) -> Tensor:
-        return torch.ops.qsim.quantize.default(x, seed, grid, rule, stream, offset, dtype)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, dtype, limits = inputs[0], inputs[-2], inputs[-1]
-        ctx.dtypes = x.dtype, dtype
-        ctx.clipped = limits is not None
-        if limits is not None:
-            beyond = (x < limits[0]) | (x > limits[1])
-            ctx.save_for_backward(beyond)
-            ctx.save_for_forward(beyond)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _pass(ctx, gradients[0], ctx.dtypes[0]), None, None, None, None, None, None, None
-
-
-class _ForwardStraightThrough(_StraightThrough):
-    """The same in forward mode: a class of its own, because torch.compile takes none that has a `jvp`."""
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _pass(ctx, tangents[0], ctx.dtypes[1])
-
-
-def _pass(ctx: Any, change: Tensor, dtype: torch.dtype) -> Tensor:
-    """Takes a gradient or a tangent through, as far as values were not clipped."""
-    passed = change.to(dtype)
-    return passed.masked_fill(ctx.saved_tensors[0], 0.0) if ctx.clipped else passed
+def _resolved(
+    format: str | torch.dtype | Format | Block, scale: object, dim: int | None, clip_gradient: bool = False
+) -> tuple[Format, Scaling | None]:
+    """The elements' format, and their scale if they have one."""
+    element = block.resolve(format)
+    if isinstance(element, Block):
+        if scale is not None:
+            raise ValueError(f"{format!r} has scales of its own, got scale={scale!r}")
+        scale, element = element.along(-1 if dim is None else dim), element.element
+    elif dim is not None:
+        why = f"{format!r} has no blocks" if scale is None else "a scale says itself where it lies"
+        raise ValueError(f"dim is for block formats, and {why}; got dim={dim!r}")
+    if scale is None:
+        return element, None
+    if not isinstance(scale, Scaling):
+        raise TypeError(f"scale must be one of qsim.scaling's, got {scale!r}")
+    if clip_gradient:
+        raise ValueError("clip_gradient=True: a scale follows the values, so that none lies beyond what it reaches")
+    return element, scale

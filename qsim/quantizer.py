@@ -8,28 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import rounding as _rounding
-from qsim.formats import Format, format as resolve_format, names
+from qsim import block, rounding as _rounding
+from qsim.block import Block
+from qsim.checks import check_input
+from qsim.formats import Format, names
 from qsim.functional import quantize
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
+from qsim.scaling import Blocks, Scaling, resolve as resolve_scale
+from qsim.transforms import Hadamard, resolve as resolve_transform
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """What happens to a tensor at one point: rounding to a format.
+    """What happens to a tensor at one point: rounding to a format, under scales or without.
 
     Args:
-        format: A name, a torch dtype or a `Format`; kept as a `Format`.
+        format: A name, a torch dtype or a `Format`; kept as a `Format`. Of a block format its elements' format is kept, and its scale.
         rounding: A name or a `Rounding`; kept as a `Rounding`.
         overflow: `"saturate"` or `"nonfinite"`.
         clip_gradient: Make the gradient zero where a value lies beyond the format's range.
-        scale: How values are scaled before they are rounded. `None`: they are not.
+        scale: How values are scaled before they are rounded: one of `qsim.scaling`'s, or the call that it prints as. `None`: they are not.
+        transform: What goes before scale and rounding: a `qsim.transforms.Hadamard`, or the call that it prints as. It is not undone: in a
+            product of two operands it cancels.
 
     Example:
         >>> import torch, qsim
         >>> spec = qsim.Quantizer("e4m1", rounding="stochastic")
         >>> spec
-        Quantizer(format=Float(4, 1), rounding=Stochastic(), overflow='saturate', clip_gradient=False, scale=None)
+        Quantizer(format=Float(4, 1), rounding=Stochastic(), overflow='saturate', clip_gradient=False, scale=None, transform=None)
         >>> spec(torch.tensor([1.0, 1.5, 2.0]))
         tensor([1.0000, 1.5000, 2.0000])
     """
@@ -38,26 +44,37 @@ class Quantizer:
     rounding: Rounding
     overflow: Overflow = "saturate"
     clip_gradient: bool = False
-    scale: None = None
+    scale: Scaling | None = None
+    transform: Hadamard | None = None
 
     def __init__(
         self,
-        format: str | torch.dtype | Format,
+        format: str | torch.dtype | Format | Block,
         rounding: str | Rounding = NEAREST,
         overflow: Overflow = "saturate",
         clip_gradient: bool = False,
-        scale: None = None,
+        scale: str | Scaling | None = None,
+        transform: str | Hadamard | None = None,
     ) -> None:
         _rounding.check_overflow(overflow)
         if not isinstance(clip_gradient, bool):
             raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
-        if scale is not None:
-            raise TypeError(f"Quantizer: scale must be None, got {scale!r}")
-        object.__setattr__(self, "format", resolve_format(format))
+        element, scaling = block.resolve(format), resolve_scale(scale)
+        if isinstance(element, Block):
+            if scaling is not None:
+                raise ValueError(f"Quantizer: {format!r} has scales of its own, got scale={scale!r}")
+            scaling, element = element.along(-1), element.element
+        if scaling is not None and clip_gradient:
+            raise ValueError("Quantizer: clip_gradient=True: a scale follows the values, so that none lies beyond what it reaches")
+        turning = resolve_transform(transform)
+        if turning is not None and clip_gradient:
+            raise ValueError("Quantizer: clip_gradient=True: after a transform no element is beyond the range by itself")
+        object.__setattr__(self, "format", element)
         object.__setattr__(self, "rounding", _rounding.resolve(rounding))
         object.__setattr__(self, "overflow", overflow)
         object.__setattr__(self, "clip_gradient", clip_gradient)
-        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "scale", scaling)
+        object.__setattr__(self, "transform", turning)
 
     def to_dict(self) -> dict[str, Any]:
         """The quantizer in plain strings and booleans, as a configuration file has it; `Quantizer(**…)` makes it again.
@@ -69,7 +86,9 @@ class Quantizer:
         """
         name = next(iter(names(self.format)), repr(self.format))
         rounding = repr(self.rounding) if isinstance(self.rounding, Stochastic) else str(self.rounding)
-        return {"format": name, "rounding": rounding, "overflow": self.overflow, "clip_gradient": self.clip_gradient}
+        found = {"format": name, "rounding": rounding, "overflow": self.overflow, "clip_gradient": self.clip_gradient}
+        found |= {"scale": repr(self.scale)} if self.scale is not None else {}
+        return found | ({"transform": repr(self.transform)} if self.transform is not None else {})
 
     def __call__(
         self,
@@ -82,13 +101,21 @@ class Quantizer:
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Rounds a tensor; the arguments are those of `quantize`."""
+        """Rounds a tensor; the arguments are those of `quantize`.
+
+        A transform goes along the dimension in which blocks lie, or along the last.
+        """
+        if self.transform is not None:
+            check_input("quantize", x)
+            dtype = x.dtype if dtype is None and out is None else dtype
+            x = self.transform.wide(x, self.scale.dim if isinstance(self.scale, Blocks) else -1)
         return quantize(
             x,
             self.format,
             rounding=self.rounding,
             overflow=self.overflow,
             clip_gradient=self.clip_gradient,
+            scale=self.scale,
             generator=generator,
             seed=seed,
             stream=stream,
@@ -99,7 +126,7 @@ class Quantizer:
 
 
 #: What may stand where something is rounded or is not: a quantizer, a format to round to nearest, or nothing.
-Point = Quantizer | str | torch.dtype | Format | None
+Point = Quantizer | str | torch.dtype | Format | Block | None
 
 
 def is_stochastic(point: Quantizer | str | None) -> bool:
@@ -108,9 +135,19 @@ def is_stochastic(point: Quantizer | str | None) -> bool:
 
 
 def short(point: Quantizer) -> str:
-    """What a point does, in as few words as tell it: the format, and what is not as usual."""
+    """What a point does, in as few words as tell it: the format, scales and transform, and what is not as usual."""
     facts = point.to_dict()
     details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
     details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
     details += ["clip_gradient"] if facts["clip_gradient"] else []
-    return " ".join([facts["format"], *details])
+    details += [f"after hadamard({point.transform.size})"] if point.transform is not None else []
+    return " ".join([_name(point, facts["format"]), *details])
+
+
+def _name(point: Quantizer, element: str) -> str:
+    """The name of a block format if it is one's element and scale; else that of the format, and its scale."""
+    if point.scale is None:
+        return element
+    dim = point.scale.dim if isinstance(point.scale, Blocks) else -1
+    of_block = (name for name, spec in block.NAMED.items() if (spec.element, spec.along(dim)) == (point.format, point.scale))
+    return next(of_block, f"{element} {point.scale}")

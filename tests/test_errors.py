@@ -265,7 +265,7 @@ def test_threshold_quantize(step: Any, threshold: Any, error: type[Exception], m
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'?"),
         ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
-        ({"scale": 2.0}, TypeError, "Quantizer: scale must be None, got 2.0"),
+        ({"scale": 2.0}, TypeError, "scale must be one of qsim.scaling's, got 2.0"),
     ],
 )
 def test_quantizers_are_refused_when_they_are_made(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,0 +1,133 @@
+"""Block formats: an element format and the scale that some of its values share."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from qsim.calls import read_call
+from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format
+from qsim.formats.base import check_integer
+from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
+
+
+@dataclass(frozen=True, init=False)
+class Block:
+    """A format whose values stand in blocks, with a scale for each.
+
+    Args:
+        element: The elements' format.
+        size: How many elements share a scale, along whichever dimension is asked for; or the height and width of tiles of a matrix.
+        scale: The scales' format; powers of two by default, as in OCP's MX formats.
+        rule: How a scale follows from its elements: see `qsim.scaling.Scaling`.
+        outer: A scale of the whole tensor, under which these are.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 60.0]), qsim.Block("e2m1", size=2))
+        tensor([ 0.0938,  0.1875,  0.0000, 48.0000])
+        >>> qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 60.0]), "mxfp4")
+        tensor([ 0.,  0.,  0., 48.])
+    """
+
+    element: Format
+    size: int | tuple[int, int]
+    scale: Format
+    rule: Rule
+    outer: Tensor | None
+
+    def __init__(
+        self,
+        element: str | torch.dtype | Format,
+        size: int | tuple[int, int],
+        scale: str | torch.dtype | Format = "e8m0",
+        rule: Rule = "floor",
+        outer: Tensor | None = None,
+    ) -> None:
+        object.__setattr__(self, "element", resolve_format(element))
+        if isinstance(size, tuple):
+            if len(size) != 2:
+                raise ValueError(f"Block: size must be a number, or height and width of a tile, got {size}")
+            for name, number in zip(("height", "width"), size, strict=True):
+                check_integer("Block", name, number, 1, 2**31)
+        else:
+            check_integer("Block", "size", size, 1, 2**31)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "scale", resolve_format(scale))
+        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "outer", outer)
+        self.along(-1)
+
+    def along(self, dim: int) -> Scaling:
+        """The scale of blocks along a dimension; tiles lie in the last two, whatever the dimension."""
+        if isinstance(self.size, tuple):
+            return Tiles(*self.size, format=self.scale, rule=self.rule, outer=self.outer)
+        return Blocks(self.size, dim, format=self.scale, rule=self.rule, outer=self.outer)
+
+
+MXFP8_E4M3 = Block(E4M3, 32)
+MXFP8_E5M2 = Block(E5M2, 32)
+MXFP6_E3M2 = Block(E3M2, 32)
+MXFP6_E2M3 = Block(E2M3, 32)
+MXFP4 = Block(E2M1, 32)
+MXINT8 = Block(Fixed(8, 6), 32)
+#: E4M3 scales of 16 elements, under one scale of the whole tensor.
+NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=Tensor(FP32))
+#: Powers of two as scales of a row's 128 neighbours, and of square tiles.
+FP8_1X128 = Block(E4M3, 128, rule="ceil")
+FP8_128X128 = Block(E4M3, (128, 128), rule="ceil")
+
+NAMED: dict[str, Block] = {
+    "mxfp8": MXFP8_E4M3,
+    "mxfp8_e4m3": MXFP8_E4M3,
+    "mxfp8_e5m2": MXFP8_E5M2,
+    "mxfp6": MXFP6_E3M2,
+    "mxfp6_e3m2": MXFP6_E3M2,
+    "mxfp6_e2m3": MXFP6_E2M3,
+    "mxfp4": MXFP4,
+    "mxfp4_e2m1": MXFP4,
+    "mxint8": MXINT8,
+    "nvfp4": NVFP4,
+    "fp8_1x128": FP8_1X128,
+    "fp8_128x128": FP8_128X128,
+}
+
+
+def resolve(spec: str | torch.dtype | Format | Block) -> Format | Block:
+    """A block format by its name or the call that it prints as; else what `qsim.format` makes of it.
+
+    Raises:
+        ValueError: If nothing has that name.
+
+    Example:
+        >>> from qsim import block
+        >>> block.resolve("MXFP4") == block.MXFP4
+        True
+    """
+    if isinstance(spec, Block):
+        return spec
+    if not isinstance(spec, str):
+        return resolve_format(spec)
+    return _by_name(spec) if torch.compiler.is_compiling() else _known_by_name(spec)
+
+
+def _by_name(spec: str) -> Format | Block:
+    found: Block | None = NAMED.get(spec.lower())
+    # Compiled code, which reads names anew, cannot parse.
+    if found is None and "(" in spec:
+        found = read_call(spec, {"Block": Block})
+    if found is not None:
+        return found
+    try:
+        return resolve_format(spec)
+    except ValueError as error:
+        close = difflib.get_close_matches(spec.lower(), NAMED, n=1, cutoff=0.7)
+        if not close:
+            raise
+        raise ValueError(f"unknown format {spec!r}: did you mean {close[0]!r}?") from error
+
+
+_known_by_name = lru_cache(maxsize=1024)(_by_name)

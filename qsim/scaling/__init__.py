@@ -1,0 +1,45 @@
+"""Scales: which elements share one, what numbers scales can be, and how a scale follows from its elements.
+
+Under a scale `s` a value becomes `Q(x / s) * s`: the format's range is moved to where the values are. A scale is a frozen value that a
+`Quantizer` carries, or that `quantize` takes.
+
+Example:
+    >>> import torch, qsim
+    >>> x = torch.tensor([[0.001, 0.003], [100.0, 300.0]])
+    >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Channel(0))
+    tensor([[1.0000e-03, 3.0000e-03],
+            [1.0000e+02, 3.0000e+02]])
+"""
+
+from __future__ import annotations
+
+from qsim.calls import read_call
+from qsim.scaling.base import Rule, Scaling, Tensor
+from qsim.scaling.given import Delayed, Given
+from qsim.scaling.pieces import Blocks, Channel, Tiles
+
+__all__ = ["Blocks", "Channel", "Delayed", "Given", "Rule", "Scaling", "Tensor", "Tiles", "resolve"]
+
+
+def resolve(scale: str | Scaling | None) -> Scaling | None:
+    """A scale, or the call that it prints as.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If a text is no such call.
+
+    Example:
+        >>> import qsim
+        >>> scale = qsim.scaling.Blocks(16, format="e4m3", outer=qsim.scaling.Tensor())
+        >>> qsim.scaling.resolve(repr(scale)) == scale
+        True
+    """
+    if scale is None or isinstance(scale, Scaling):
+        return scale
+    if not isinstance(scale, str):
+        raise TypeError(f"scale must be one of qsim.scaling's, got {scale!r}")
+    kinds = {kind.__name__: kind for kind in (Tensor, Channel, Blocks, Tiles, Given, Delayed)}
+    found: Scaling | None = read_call(scale, kinds)
+    if found is None:
+        raise ValueError(f"scale must be {', '.join(f'{name}(…)' for name in kinds)}, got {scale!r}")
+    return found

@@ -1,0 +1,194 @@
+"""What all kinds of scales have in common, and the kind that stands over others: one for the whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+
+from qsim.calls import read_call
+from qsim.formats import FP32, Format, format as resolve_format, holds, names
+from qsim.formats.base import check_integer, shortest
+from qsim.scaling.geometry import tiles_of_whole
+from qsim_kernels import scales as numbers
+from qsim_kernels.grid import Grid, read
+from qsim_kernels.scales import SMALLEST, ScaleRule, spell_scales
+
+Rule = Literal["fit", "ceil", "floor", "even"]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Scaling:
+    """What all kinds of scales have in common. Make one of them: `Tensor`, `Channel`, `Blocks`, `Tiles`, `Given` or `Delayed`.
+
+    A scale follows from the largest magnitude `a` of the elements that share it and from the largest value `M` of the format that they are
+    rounded to:
+
+    - `"fit"`: the value of the scales' format that is nearest to `a / M`, so that `a` lands on `M` or beside it;
+    - `"ceil"`: the smallest one that is not below `a / M`: nothing saturates, and stochastic rounding is unbiased. That is exact for powers
+      of two; under other scales, whose inverse is rounded to float32, `a` may come to lie a unit in the last place beyond `M`;
+    - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; what lies beyond `M` under it saturates;
+    - `"even"`: as `"floor"`, after `a` has been rounded to the format's precision.
+
+    Where all elements are zero the scale is the smallest that there is, 2**-127 or more. An infinity or a NaN makes the scale NaN, and with
+    it all elements that share it, but no others.
+
+    Args:
+        format: The scales' format: fp32, `"e8m0"` for powers of two, `"e4m3"`, or any other whose values are float32 numbers. Of these only
+            the positive ones are scales.
+        rule: How a scale follows from its elements.
+        margin: Scales are larger by so many powers of two.
+        outer: A scale of the whole tensor, under which these are scales of scales: `Tensor(...)`. It is `a / M / M'`, where `M'` is the
+            largest value of the scales' format, so that the largest scale lands on `M'`.
+    """
+
+    format: Format
+    rule: Rule
+    margin: int
+    outer: Tensor | None
+    _geometry: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, format: str | torch.dtype | Format = "fp32", rule: Rule = "fit", margin: int = 0, outer: Tensor | str | None = None
+    ) -> None:
+        owner = type(self).__name__
+        if isinstance(outer, str):
+            outer = read_call(outer, {"Tensor": Tensor})
+        if rule not in get_args(Rule):
+            raise ValueError(f"{owner}: rule must be {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
+        if outer is not None and (not isinstance(outer, Tensor) or outer.outer is not None):
+            raise TypeError(f"{owner}: outer must be a qsim.scaling.Tensor without an outer scale of its own, got {outer!r}")
+        object.__setattr__(self, "format", _check_scales(owner, resolve_format(format)))
+        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "margin", check_integer(owner, "margin", margin, -64, 64))
+        object.__setattr__(self, "outer", outer)
+
+    def __repr__(self) -> str:
+        given = [f"{name}={getattr(self, name)!r}" for name in self._geometry]
+        given.append(f"format={next(iter(names(self.format)), repr(self.format))!r}")
+        given.append(f"rule={self.rule!r}")
+        given += [f"margin={self.margin}"] if self.margin else []
+        given += [f"outer={repr(self.outer)!r}"] if self.outer is not None else []
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __str__(self) -> str:
+        """In as few words as tell it: what shares a scale, and what is not as usual."""
+        facts = [str(getattr(self, name)) for name in self._geometry if name != "dim"]
+        facts += [next(iter(names(self.format)), repr(self.format))] if self.format != FP32 else []
+        facts += [self.rule] if self.rule != "fit" else []
+        facts += [f"margin={self.margin}"] if self.margin else []
+        facts += [f"under {self.outer}"] if self.outer is not None else []
+        return type(self).__name__.lower() + (f"({', '.join(facts)})" if facts else "")
+
+    @property
+    def is_directed(self) -> bool:
+        """Whether elements share a scale along one direction of a tensor, so that another direction has other scales."""
+        return True
+
+    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:
+        """Which elements of a tensor of a shape share a scale.
+
+        Raises:
+            IndexError: If the shape has not the dimensions.
+        """
+        raise NotImplementedError
+
+    def used(self, amaxes: torch.Tensor) -> torch.Tensor:
+        """The largest magnitudes that scales follow from, given those of the tensor at hand."""
+        return amaxes
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How far the elements that share a scale reach along each dimension of a tensor of a shape.
+
+        Raises:
+            IndexError: If the shape has not the dimensions.
+
+        Example:
+            >>> import qsim
+            >>> qsim.scaling.Blocks(32, dim=0).extent((100, 7))
+            (32, 1)
+        """
+        raise NotImplementedError
+
+    def counts(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How many scales there are along each dimension of a tensor of a shape.
+
+        Example:
+            >>> import qsim
+            >>> qsim.scaling.Blocks(32, dim=0).counts((100, 7))
+            (4, 7)
+            >>> qsim.scaling.Channel(0).counts((100, 7))
+            (100, 1)
+        """
+        # One is said to be one, where compiled code would see but a quotient of unknown sizes.
+        pairs = zip(shape, self.extent(shape), strict=True)
+        return tuple(min(size, 1) if size == reach else -(-size // reach) for size, reach in pairs)
+
+    def spelling(self, element: Format, under: Format | None = None) -> tuple[str, str]:
+        """How scales are made, as the operators take it.
+
+        Args:
+            element: The format of what is scaled.
+            under: The format of the scales that stand between these and the elements.
+        """
+        return _spelling(
+            self.rule, str(self.margin), self.format.spelling[0], element.spelling[0], "" if under is None else under.spelling[0]
+        )
+
+
+def _spelling(*facts: str) -> tuple[str, str]:
+    known = _SPELT.get(facts)
+    if known is None:
+        known = _SPELT[facts] = _spell(*facts)
+    return known
+
+
+def _spell(rule: str, margin: str, scales: str, element: str, under: str) -> tuple[str, str]:
+    grid: Grid = read(Grid, element)
+    largest = grid.max * (read(Grid, under).max if under else 1.0)
+    if not largest > 0:
+        raise ValueError("a format whose largest value is zero cannot stand under scales")
+    own: Grid = read(Grid, scales)
+    least = max(own.least, SMALLEST)
+    if under:
+        # Not so small that its product with the smallest scale had an inverse beyond float32's largest value.
+        least = max(least, SMALLEST / max(read(Grid, under).least, SMALLEST))
+    return spell_scales(numbers.Scales(int(ScaleRule[rule.upper()]), int(margin), largest, grid.mantissa, least, own))
+
+
+# As `qsim.formats.dtypes` says, compiled code takes the answer to texts for what it is, and makes variables of numbers.
+_spelling._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+_SPELT: dict[tuple[str, ...], tuple[str, str]] = {}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Tensor(Scaling):
+    """One scale for the whole tensor.
+
+    Example:
+        >>> import qsim
+        >>> qsim.scaling.Tensor()
+        Tensor(format='fp32', rule='fit')
+    """
+
+    @property
+    def is_directed(self) -> bool:  # noqa: D102 (documented above)
+        return False
+
+    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+        return tiles_of_whole(shape)
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
+        return tuple(shape)
+
+
+def _check_scales(owner: str, fmt: Format) -> Format:
+    """Refuses formats that hold no scale: scales are positive, are float32 in all arithmetic, and have inverses that are."""
+    if not fmt.max >= SMALLEST:
+        raise ValueError(f"{owner}: format must hold scales, numbers of 2**-127 or more; the largest of {fmt!r} is {shortest(fmt.max)}")
+    if not holds(torch.float32, fmt):
+        raise ValueError(f"{owner}: scales are float32, which cannot hold every value of {fmt!r}")
+    return fmt

@@ -1,0 +1,44 @@
+"""Which elements of a tensor share a scale, in the numbers of `qsim_kernels.scales.Tiles`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qsim.formats.base import check_integer
+from qsim_kernels import scales as numbers
+
+
+def tiles_of_whole(shape: Sequence[int]) -> numbers.Tiles:
+    """The one tile that `Tensor()` comes to."""
+    count = math.prod(shape)
+    return numbers.Tiles(1, count, 1, max(count, 1), False)
+
+
+def tiles_of_channels(dim: int, shape: Sequence[int]) -> numbers.Tiles:
+    """The tiles that `Channel(dim)` comes to."""
+    dim = dim_of("Channel", dim, shape)
+    inner = math.prod(shape[dim + 1 :])
+    return numbers.Tiles(shape[dim], inner, 1, max(inner, 1), True)
+
+
+def tiles_of_blocks(size: int, dim: int, shape: Sequence[int]) -> numbers.Tiles:
+    """The tiles that `Blocks(size, dim)` comes to."""
+    shape = shape or (1,)
+    dim = dim_of("Blocks", dim, shape)
+    inner = math.prod(shape[dim + 1 :])
+    if dim == len(shape) - 1:
+        return numbers.Tiles(1, shape[dim], 1, size, False)
+    return numbers.Tiles(shape[dim], inner, size, 1, False)
+
+
+def check_dim(owner: str, dim: object) -> int:
+    """Refuses what is no dimension of any tensor."""
+    return check_integer(owner, "dim", dim, -64, 63)
+
+
+def dim_of(owner: str, dim: int, shape: Sequence[int]) -> int:
+    """A dimension of a shape, counted from its beginning."""
+    if not -len(shape) <= dim < len(shape):
+        raise IndexError(f"{owner}: there is no dimension {dim} in a tensor of shape {tuple(shape)}")
+    return dim % len(shape)

@@ -1,0 +1,117 @@
+"""Transforms that go before a rounding: they spread what stands out over its neighbours, and cancel in a product of two operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.calls import read_call
+from qsim.checks import check_input
+from qsim.formats.base import check_integer
+from qsim.scaling.geometry import dim_of
+from qsim_kernels.reference.hadamard import signs_of
+from qsim_kernels.scales import Turn
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """The orthonormal Hadamard transform of blocks along a dimension.
+
+    A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones.
+    A last block that is shorter is cut into powers of two, so that every shape has its transform. Two operands that are both transformed
+    along the dimension over which their product sums have the same product as before.
+
+    Args:
+        size: Elements of a block: a power of two.
+        random_signs: Whether signs change; which is a matter of `seed` alone, so that all operands, devices and processes change the same.
+        seed: Names one choice of signs.
+
+    Example:
+        >>> import torch, qsim
+        >>> hadamard = qsim.transforms.Hadamard(4, random_signs=False)
+        >>> hadamard(torch.tensor([8.0, 0.0, 0.0, 0.0]))
+        tensor([4., 4., 4., 4.])
+        >>> hadamard.inverse(torch.tensor([4.0, 4.0, 4.0, 4.0]))
+        tensor([8., 0., 0., 0.])
+    """
+
+    size: int
+    random_signs: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("Hadamard", "size", self.size, 2, 1024)
+        if self.size & (self.size - 1):
+            raise ValueError(f"Hadamard: size must be a power of two, got {self.size}")
+        if not isinstance(self.random_signs, bool):
+            raise TypeError(f"Hadamard: random_signs must be True or False, got {self.random_signs!r}")
+        check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
+
+    def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:
+        """The transform of a tensor of a shape along a dimension, as the operators take it."""
+        dim = dim_of("Hadamard", dim, shape)
+        return tuple(Turn(self.size, shape[dim], math.prod(shape[dim + 1 :]), self.seed if self.random_signs else -1))
+
+    def __call__(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The transform of a tensor along a dimension, computed in float32, of float64 in float64, and in the tensor's dtype again."""
+        check_input("Hadamard", x)
+        return self.wide(x, dim).to(x.dtype)
+
+    def wide(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The transform in the dtype in which it is computed."""
+        return _Turned.apply(x, self, dim_of("Hadamard", dim, x.shape), False)  # type: ignore[no-any-return,no-untyped-call]
+
+    def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
+        """What the transform was made of."""
+        check_input("Hadamard", x)
+        return _Turned.apply(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Turned(torch.autograd.Function):
+    """A transform or its inverse. Of an orthonormal one the gradient is the other one of the upstream gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
+        ctx.facts = transform, dim, inverse, x.dtype
+        return _inverted(x, transform, dim) if inverse else torch.ops.qsim.turned.default(x, transform.turn(x.shape, dim))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        transform, dim, inverse, dtype = ctx.facts
+        return _Turned.apply(gradients[0], transform, dim, not inverse).to(dtype), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
+    """Sylvester's matrix is its own inverse, as are the signs; so these follow it instead of going before it."""
+    turn = transform.turn(x.shape, dim)
+    plain = Turn(*turn)._replace(signs=-1)
+    signs = x.new_tensor(signs_of(Turn(*turn)), dtype=torch.promote_types(x.dtype, torch.float32))
+    along = signs.repeat(-(-plain.length // plain.size))[: plain.length]
+    return torch.ops.qsim.turned.default(x, plain) * along.view(-1, *[1] * (x.dim() - 1 - dim))  # type: ignore[no-any-return]
+
+
+def resolve(transform: str | Hadamard | None) -> Hadamard | None:
+    """A transform, or the call that it prints as.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If a text is no such call.
+
+    Example:
+        >>> from qsim import transforms
+        >>> transforms.resolve("Hadamard(16)")
+        Hadamard(size=16, random_signs=True, seed=0)
+    """
+    if transform is None or isinstance(transform, Hadamard):
+        return transform
+    if not isinstance(transform, str):
+        raise TypeError(f"transform must be a qsim.transforms.Hadamard, got {transform!r}")
+    found: Hadamard | None = read_call(transform, {"Hadamard": Hadamard})
+    if found is None:
+        raise ValueError(f"transform must be Hadamard(…), got {transform!r}")
+    return found
