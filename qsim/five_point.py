@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from qsim.quantizer import Point, Quantizer, is_stochastic, short
+from qsim.scaling import Delayed
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class FivePoint:
     A point is a `Quantizer`, anything that `qsim.format` takes (rounded to nearest), or `None`: full precision. `"same"` makes a backward
     point take the very tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` counts at `act`
     and `weight`, the points that gradients pass through.
+
+    In a layer every operand is scaled, and transformed, along the dimension over which its product sums, whatever dimension its quantizer
+    names: so with scales in blocks or for channels the gradient is rounded once for each of its products. A transform must stand at both
+    operands of a product, where it cancels. What the forward pass rounded cannot be reused under scales that lie along a direction.
 
     Args:
         act: The input, forward: `Â = Q(A)`.
@@ -42,6 +47,11 @@ class FivePoint:
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
 
+    #: Whether a point has scales or a transform: told once for all calls, and no field, because it follows from the others.
+    is_scaled: ClassVar[bool] = False
+    #: Whether the scale of a point follows from a history, which a layer has to keep.
+    is_delayed: ClassVar[bool] = False
+
     def __init__(
         self,
         act: Point = None,
@@ -56,6 +66,14 @@ class FivePoint:
             object.__setattr__(self, name, _resolve(name, point))
         if self.grad_w is not None and self.grad is None:
             raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
+        for forward, backward in (("act", "act_bwd"), ("weight", "weight_bwd")):
+            if getattr(self, backward) == "same":
+                _check_reuse(forward, getattr(self, forward), backward)
+        for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
+            _check_transforms(first, getattr(self, first), second, getattr(self, second))
+        quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
+        object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
+        object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
 
     @property
     def is_identity(self) -> bool:
@@ -112,6 +130,36 @@ class FivePoint:
         """The points that round, in short."""
         shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
+
+
+def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
+    """Refuses to reuse a tensor whose scales or transform lie along a dimension over which the other product does not sum."""
+    if point is None:
+        return
+    if point.transform is not None:
+        raise ValueError(
+            f'FivePoint: {backward}="same" cannot reuse what {forward} transformed along another dimension: {point.transform!r}'
+        )
+    if point.scale is not None and point.scale.is_directed:
+        allowed = "scales of the whole tensor or of square tiles can be reused"
+        raise ValueError(
+            f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}'
+        )
+
+
+def _check_transforms(first: str, one: Quantizer | str | None, second: str, other: Quantizer | str | None) -> None:
+    """Refuses two operands of a product of which one is transformed otherwise than the other."""
+    transforms = [point.transform if isinstance(point, Quantizer) else None for point in (one, other)]
+    if transforms[0] == transforms[1]:
+        return
+    for name, point in ((first, one), (second, other)):
+        if point is None:
+            transform = next(transform for transform in transforms if transform is not None)
+            partner = second if name == first else first
+            alone = f"{name}, its partner in a product, has no quantizer to do the same"
+            raise ValueError(f"FivePoint: {partner} is transformed by {transform!r}, and {alone}")
+    given = f"got {transforms[0]!r} and {transforms[1]!r}"
+    raise ValueError(f"FivePoint: {first} and {second} are multiplied and must have the same transform, {given}")
 
 
 def _resolve(name: str, point: Any) -> Quantizer | str | None:

@@ -9,16 +9,24 @@ from torch import Tensor, distributed
 
 from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
-from qsim.nn.five_point_product import autocasts, five_point_product
+from qsim.nn.autocast import autocasts
+from qsim.nn.five_point_product import five_point_product
 from qsim.nn.operands import Setting
+from qsim.recipe import Recipe
 
 
 def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
     """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for."""
+    if isinstance(points, Recipe):
+        raise TypeError(f"points must be a FivePoint or None, got the recipe {points.name}, which is for a model: give recipe.points")
     if points is not None and not isinstance(points, FivePoint):
         raise TypeError(f"points must be a FivePoint or None, got {points!r}")
     if points is None or points.is_identity:
         return False
+    if points.is_delayed:
+        raise ValueError(
+            "delayed scales live in a module, which keeps their history: give the points to a layer of qsim.nn, or to qsim.convert"
+        )
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
     return True

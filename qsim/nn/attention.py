@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim import random
+from qsim.five_point import FivePoint
 from qsim.nn import functional
 from qsim.nn.modules import FivePointModule
 
@@ -26,6 +27,12 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         >>> [y.shape for y in layer(x, x, x)]
         [torch.Size([1, 5, 8]), torch.Size([1, 5, 5])]
     """
+
+    @classmethod
+    def check_points(cls, points: FivePoint) -> None:
+        """Refuses delayed scales: six products would share one history."""
+        if points.is_delayed:
+            raise ValueError("MultiheadAttention: delayed scales are for layers of one product: give it others, or exclude it")
 
     def forward(
         self,

@@ -7,13 +7,13 @@ sums: as `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` has
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from qsim.formats import BF16, FP16, FP32, TF32, Float, contains, holds
+from qsim.formats import BF16, FP16, FP32, TF32, Float, Format, contains, holds
 from qsim.nn import float32
 from qsim.quantizer import Quantizer
 
@@ -26,6 +26,8 @@ _CANDIDATES = {"cuda": (torch.bfloat16, torch.float16, torch.float32, torch.floa
 _SHORTENED = {"cuda": TF32, "cpu": BF16}
 
 Operand = tuple[Quantizer | None, torch.dtype]
+#: A format that holds the values of an operand, or none if nothing rounds it, and the dtype that it had.
+Values = tuple[Format | None, torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,13 @@ class Carrier:
 
 
 def can_hold(dtype: torch.dtype, point: Quantizer | None, own: torch.dtype) -> bool:
-    """Whether a dtype holds what a point makes of a tensor, which is of the dtype `own`."""
-    if point is not None:
-        return holds(dtype, point.format)
+    """Whether a dtype holds what a point makes of a tensor, which is of the dtype `own`; scales are not asked for."""
+    return _can_hold(dtype, None if point is None else point.format, own)
+
+
+def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
+    if fmt is not None:
+        return holds(dtype, fmt)
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
 
 
@@ -59,37 +65,51 @@ def carrier(a: Operand, b: Operand, device: torch.device, narrow: torch.dtype | 
         device: Where the product is computed.
         narrow: The only dtype of 16 bits that will do, or float32 if none will; any will by default.
     """
-    if a[0] is None and b[0] is None:
-        return Carrier(torch.promote_types(a[1], b[1]))
+    (of_a, own_a), (of_b, own_b) = a, b
+    return carrier_of((None if of_a is None else of_a.format, own_a), (None if of_b is None else of_b.format, own_b), device, narrow)
+
+
+def carrier_of(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
+    """`carrier` of operands that are given by formats that hold their values."""
+    (format_a, own_a), (format_b, own_b) = a, b
+    if format_a is None and format_b is None:
+        return Carrier(torch.promote_types(own_a, own_b))
     if torch.compiler.is_compiling():
         return _choose(a, b, device.type, narrow)
-    # Formats by what spells them: values as large as points take longer to look up than to ask.
-    facts = tuple((point and point.format.spelling[0], own) for point, own in (a, b))
-    known = _CHOSEN.get((facts, device.type, narrow))
+    # Formats by what spells them: values as large as formats take longer to look up than to ask.
+    facts = (format_a and format_a.spelling[0], own_a, format_b and format_b.spelling[0], own_b, device.type, narrow)
+    known = _CHOSEN.get(facts)
     if known is None:
-        known = _CHOSEN[facts, device.type, narrow] = _choose(a, b, device.type, narrow)
+        known = _CHOSEN[facts] = _choose(a, b, device.type, narrow)
     return known
 
 
 _CHOSEN: dict[Hashable, Carrier] = {}
 
 
-def _choose(a: Operand, b: Operand, kind: str, narrow: torch.dtype | None) -> Carrier:
+def _choose(a: Values, b: Values, kind: str, narrow: torch.dtype | None) -> Carrier:
     kind = kind if kind in _CANDIDATES else "cpu"
     candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
-    dtype = next(dtype for dtype in candidates if can_hold(dtype, *a) and can_hold(dtype, *b))
+    dtype = next(dtype for dtype in candidates if _can_hold(dtype, *a) and _can_hold(dtype, *b))
     survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
     return Carrier(dtype, dtype == torch.float32 and not survive)
 
 
-def _survives(shortened: Float, point: Quantizer | None, own: torch.dtype) -> bool:
-    if point is None:
+def _survives(shortened: Float, fmt: Format | None, own: torch.dtype) -> bool:
+    if fmt is None:
         return own in _OWN_FORMAT and contains(shortened, _OWN_FORMAT[own])
-    return contains(shortened, point.format)
+    return contains(shortened, fmt)
 
 
-def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False) -> Tensor:
-    """The matrix product of two operands in their carrier, summed in float32, in the dtype of the result."""
+def multiply(
+    a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False, factors: Sequence[Tensor] = (), bias: Tensor | None = None
+) -> Tensor:
+    """The matrix product of two operands in their carrier, summed in float32, times factors, in the dtype of the result.
+
+    A bias is added if there are factors.
+    """
+    if factors:
+        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact), factors, dtype, bias)
     if exact:
         return in_dtype(float32.matmul(a, b), dtype)
     if a.dtype == dtype:
@@ -98,6 +118,11 @@ def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False) -> T
         product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
         return in_dtype(product, dtype)
     return torch.matmul(a, b).to(dtype)
+
+
+def rescaled(product: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """A product of float32 or float64 times scales that were left out of its operands, plus a bias, in the result's dtype."""
+    return torch.ops.qsim.rescaled.default(product, factors, bias, dtype)  # type: ignore[no-any-return]
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ from qsim.nn.layers import layers
 from qsim.nn.modules import FivePointModule
 
 EMBEDDING = "an embedding: embeddings=True converts it"
+_KEPT = "kept in high precision: its points round nothing"
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class Conversion:
 
     Attributes:
         changed: The name, the kind and the points of each layer that rounds.
-        left: The name of each layer that does not, and why: one that was not chosen, one of a class that `convert` does not know, a module
-            that multiplies by weights of its own, or Hugging Face's attention with its two products.
+        left: The name of each layer that does not, and why: one that a recipe keeps in high precision, one that was not chosen, one of a
+            class that `convert` does not know, a module that multiplies by weights of its own, or Hugging Face's attention with its two
+            products.
     """
 
     changed: tuple[tuple[str, str, FivePoint], ...]
@@ -44,7 +46,9 @@ def conversion(model: nn.Module) -> Conversion:
     """
     changed, left = [], []
     for layer in layers(model):
-        if isinstance(layer.module, FivePointModule):
+        if isinstance(layer.module, FivePointModule) and layer.module.points.is_identity:
+            left.append((layer.title, _KEPT))
+        elif isinstance(layer.module, FivePointModule):
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
         else:
             embedding = EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen"

@@ -14,10 +14,11 @@ from torch import nn
 from qsim.five_point import FivePoint
 from qsim.nn.conversion import EMBEDDING, conversion
 from qsim.nn.layers import Layer, check, kind, layers, target
-from qsim.nn.modules import FivePointModule
+from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.nn.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.quantizer import Quantizer
 from qsim.random import stream
+from qsim.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
 Chooser = Callable[[str, nn.Module], FivePoint | None]
@@ -31,7 +32,7 @@ _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
 
 def convert(
     model: Model,
-    points: FivePoint | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
+    points: FivePoint | Recipe | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     *,
@@ -48,7 +49,9 @@ def convert(
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes.
+            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes. Of a recipe
+            the points, but for the layers that it keeps in high precision: the first and the last of those that are chosen, in the order
+            of the model's modules.
         include: Patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it; `*` stands
             for anything. A layer that stands at several places answers to each of its names.
         exclude: Patterns of layers to leave alone.
@@ -60,7 +63,7 @@ def convert(
 
     Raises:
         TypeError: If the points of a layer are none, or its weights are of a dtype that is not rounded.
-        ValueError: If a pattern matches nothing, or a layer cannot be converted as it is.
+        ValueError: If a pattern matches nothing, a layer cannot be converted as it is, or a recipe keeps all layers in high precision.
 
     Example:
         >>> import torch, qsim
@@ -88,8 +91,10 @@ def convert(
             found = choose(layer)
             if found is not None:
                 chosen.append((layer, found))
-    for layer, _ in chosen:
-        check(layer)
+    if isinstance(points, Recipe):
+        chosen = _keep_ends(chosen, points)
+    for layer, found in chosen:
+        check(layer, found)
     for layer, found in chosen:
         _convert(layer, found)
     for module in model.modules():
@@ -114,8 +119,11 @@ def revert(model: Model) -> Model:
         classes = module.__dict__.pop("_converted", None)
         if classes is not None:
             original, with_points = classes
+            assert isinstance(module, FivePointModule)  # which convert made of it
+            module.keep_histories({})
             module.__class__ = _exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream"]
+            module.__dict__.pop("_points_in_use", None)
     return model
 
 
@@ -128,6 +136,7 @@ def _convert(layer: Layer, points: FivePoint) -> None:
         module.__class__ = _exchanged(type(module), original, with_points)
         module.__dict__["stream"] = stream("layer", layer.names[0])
     module.__dict__["points"] = module.own_points(points)
+    module.remember()
 
 
 def _exchanged(cls: type, old: type, new: type) -> type:
@@ -147,18 +156,28 @@ def _keep_from_bypassing(module: nn.Module) -> None:
             setattr(module, name, value)
 
 
+def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
+    """The layers with their points, of which those that a recipe keeps in high precision have none."""
+    if recipe.first + recipe.last and len(chosen) <= recipe.first + recipe.last:
+        kept = f"keeps the first {recipe.first} and the last {recipe.last} of the layers in high precision"
+        raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none of {len(chosen)}: give recipe.points to round all")
+    last = len(chosen) - recipe.last
+    return [(layer, found if recipe.first <= i < last else FivePoint()) for i, (layer, found) in enumerate(chosen)]
+
+
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
     """What gives a layer its points."""
     if isinstance(points, Mapping) and _is_configuration(points):
         points = FivePoint.from_dict(points)
-    if isinstance(points, FivePoint):
-        return lambda layer: points
+    if isinstance(points, (FivePoint, Recipe)):
+        return lambda layer: resolve_points(points)
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
         return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
     if callable(points):
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
-    raise TypeError(f"convert: points must be a FivePoint, a dictionary of them by name, or a function of name and module, got {points!r}")
+    allowed = "a FivePoint, a recipe, a dictionary of points by name, or a function of name and module"
+    raise TypeError(f"convert: points must be {allowed}, got {points!r}")
 
 
 def _is_configuration(points: Mapping[str, Any]) -> bool:
@@ -185,4 +204,6 @@ def _checked(layer: Layer, points: Any) -> FivePoint | None:
         return points
     if isinstance(points, Mapping):
         return FivePoint.from_dict(points)
+    if isinstance(points, Recipe):
+        raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
     raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}")

@@ -12,6 +12,7 @@ from qsim.five_point import FivePoint
 from qsim.nn import products
 from qsim.nn.arguments import check_bias, operands, product_of, rounds
 from qsim.nn.operands import Setting
+from qsim.nn.scaled_checks import check_groups
 
 Sizes = int | tuple[int, ...]
 
@@ -140,6 +141,8 @@ def _conv(
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
+    if groups > 1 and points.is_scaled:
+        check_groups(name, points, transposed)
     check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
     x, weight, bias, dtype = operands(x, weight, bias, points)
     steps = _tuple(dilation, dims)

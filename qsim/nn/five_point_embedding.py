@@ -13,7 +13,8 @@ from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
 from qsim.nn.once import once
-from qsim.nn.operands import GRAD, WEIGHT, Draws, beyond, clip, round_to_carrier
+from qsim.nn.operands import GRAD, WEIGHT, Draws, SharedOperand, beyond, clip
+from qsim.nn.scaled_operands import round_rows
 from qsim.quantizer import is_stochastic
 
 
@@ -52,9 +53,10 @@ def embedding_with_seeds(
     padding_idx: int,
     scale_grad_by_freq: bool,
     draws: Draws | None = None,
+    shares: tuple[SharedOperand | None, SharedOperand | None] = (None, None),
 ) -> Tensor:
     """`five_point_embedding` with seeds that are given, each needed only if there is something to round stochastically."""
-    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws)
+    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws, shares)
     return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -72,11 +74,13 @@ class FivePointEmbedding(torch.autograd.Function):
         padding_idx: int,
         scale_grad_by_freq: bool,
         draws: Draws | None,
+        shares: tuple[SharedOperand | None, SharedOperand | None],
     ) -> Tensor:
         ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
         ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq, None if draws is None else draws.gradient)
+        ctx.shared = shares[1]
         stream, offset = (WEIGHT, 0) if draws is None else (random.rank_stream(WEIGHT, draws.second), draws.offset)
-        return F.embedding(x, round_to_carrier(weight, points.weight, weight_seed, stream, weight.dtype, offset))
+        return F.embedding(x, round_rows(weight, points.weight, weight_seed, stream, weight.dtype, offset, shares[0]))
 
     @staticmethod
     @once
@@ -84,6 +88,6 @@ class FivePointEmbedding(torch.autograd.Function):
         x, seed, clipped = ctx.saved_tensors
         points, rows, dtype, padding_idx, scale_grad_by_freq, holder = ctx.facts
         held = torch.promote_types(g.dtype, torch.float32)
-        rounded = round_to_carrier(g, points.grad, seed, random.rank_stream(GRAD, holder), held)
+        rounded = round_rows(g, points.grad, seed, random.rank_stream(GRAD, holder), held, shared=ctx.shared)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
-        return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None
+        return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None, None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim import random
+from qsim.nn.autocast import without_autocast
 from qsim.nn.carriers import carrier
 from qsim.nn.once import once
 from qsim.nn.operands import GRAD, GRAD_W, Setting, beyond, clip, recall, round_and_keep, round_and_sum, round_to_carrier
+from qsim.nn.scaled_product import ScaledProduct
 
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -35,18 +36,9 @@ def product_with_seeds(
     a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
 ) -> Tensor:
     """`five_point_product` with seeds that are given, each needed only if there is something to round stochastically."""
+    function = ScaledProduct if setting.points.is_scaled else FivePointProduct
     with without_autocast(a.device):
-        return FivePointProduct.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
-
-
-def autocasts(device: torch.device) -> bool:
-    """Whether autocast is on; for tensors without data torch does not even answer."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Leaves operands in their carrier: autocast would make 16 bits of them."""
-    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+        return function.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):

@@ -14,6 +14,7 @@ from qsim.nn.arguments import check_bias, is_distributed, operands, product_of, 
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.five_point_embedding import five_point_embedding
 from qsim.nn.operands import Setting
+from qsim.nn.scaled_checks import check_lookup, check_matmul
 
 __all__ = [
     "bmm",
@@ -67,6 +68,8 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
     """
     if not rounds(points):
         return torch.matmul(a, b)
+    if points.is_scaled:
+        check_matmul(points)
     a, b, _, dtype = operands(a, b, None, points, two_inputs=True)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
@@ -104,6 +107,8 @@ def embedding(
     """
     if not rounds(points):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    if points.is_scaled:
+        check_lookup(points)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")

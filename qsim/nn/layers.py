@@ -9,6 +9,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
+from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
@@ -82,9 +83,15 @@ def target(module: nn.Module) -> type[modules.FivePointModule] | None:
     return _TARGETS.get(own)
 
 
-def check(layer: Layer) -> None:
+def check(layer: Layer, points: FivePoint) -> None:
     """Refuses a layer that would not round with points, or not work."""
     module = layer.module
+    with_points = type(module) if isinstance(module, modules.FivePointModule) else target(module)
+    if with_points is not None:
+        try:
+            with_points.check_points(points)
+        except ValueError as error:
+            raise ValueError(f"convert: {layer.title}: {error}") from error
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise ValueError(f"convert: {layer.title} is lazy and has seen no input: call the model once before, or exclude the layer")
     if "forward" in vars(module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from qsim import random
 from qsim.five_point import FivePoint
 from qsim.nn import functional
+from qsim.nn.histories import RemembersAmaxes
+from qsim.recipe import Recipe
 
 
-class FivePointModule(nn.Module):
+class FivePointModule(RemembersAmaxes):
     """What every layer with points has.
 
     Attributes:
@@ -27,7 +29,7 @@ class FivePointModule(nn.Module):
     points: FivePoint
     stream: int
 
-    def __init__(self, *args: Any, points: FivePoint | Mapping[str, Any] | None = None, stream: int = 0, **options: Any) -> None:
+    def __init__(self, *args: Any, points: FivePoint | Recipe | Mapping[str, Any] | None = None, stream: int = 0, **options: Any) -> None:
         random.check_index(stream, 0)
         super().__init__(*args, **options)
         self.points = resolve_points(points)
@@ -35,11 +37,33 @@ class FivePointModule(nn.Module):
         for name in self.points.to_dict():
             if name not in self.point_names:
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
+        self.check_points(self.points)
+        self.remember()
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
         """Those of some points that a layer of this kind has."""
         return FivePoint(**{name: getattr(points, name) for name in cls.point_names})
+
+    @classmethod
+    def check_points(cls, points: FivePoint) -> None:
+        """Refuses points that a layer of this kind cannot have."""
+
+    @property
+    def points_in_use(self) -> FivePoint:
+        """The points, with their histories if they have any."""
+        if not self.points.is_delayed:
+            return self.points
+        known = self.__dict__.get("_points_in_use")
+        if known is None or known[0] is not self.points:
+            self.remember()
+            known = self.__dict__["_points_in_use"] = self.points, self.with_histories(self.points)
+        in_use: FivePoint = known[1]
+        return in_use
+
+    def remember(self) -> None:
+        """Makes the histories that the points need, and drops those that they do not."""
+        self.keep_histories({name: getattr(self.points, name) for name in self.point_names})
 
     def extra_repr(self) -> str:
         """The layer's numbers and its points."""
@@ -52,9 +76,11 @@ def resolve_points(points: object) -> FivePoint:
         return FivePoint()
     if isinstance(points, FivePoint):
         return points
+    if isinstance(points, Recipe):
+        return points.points
     if isinstance(points, Mapping):
         return FivePoint.from_dict(points)
-    raise TypeError(f"points must be a FivePoint, a dictionary of its points or None, got {points!r}")
+    raise TypeError(f"points must be a FivePoint, a recipe, a dictionary of its points or None, got {points!r}")
 
 
 class Linear(FivePointModule, nn.Linear):
@@ -68,7 +94,7 @@ class Linear(FivePointModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        return functional.linear(input, self.weight, self.bias, self.points, stream=self.stream)
+        return functional.linear(input, self.weight, self.bias, self.points_in_use, stream=self.stream)
 
 
 class _Convolution(FivePointModule):
@@ -83,7 +109,7 @@ class _Convolution(FivePointModule):
             padding = 0
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.dim() - 3]
         numbers = (module.stride, padding, module.dilation, module.groups)
-        return convolve(padded, weight, bias, *numbers, self.points, stream=self.stream)
+        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream)
 
 
 class Conv1d(_Convolution, nn.Conv1d):
@@ -119,7 +145,7 @@ class _TransposedConvolution(FivePointModule):
         )
         convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
         numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        return convolve(input, module.weight, module.bias, *numbers, self.points, stream=self.stream)
+        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=self.stream)
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
@@ -146,6 +172,12 @@ class Embedding(FivePointModule, nn.Embedding):
     # A lookup has no input that could be rounded, and multiplies by nothing on its way back.
     point_names = ("weight", "grad")
 
+    @classmethod
+    def own_points(cls, points: FivePoint) -> FivePoint:
+        """Its two points, without transforms: these cancel in a product alone, and a lookup is none."""
+        own = {name: getattr(points, name) for name in cls.point_names}
+        return FivePoint(**{name: point and replace(point, transform=None) for name, point in own.items()})
+
     def forward(self, input: Tensor) -> Tensor:
         """The rounded rows."""
         if self.points.is_identity:
@@ -153,5 +185,5 @@ class Embedding(FivePointModule, nn.Embedding):
         if self.max_norm is not None or self.sparse:
             raise ValueError("Embedding: max_norm and sparse=True cannot be combined with points")
         return functional.embedding(
-            input, self.weight, self.padding_idx, self.points, scale_grad_by_freq=self.scale_grad_by_freq, stream=self.stream
+            input, self.weight, self.padding_idx, self.points_in_use, scale_grad_by_freq=self.scale_grad_by_freq, stream=self.stream
         )

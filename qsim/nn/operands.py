@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from qsim import random
 from qsim.five_point import FivePoint
 from qsim.formats import Format
+from qsim.nn.directions import Direction
 from qsim.nn.products import Product
 from qsim.quantizer import Quantizer
 from qsim.rounding import DEFAULT_BITS
+from qsim.scaled import Share
 from qsim_kernels.grid import Coding, read, spell
 
 # Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
@@ -45,6 +48,21 @@ class Draws:
     adds_bias: bool = True
 
 
+class SharedOperand(Protocol):
+    """What a process holds of an operand that is distributed over several."""
+
+    def along(self, direction: Direction, merges: bool) -> Share:
+        """The share of an operand that lies in a product so."""
+
+
+class Shares(NamedTuple):
+    """What a process holds of the operands of a product and of its result."""
+
+    first: SharedOperand | None
+    second: SharedOperand | None
+    result: SharedOperand | None
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a product is besides its tensors.
@@ -55,6 +73,7 @@ class Setting:
         two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
         draws: The random bits of shares; by default operands are whole, and inputs and gradients are this process's own.
         dtype: Of the result, if it is not what the operands' dtypes come to.
+        shares: How scales of the whole are found, where operands are distributed over several processes.
     """
 
     points: FivePoint
@@ -62,6 +81,7 @@ class Setting:
     two_inputs: bool = False
     draws: Draws | None = None
     dtype: torch.dtype | None = None
+    shares: Shares | None = None
 
     def forward_point(self, second: bool) -> Quantizer | None:
         """What rounds an operand forward."""

@@ -6,6 +6,7 @@ Operands come in their carrier and results leave in the dtype that is asked for;
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,13 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.nn import float32
-from qsim.nn.carriers import in_dtype, multiply
+from qsim.nn.carriers import in_dtype, multiply, rescaled
+from qsim.nn.directions import CONVOLUTION, LINEAR, MATMUL, TRANSPOSED, Directions
+
+Factors = Sequence[Tensor]
 
 
 class Product(Protocol):
     """An operation that is linear in two operands.
 
-    Each method takes the dtype of its result, and whether its operands are float32 that must not be shortened.
+    Each method takes the dtype of its result, whether its operands are float32 that must not be shortened, and factors: scales that its
+    operands were divided by, as `directions` spread them, with which the result is multiplied before anything else.
 
     Attributes:
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
@@ -28,16 +33,23 @@ class Product(Protocol):
 
     sums_rows: ClassVar[bool]
 
+    @property
+    def directions(self) -> Directions:
+        """Along which dimensions operands are scaled."""
+
+    def merges_rows(self, second: torch.Size) -> bool:
+        """Whether all dimensions but the last of the first operand and of the result count as one, given the second operand's shape."""
+
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """The only 16-bit carrier that a result of this dtype can come from, float32 if there is none, `None` if any will do."""
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Tensor:
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The result, with the bias added."""
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the first operand."""
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the second operand."""
 
     def grad_bias(self, g: Tensor) -> Tensor:
@@ -49,34 +61,40 @@ class Linear:
     """`a @ w.T`, over the last dimension of an `a` with any number of others."""
 
     sums_rows: ClassVar[bool] = True
+    directions: ClassVar[Directions] = LINEAR
+
+    def merges_rows(self, second: torch.Size) -> bool:
+        """Tokens are rows, wherever they stand."""
+        return True
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Matrix products sum in float32 whatever their operands are."""
         return None
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Tensor:
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The result, with the bias added."""
-        if a.dtype == dtype and not exact:
+        if a.dtype == dtype and not exact and not factors:
             return F.linear(a, w, bias)
-        result = multiply(_rows(a), w.t(), dtype if bias is None else torch.promote_types(dtype, torch.float32), exact)
-        if bias is not None:
+        own = dtype if bias is None or factors else torch.promote_types(dtype, torch.float32)
+        result = multiply(rows(a), w.t(), own, exact, factors, bias)
+        if bias is not None and not factors:
             result = in_dtype(result + bias, dtype)
         return result.view(*a.shape[:-1], w.shape[0])
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(_rows(g), w, dtype, exact).view(a_shape)
+        return multiply(rows(g), w, dtype, exact, factors).view(a_shape)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(_rows(g).t(), _rows(a), dtype, exact)
+        return multiply(rows(g).t(), rows(a), dtype, exact, factors)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
-        return _rows(g).sum(0)
+        return rows(g).sum(0)
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows(x: Tensor) -> Tensor:
     """All dimensions but the last as one; with -1 for it, torch would refuse rows of no elements."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -103,26 +121,35 @@ class Convolution:
     groups: int
     transposed: bool
 
+    @property
+    def directions(self) -> Directions:
+        """Channels are summed over, and samples for the gradient of the weight."""
+        return TRANSPOSED if self.transposed else CONVOLUTION
+
+    def merges_rows(self, second: torch.Size) -> bool:
+        """Every dimension counts by itself."""
+        return False
+
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Torch's convolutions round their results to their operands' dtype."""
         return dtype if dtype.itemsize == 2 else torch.float32
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Tensor:
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The result, with the bias added."""
-        given = bias if a.dtype == dtype else None
+        given = bias if a.dtype == dtype and not factors else None
         convolution = float32.convolution if exact else torch.ops.aten.convolution
-        result = convolution(a, w, given, *self._numbers())
+        result = _times(convolution(a, w, given, *self._numbers()), factors, dtype)
         if bias is not None and given is None:
             result = result + bias.view(-1, *[1] * len(self.stride))
         return in_dtype(result, dtype)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the first operand."""
-        return self._backward(g, g.new_empty(1).expand(a_shape), w, False, exact).to(dtype)
+        return _times(self._backward(g, g.new_empty(1).expand(a_shape), w, False, exact), factors, dtype).to(dtype)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the second operand."""
-        return self._backward(g, a, g.new_empty(1).expand(w_shape), True, exact).to(dtype)
+        return _times(self._backward(g, a, g.new_empty(1).expand(w_shape), True, exact), factors, dtype).to(dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
@@ -144,34 +171,49 @@ class Matmul:
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
     sums_rows: ClassVar[bool] = False
+    directions: ClassVar[Directions] = MATMUL
+
+    def merges_rows(self, second: torch.Size) -> bool:
+        """Matrices that share their second operand are one."""
+        return len(second) == 2
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Matrix products sum in float32 whatever their operands are."""
         return None
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Tensor:
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The result; there is no bias."""
-        return _batched(a, w, dtype, exact)
+        return _batched(a, w, dtype, exact, factors)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the first operand."""
-        return _summed(g, w.mT, a_shape, dtype, exact)
+        return _summed(g, w.mT, a_shape, dtype, exact, factors)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the second operand."""
         if len(w_shape) == 2:
-            return multiply(_rows(a).t(), _rows(g), dtype, exact)
-        return _summed(a.mT, g, w_shape, dtype, exact)
+            return multiply(rows(a).t(), rows(g), dtype, exact, factors)
+        return _summed(a.mT, g, w_shape, dtype, exact, factors)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
         raise NotImplementedError
 
 
-def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
+def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
+    """A convolution's result times its factors, which leave it with the bits of float32 at least."""
+    if not factors:
+        return result
+    wide = torch.promote_types(dtype, torch.float32)
+    return rescaled(result.to(wide), factors, wide)
+
+
+def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool, factors: Factors) -> Tensor:
     """A product of batches of matrices; those that share their second operand are multiplied as one."""
     if b.dim() == 2:
-        return multiply(_rows(a), b, dtype, exact).view(*a.shape[:-1], b.shape[-1])
+        return multiply(rows(a), b, dtype, exact, factors).view(*a.shape[:-1], b.shape[-1])
+    if factors:
+        return rescaled(_batched(a, b, torch.promote_types(dtype, torch.float32), exact, ()), factors, dtype)
     if a.dtype == dtype:
         return multiply(a, b, dtype, exact)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -181,8 +223,8 @@ def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
     return multiply(a3, b3, dtype, exact).view(*batch, a.shape[-2], b.shape[-1])
 
 
-def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors) -> Tensor:
     """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact)
+    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact, factors)
     return result.sum_to_size(shape).to(dtype)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qsim import random
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.carriers import can_hold
+from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.once import once
 from qsim.nn.operands import round_to_carrier
 from qsim.quantizer import Point, Quantizer, short
 
 
-class Quantize(nn.Module):
+class Quantize(RemembersAmaxes):
     """Rounds what passes through it: values on the way forward, gradients on the way back.
 
     Args:
@@ -33,12 +34,14 @@ class Quantize(nn.Module):
 
     def __init__(self, forward: Point = None, backward: Point = None) -> None:
         super().__init__()
-        self.forward_point = forward if forward is None or isinstance(forward, Quantizer) else Quantizer(forward)
-        self.backward_point = backward if backward is None or isinstance(backward, Quantizer) else Quantizer(backward)
+        self.forward_point = _resolve("forward", forward)
+        self.backward_point = _resolve("backward", backward)
+        self.keep_histories({"forward_point": self.forward_point, "backward_point": self.backward_point})
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded input."""
-        result = input if self.forward_point is None else self.forward_point(input, stream=random.rank_stream(_FORWARD))
+        point = self._in_use("forward_point")
+        result = input if point is None else point(input, stream=random.rank_stream(_FORWARD))
         if self.backward_point is None:
             return result
         if result.dtype not in FLOATS:
@@ -47,12 +50,25 @@ class Quantize(nn.Module):
             raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
         stochastic = self.backward_point.rounding.is_stochastic
         seed = random.seed_tensor(None, None, input.device) if stochastic else None
-        return _RoundGradient.apply(result, seed, self.backward_point)  # type: ignore[no-any-return,no-untyped-call]
+        point = self._in_use("backward_point")
+        return _RoundGradient.apply(result, seed, point)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _in_use(self, name: str) -> Quantizer | None:
+        """A point, with its history if it has one."""
+        point: Quantizer | None = getattr(self, name)
+        return None if point is None else self.with_history(name, point)
 
     def extra_repr(self) -> str:
         """The two points."""
         points = {"forward": self.forward_point, "backward": self.backward_point}
         return ", ".join(f"{name}={short(point)}" for name, point in points.items() if point is not None)
+
+
+def _resolve(name: str, point: Point) -> Quantizer | None:
+    found = point if point is None or isinstance(point, Quantizer) else Quantizer(point)
+    if found is not None and found.transform is not None:
+        raise ValueError(f"Quantize: {name}: a transform cancels in a product alone, got {found.transform!r}")
+    return found
 
 
 _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
@@ -76,4 +92,6 @@ class _RoundGradient(torch.autograd.Function):
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        return round_to_carrier(g, ctx.point, seed, random.rank_stream(_BACKWARD), g.dtype), None, None
+        if ctx.point.scale is None:
+            return round_to_carrier(g, ctx.point, seed, random.rank_stream(_BACKWARD), g.dtype), None, None
+        return ctx.point(g, seed=seed, stream=random.rank_stream(_BACKWARD)), None, None

@@ -13,6 +13,8 @@ The weight says how a linear layer is multiplied, as in tensor-parallel plans:
 | `Shard(1)` | `Shard(-1)` | `Partial()` |
 | `Replicate()` | `Replicate()`, or `Shard` of any dimension but the last | as the input |
 
+Scales are those of the whole: see `qsim.nn.sharded_scales`.
+
 An input that is placed otherwise is redistributed first. Layers whose weight is a plain tensor, as FSDP2 and DDP give it, never come here.
 So a layer outside of a tensor-parallel plan, whose plain input all ranks of the group hold alike, rounds it with noise of each rank's own;
 `torch.distributed.tensor.distribute_module` makes its parameters and its input `Replicate()`, and then it rounds alike.
@@ -22,13 +24,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.nn.five_point_product import product_with_seeds
 from qsim.nn.operands import Draws, Setting
 from qsim.nn.products import Linear, Matmul
+from qsim.nn.sharded_scales import result_shape, shares_of
 from qsim.nn.shares import Placements, agreed_seed, draws_of_weight, first_holder, is_shard, placed, refuse_shard, seed_of_shares, whole
 
 
@@ -69,15 +71,16 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
         draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))
     else:
         draws = draws_of_weight(w, layout.a, layout.out)
+    shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
     y = product_with_seeds(
         a.to_local(grad_placements=layout.grad_a),
         w.to_local(grad_placements=layout.grad_w),
         None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias),
         seed,
         weight_seed,
-        Setting(points, setting.product, setting.two_inputs, draws, setting.dtype),
+        Setting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares),
     )
-    return whole(_result_shape(a, w, setting), y, mesh, layout.out)
+    return whole(result_shape(a, w, setting), y, mesh, layout.out)
 
 
 def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:
@@ -127,9 +130,3 @@ def _data_parallel(of_a: Placement) -> Placements:
 
 def _replicated() -> Placements:
     return (Replicate(),) * 7
-
-
-def _result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
-    """The shape of the whole result, which torch knows without computing it."""
-    first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return setting.product.forward(first, second, None, first.dtype, False).shape

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.five_point import FivePoint
 from qsim.nn.five_point_embedding import check_table, embedding_with_seeds
+from qsim.nn.sharded_scales import shares_of_lookup
 from qsim.nn.shares import (
     Placements,
     agreed_seed,
@@ -52,6 +53,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     along = [_layout(x, weight, *dim) for dim in zip(sizes(x.device_mesh), x.placements, weight.placements, strict=True)]
     of_x, of_weight, of_result, of_gradient = zip(*along, strict=True)
     x, weight = placed(x, of_x), placed(weight, of_weight)
+    shares = shares_of_lookup(x, weight, of_result, points) if points.is_scaled else (None, None)
     in_rows = any(is_shard(how, 0) for how in of_weight)
     if in_rows and scale_grad_by_freq:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows")
@@ -63,7 +65,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
     # Any row will do for what others look up: it is taken out, and its gradient is zero.
     own = (indices - start).masked_fill(elsewhere, 0) if in_rows else indices
-    y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws)
+    y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
     return whole((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)
 

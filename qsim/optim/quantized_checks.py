@@ -22,12 +22,16 @@ States = Quantizer | dict[str, Quantizer | None] | None
 
 def quantizer_of(name: str, point: Point) -> Quantizer | None:
     """The quantizer of a point; what is wrong with it is told with the point's name."""
-    if point is None or isinstance(point, Quantizer):
-        return point
+    if point is None:
+        return None
     try:
-        return Quantizer(point)
+        found = point if isinstance(point, Quantizer) else Quantizer(point)
     except (TypeError, ValueError) as error:
         raise type(error)(f"Quantized: {name}: {error}") from error
+    for given in (found.scale, found.transform):
+        if given is not None:
+            raise ValueError(f"Quantized: {name}: optimizers round element by element, without scales and transforms, got {given!r}")
+    return found
 
 
 def states_of(given: Point | Mapping[str, Point]) -> States:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from qsim import block
+from qsim.block import Block
 from qsim.calls import read_call
 from qsim.checks import cannot_hold
 from qsim.formats import Format, format as resolve_format, holders, names
@@ -68,6 +70,8 @@ def name_of(fmt: str | torch.dtype | Format | None) -> str | None:
     """A format as a string, which a checkpoint can keep; `qsim.format` reads it."""
     if fmt is None:
         return None
+    if isinstance(fmt, (Block, str)) and isinstance(block.resolve(fmt), Block):
+        raise ValueError(f"optimizers round element by element: weight and state are formats without scales, got {fmt!r}")
     found = resolve_format(fmt)
     return next(iter(names(found)), repr(found))
 

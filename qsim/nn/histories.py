@@ -1,0 +1,154 @@
+"""What layers remember for delayed scales: the largest magnitudes of the tensors that went through a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.five_point import FivePoint
+from qsim.quantizer import Quantizer
+from qsim.scaling import Delayed, Scaling
+from qsim.scaling.geometry import tiles_of_whole
+from qsim.shards import local
+from qsim_kernels import scales as numbers
+
+#: The points at which tensors go forward; others see gradients, or what the backward pass takes.
+_FORWARD = ("act", "weight", "forward_point")
+
+
+class History:
+    """The largest magnitudes at one point of a layer, the latest in place of the oldest. They lie in two buffers of the layer.
+
+    When a backward pass calls a layer again, as activation checkpointing does, nothing is recorded, and the scale is that of the layer's
+    last call. So the same numbers come out if a layer is called once between two backward passes, and otherwise those of the last call.
+
+    Args:
+        layer: The layer.
+        point: The point.
+        length: How many are remembered.
+
+    Attributes:
+        has_recorded: Whether there is anything; known here, because to ask the device would be to wait for it.
+    """
+
+    def __init__(self, layer: nn.Module, point: str, length: int) -> None:
+        self.point, self.length = point, length
+        self.has_recorded = False
+        self._layer = layer
+        self._last: Tensor | None = None
+        device = next((parameter.device for parameter in layer.parameters(recurse=False)), None)
+        layer.register_buffer(self.names[0], torch.zeros(length, dtype=torch.float32, device=device))
+        layer.register_buffer(self.names[1], torch.zeros((), dtype=torch.int64, device=device))
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The buffers: the magnitudes, of which those that are not there yet are 0, and how many were recorded."""
+        return f"{self.point}_amaxes", f"{self.point}_recorded"
+
+    def used(self, amaxes: Tensor) -> Tensor:
+        """The largest magnitude that the scale follows from, given the tensor's own, which is recorded."""
+        if torch.compiler.is_compiling():
+            raise RuntimeError("compiled code cannot keep the history of delayed scales: call torch.compiler.disable on the layer")
+        if self._last is not None and self.point in _FORWARD and torch._C._current_graph_task_id() != -1:
+            return self._last
+        # Tensor-parallel plans make distributed tensors of buffers, which every process holds whole.
+        past, recorded = (local(self._layer.get_buffer(name)) for name in self.names)
+        own, largest = amaxes.to(torch.float32), past.amax()
+        self._last = torch.where(largest > 0, largest, own)
+        if self._layer.training:
+            # An infinity or a NaN would spoil the scales of as many tensors as are remembered.
+            remembered = torch.where(own.isfinite(), own, 0).amax().view(1) if own.numel() else past.new_zeros(1)
+            past.scatter_(0, (recorded % self.length).view(1), remembered)
+            recorded.add_(1)
+            self.has_recorded = True
+        return self._last
+
+    def check(self) -> None:
+        """Refuses to scale by a history of nothing."""
+        if not self._layer.training and not self.has_recorded:
+            raise RuntimeError(f"the delayed scale of {self.point} has no history yet: run a training step first, or load one")
+
+    def loaded(self, recorded: Tensor) -> None:
+        """Takes note of what the buffers hold now."""
+        self.has_recorded, self._last = bool(local(recorded) > 0), None
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Recorded(Scaling):
+    """A delayed scale with its history."""
+
+    history: History
+
+    def __init__(self, scaling: Delayed, history: History) -> None:
+        super().__init__(scaling.format, scaling.rule, scaling.margin)
+        object.__setattr__(self, "history", history)
+
+    @property
+    def is_directed(self) -> bool:  # noqa: D102 (documented above)
+        return False
+
+    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+        self.history.check()
+        return tiles_of_whole(shape)
+
+    def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
+        return self.history.used(amaxes)
+
+
+class RemembersAmaxes(nn.Module):
+    """A module that keeps a history for each of its points with a delayed scale."""
+
+    def keep_histories(self, points: Mapping[str, Any]) -> None:
+        """Makes a history for each point with a delayed scale, where there is none of its length yet, and drops all others."""
+        known = self._histories
+        wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
+        for name, history in known.items():
+            if wanted.get(name) != history.length:
+                for buffer in history.names:
+                    delattr(self, buffer)
+        kept = {name: history for name, history in known.items() if wanted.get(name) == history.length}
+        found = {name: kept.get(name) or History(self, name, length) for name, length in wanted.items()}
+        self.__dict__.pop("_kept_histories", None)
+        if found:
+            self.__dict__["_kept_histories"] = found
+
+    def with_history(self, name: str, point: Quantizer) -> Quantizer:
+        """A point that keeps its history, if it has one."""
+        if not isinstance(point.scale, Delayed):
+            return point
+        return replace(point, scale=Recorded(point.scale, self._histories[name]))
+
+    def with_histories(self, points: FivePoint) -> FivePoint:
+        """Points that keep their histories."""
+        return replace(points, **{name: self.with_history(name, getattr(points, name)) for name in self._histories})
+
+    @property
+    def _histories(self) -> dict[str, History]:
+        found: dict[str, History] = self.__dict__.get("_kept_histories", {})
+        return found
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemembersAmaxes:
+        """Moves histories along with the layer, but leaves their dtype when it changes its own."""
+        own = {id(self.get_buffer(name)) for history in self._histories.values() for name in history.names}
+
+        def moved(x: Tensor) -> Tensor:
+            found = fn(x)
+            return x.to(found.device) if id(x) in own and found.dtype != x.dtype else found
+
+        super()._apply(moved if own else fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        for history in self._histories.values():
+            recorded = state_dict.get(prefix + history.names[1])
+            if recorded is not None:
+                history.loaded(recorded)
+
+
+def _is_delayed(point: object) -> bool:
+    return isinstance(point, Quantizer) and isinstance(point.scale, Delayed)

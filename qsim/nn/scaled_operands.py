@@ -1,0 +1,193 @@
+"""The operands of a product under scales and transforms: how each is rounded into its carrier, and what is left for the result.
+
+Scales of blocks and tiles are multiplied into the operand. Those of channels and of the whole tensor are not: what they divide all terms of
+a sum by, the sum is multiplied with.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim.checks import spelling
+from qsim.formats import Float, Format
+from qsim.nn.carriers import Values
+from qsim.nn.directions import LINEAR, Direction
+from qsim.nn.operands import Setting, SharedOperand, Shares, round_to_carrier
+from qsim.nn.products import rows
+from qsim.quantizer import Quantizer
+from qsim.scaled import quantize_scaled
+from qsim.scaling import Blocks, Scaling, Tiles
+from qsim.transforms import Hadamard
+from qsim_kernels.scales import Restore
+
+#: Significant bits that float32 holds.
+_SINGLE = 24
+
+
+class Point(NamedTuple):
+    """How one operand of a product is rounded.
+
+    Attributes:
+        quantizer: What rounds it, if anything does.
+        transform: What goes before; both operands of a product have the same.
+        direction: Along which dimensions.
+        merges: Whether all dimensions of the operand but the last count as one.
+        shared: What this process holds of the operand, if it is distributed over several.
+    """
+
+    quantizer: Quantizer | None
+    transform: Hadamard | None
+    direction: Direction
+    merges: bool
+    shared: SharedOperand | None = None
+
+
+class Rounded(NamedTuple):
+    """An operand in its carrier.
+
+    Attributes:
+        values: Of the operand's shape.
+        factors: What the result is multiplied with, or nothing.
+        scales: Those that were not multiplied into the operand.
+    """
+
+    values: Tensor
+    factors: tuple[Tensor, ...] = ()
+    scales: Tensor | None = None
+
+
+def forward_operands(setting: Setting, merges: bool) -> tuple[Point, Point]:
+    """Those of the product on the way forward."""
+    points, lies, shares = setting.points, setting.product.directions, setting.shares or _WHOLE
+    transform = None if points.act is None else points.act.transform
+    first = Point(setting.forward_point(False), transform, lies.act, merges, shares.first)
+    return first, Point(setting.forward_point(True), transform, lies.weight, False, shares.second)
+
+
+def operands_of_grad_a(setting: Setting, merges: bool) -> tuple[Point, Point]:
+    """The gradient and the second operand, in the product that gives the first one's gradient.
+
+    The gradient says what goes before both, because an input may stand where a weight does.
+    """
+    grad, lies, shares = setting.points.grad, setting.product.directions, setting.shares or _WHOLE
+    transform = None if grad is None else grad.transform
+    second = Point(setting.backward_point(True), transform, lies.weight_bwd, False, shares.second)
+    return Point(grad, transform, lies.grad, merges, shares.result), second
+
+
+def operands_of_grad_w(setting: Setting, merges: bool) -> tuple[Point, Point]:
+    """The gradient and the first operand, in the product that gives the second one's gradient."""
+    points, lies, shares = setting.points, setting.product.directions, setting.shares or _WHOLE
+    grad = points.grad if points.grad_w is None else points.grad_w
+    transform = None if grad is None else grad.transform
+    first = Point(setting.backward_point(False), transform, lies.act_bwd, merges, shares.first)
+    return Point(grad, transform, lies.grad_w, merges, shares.result), first
+
+
+_WHOLE = Shares(None, None, None)
+
+
+def leaves_factor(quantizer: Quantizer | None) -> bool:
+    """Whether the result is to be multiplied with scales."""
+    scale = None if quantizer is None else quantizer.scale
+    return scale is not None and (not _goes_in(scale) or scale.outer is not None)
+
+
+def values_of(point: Point, dtype: torch.dtype) -> Values:
+    """A format that holds what a point makes of a tensor of a dtype, if it rounds and there is one, and that dtype.
+
+    Elements times scales are taken to have all exponents that bfloat16 and float32 have: below these, in blocks whose largest magnitude is
+    some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
+    """
+    if point.quantizer is None:
+        return None, dtype
+    if point.quantizer.scale is None or not _goes_in(point.quantizer.scale):
+        return point.quantizer.format, dtype
+    find = _values if torch.compiler.is_compiling() else _known_values
+    return find(point.quantizer.format, point.quantizer.scale.format, dtype), dtype
+
+
+def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None:
+    """A format that holds the products of elements and scales, or float32's where these are float32.
+
+    A power of two has no bits to add to those of an element. Products of float64 operands that need more than float32's stay float64.
+    """
+    bits = element.precision + (scale.precision if scale.precision > 1 else 0)
+    if bits > _SINGLE and dtype == torch.float64:
+        return None
+    return Float(8, min(bits, _SINGLE) - 1, specials="ieee")
+
+
+_known_values = lru_cache(maxsize=1024)(_values)
+
+
+def _goes_in(scale: Scaling) -> bool:
+    return isinstance(scale, (Blocks, Tiles))
+
+
+def round_scaled(
+    x: Tensor,
+    point: Point,
+    seed: Tensor | None,
+    stream: int,
+    dtype: torch.dtype,
+    offset: int = 0,
+    known: Tensor | None = None,
+) -> Rounded:
+    """What a point makes of a tensor, in the carrier.
+
+    Args:
+        x: The operand.
+        point: How it is rounded.
+        seed: Needed for stochastic rounding alone.
+        stream: The stream of random bits.
+        dtype: The carrier.
+        offset: The index in the whole operand of the first element that is held.
+        known: The scales that were not multiplied into the operand, if they were made before.
+    """
+    quantizer, transform, direction, merges, shared = point
+    if quantizer is None:
+        return Rounded(x.to(dtype))
+    seen = rows(x) if merges else x
+    turn = () if transform is None else transform.turn(seen.shape, direction.summed)
+    if quantizer.scale is None:
+        turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
+        return Rounded(round_to_carrier(turned, quantizer, seed, stream, dtype, offset).view(x.shape))
+    # After a transform an element has the bits of float32, of which stochastic rounding then sees all.
+    seen_dtype = torch.promote_types(x.dtype, torch.float32) if turn else x.dtype
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, seen_dtype)
+    chosen = seed if spelt.is_stochastic else None
+    tiles, goes_in = direction.tiles(quantizer.scale, seen.shape), _goes_in(quantizer.scale)
+    restore = Restore.SCALE if goes_in else Restore.NOTHING
+    share = None if shared is None else shared.along(direction, merges)
+    rounding = (chosen, stream, offset, dtype, restore, turn, tiles, share, known)
+    values, scales, under = quantize_scaled(seen, spelt, quantizer.scale, *rounding)
+    if goes_in:
+        return Rounded(values.view(x.shape), () if under is None else (under,))
+    assert scales is not None  # those of blocks and tiles alone are not given
+    factor = direction.spread(scales if under is None else scales * under, seen.shape)
+    return Rounded(values.view(x.shape), (factor,), scales)
+
+
+def round_rows(
+    x: Tensor,
+    quantizer: Quantizer | None,
+    seed: Tensor | None,
+    stream: int,
+    dtype: torch.dtype,
+    offset: int = 0,
+    shared: SharedOperand | None = None,
+) -> Tensor:
+    """What a quantizer makes of rows that nothing multiplies, of a table or of a lookup's gradient: scales lie along the last dimension."""
+    if quantizer is None or quantizer.scale is None:
+        return round_to_carrier(x, quantizer, seed, stream, dtype, offset)
+    seen = rows(x)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, x.dtype)
+    chosen = seed if spelt.is_stochastic else None
+    tiles, share = LINEAR.act.tiles(quantizer.scale, seen.shape), None if shared is None else shared.along(LINEAR.act, True)
+    found = quantize_scaled(seen, spelt, quantizer.scale, chosen, stream, offset, dtype, tiles=tiles, share=share)
+    return found.values.view(x.shape)

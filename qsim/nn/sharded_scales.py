@@ -1,0 +1,137 @@
+"""Scales of distributed tensors: those of the whole, which a process finds with the others that hold shares of it.
+
+What many elements share follows from the largest magnitudes of all shares. Blocks, tiles and transforms stay within a process: shares that
+would cut them are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from qsim.five_point import FivePoint
+from qsim.nn.directions import LINEAR, Direction
+from qsim.nn.operands import Setting, Shares
+from qsim.nn.scaled_operands import forward_operands, operands_of_grad_a, operands_of_grad_w
+from qsim.quantizer import Quantizer
+from qsim.scaling import Blocks, Tiles
+from qsim.shards import sizes
+from qsim.transforms import Hadamard
+
+
+@dataclass(frozen=True)
+class MeshShare:
+    """What this process holds of an operand.
+
+    Attributes:
+        shape: Of the whole.
+        mesh: The processes.
+        placements: How it lies on them.
+        channels: The dimensions along which a channel's elements lie.
+    """
+
+    shape: tuple[int, ...]
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    channels: tuple[int, ...] = ()
+
+    def along(self, direction: Direction, merges: bool) -> MeshShare:
+        """The share of an operand that lies in a product so."""
+        return MeshShare(self.shape, self.mesh, self.placements, tuple(direction.channel_dims(len(self.shape), merges)))
+
+    def of_all(self, amaxes: Tensor) -> Tensor:
+        """The largest magnitude of the whole tensor, from that of the share."""
+        own = amaxes.amax() if amaxes.numel() else amaxes.new_zeros(())
+        return self._largest(own.view(1, 1, 1), range(len(self.shape)))
+
+    def of_channels(self, amaxes: Tensor) -> Tensor:
+        """Those of the whole tensor's channels, from those of the share's."""
+        own = amaxes if amaxes.numel() else amaxes.new_zeros([max(size, 1) for size in amaxes.shape])
+        return self._largest(own, self.channels)
+
+    def _largest(self, amaxes: Tensor, dims: Sequence[int]) -> Tensor:
+        """The largest of those that the shares along some dimensions have."""
+        how = [Partial("max") if _dim_of(placement) in dims else Replicate() for placement in self.placements]
+        if all(placement.is_replicate() for placement in how):
+            return amaxes
+        # No collective says what it makes of a NaN; to a scale an infinity is the same.
+        plain = torch.where(amaxes.isnan(), math.inf, amaxes)
+        return DTensor.from_local(plain, self.mesh, how, run_check=False).full_tensor()
+
+    def check(self, name: str, quantizer: Quantizer | None, transform: Hadamard | None, direction: Direction, merges: bool) -> None:
+        """Refuses shares that would cut what is scaled or transformed together."""
+        if quantizer is None:
+            return
+        summed, (rows, columns) = direction.summed_dims(len(self.shape), merges), direction.matrix_dims(len(self.shape), merges)
+        if transform is not None:
+            self._check_even(name, f"a transform of {transform.size}", summed, transform.size)
+        if isinstance(quantizer.scale, Blocks):
+            self._check_even(name, f"blocks of {quantizer.scale.size}", summed, quantizer.scale.size)
+        if isinstance(quantizer.scale, Tiles):
+            what = f"tiles of {quantizer.scale.height} by {quantizer.scale.width}"
+            self._check_even(name, what, rows, quantizer.scale.height)
+            self._check_even(name, what, columns, quantizer.scale.width)
+
+    def _check_even(self, name: str, what: str, dims: Sequence[int], size: int) -> None:
+        """Refuses shares that cut pieces of a size, which lie along some dimensions that count as one."""
+        for place, dim in enumerate(dims):
+            length, chunk = self.shape[dim], self.shape[dim]
+            for placement, count in zip(self.placements, sizes(self.mesh), strict=True):
+                chunk = -(-chunk // count) if _dim_of(placement) == dim else chunk
+            inner, outer = math.prod([self.shape[i] for i in dims[place + 1 :]]), math.prod([self.shape[i] for i in dims[:place]])
+            if chunk < length and (chunk * inner % size or (outer > 1 and length * inner % size)):
+                cut = f"{length * inner} elements that are cut into shares of {chunk * inner}"
+                raise ValueError(f"{name}: {what} lie along {cut}: each share must hold whole ones")
+
+
+def _dim_of(placement: Placement) -> int | None:
+    """The dimension along which a tensor is cut."""
+    return getattr(placement, "dim", None) if placement.is_shard() else None
+
+
+def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: Setting) -> Shares:
+    """What this process holds of the operands and the result of a product.
+
+    Raises:
+        ValueError: If shares would cut blocks, tiles or what is transformed together.
+    """
+    mesh, merges = w.device_mesh, setting.product.merges_rows(w.shape)
+    first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
+    result = MeshShare(tuple(result_shape(a, w, setting)), mesh, of_result)
+    products = [(forward_operands, ("act", "weight"), (first, second))]
+    if torch.is_grad_enabled():
+        products.append((operands_of_grad_a, ("grad", "weight_bwd"), (result, second)))
+        products.append((operands_of_grad_w, ("grad_w" if setting.points.grad_w is not None else "grad", "act_bwd"), (result, first)))
+    for operands, names, shares in products:
+        for name, point, share in zip(names, operands(setting, merges), shares, strict=True):
+            share.check(name, point.quantizer, point.transform, point.direction, point.merges)
+    return Shares(first, second, result)
+
+
+def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
+    """The shape of the whole result, which torch knows without computing it."""
+    first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
+    return setting.product.forward(first, second, None, first.dtype, False).shape
+
+
+def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:
+    """What this process holds of a table and of a lookup's result.
+
+    Where processes look up rows of their own, the gradients that they round are the whole's, each zero where others look up.
+
+    Raises:
+        ValueError: If shares would cut blocks or tiles.
+    """
+    looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
+    table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))
+    result = MeshShare((*x.shape, weight.shape[1]), weight.device_mesh, looked_up)
+    table.check("weight", points.weight, None, LINEAR.act, True)
+    kept = MeshShare(result.shape, result.mesh, of_result)
+    kept.check("grad", points.grad, None, LINEAR.act, True)
+    return table, result

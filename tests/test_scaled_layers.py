@@ -1,0 +1,385 @@
+"""Layers under scales, against products that are written out: operands rounded group by group, multiplied in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.nn import functional
+from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+SCALES = {"tensor": Whole, "channel": lambda **how: Channel(0, **how), "blocks": lambda **how: Blocks(4, **how)}
+SCALES |= {"tiles": lambda **how: Tiles(2, 3, **how), "square": lambda **how: Tiles(3, 3, **how)}
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Where in an operand its product sums, and where it does not; and which of its dimensions a matrix has as its rows."""
+
+    summed: int
+    kept: int
+    is_image: bool = False
+
+
+def groups(shape: torch.Size, scale: Scaling, lies: Lies) -> list[Tensor]:
+    """The indices of the elements that share a scale."""
+    index = torch.arange(shape.numel()).view(shape)
+    if isinstance(scale, Whole):
+        return [index.flatten()]
+    fibres = index.movedim(lies.summed, -1).reshape(-1, shape[lies.summed])
+    if isinstance(scale, Blocks):
+        return [part for fibre in fibres for part in fibre.split(scale.size)]
+    if isinstance(scale, Channel):
+        return list(index.movedim(lies.kept, 0).flatten(1)) if lies.is_image else list(fibres)
+    assert isinstance(scale, Tiles)
+    matrices = [index.flatten(1)] if lies.is_image else list(index.reshape(-1, *shape[-2:]))
+    return [part.flatten() for m in matrices for rows in m.split(scale.height) for part in rows.split(scale.width, 1)]
+
+
+def rounded(x: Tensor, point: Quantizer | None, lies: Lies) -> Tensor:
+    """An operand, rounded group by group, in float64."""
+    x = x.detach()
+    if point is None or point.scale is None:
+        return x.double() if point is None else point(x).double()
+    found = torch.empty(x.numel(), dtype=torch.float64)
+    for group in groups(x.shape, point.scale, lies):
+        own = x.flatten()[group]
+        found[group] = qsim.quantize(own, point.format, scale=Whole(point.scale.format, point.scale.rule)).double()
+    return found.view(x.shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation.
+
+    Attributes:
+        function: With points.
+        plain: In float64.
+        shapes: Of its operands.
+        lies: How the six operands lie, in the order of `POINTS`.
+        merges: Whether the first operand and the result are seen as rows.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    plain: Callable[[Tensor, Tensor], Tensor]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    lies: tuple[Lies, ...]
+    merges: bool = False
+    two_inputs: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _conv(groups: int = 1) -> Case:
+    numbers: dict[str, Any] = {"padding": (1, 0), "stride": (1, 2), "groups": groups}
+    lies = (Lies(1, 0, True), Lies(1, 0, True), Lies(0, 1, True), Lies(0, 1, True), Lies(1, 0, True), Lies(0, 1, True))
+    shapes = ((5, 6, 5, 4), (4, 6 // groups, 2, 3))
+    return Case(
+        f"conv2d groups={groups}",
+        lambda x, w, points: functional.conv2d(x, w, **numbers, points=points),
+        lambda x, w: F.conv2d(x, w, **numbers),
+        shapes,
+        lies,
+    )
+
+
+_TRANSPOSED: dict[str, Any] = {"padding": (1, 0), "stride": (1, 2)}
+# act, weight, act_bwd, weight_bwd, grad, grad_w
+CASES = [
+    Case(
+        "linear",
+        lambda x, w, points: functional.linear(x, w, points=points),
+        F.linear,
+        ((3, 5, 11), (7, 11)),
+        (Lies(1, 0), Lies(1, 0), Lies(0, 1), Lies(0, 1), Lies(1, 0), Lies(0, 1)),
+        merges=True,
+    ),
+    Case(
+        "matmul",
+        lambda a, b, points: functional.matmul(a, b, points),
+        torch.matmul,
+        ((2, 5, 11), (2, 11, 6)),
+        (Lies(2, 1), Lies(1, 2), Lies(1, 2), Lies(2, 1), Lies(2, 1), Lies(1, 2)),
+        two_inputs=True,
+    ),
+    Case(
+        "matmul of one second operand",
+        lambda a, b, points: functional.matmul(a, b, points),
+        torch.matmul,
+        ((3, 5, 11), (11, 6)),
+        (Lies(1, 0), Lies(0, 1), Lies(0, 1), Lies(1, 0), Lies(1, 0), Lies(0, 1)),
+        merges=True,
+        two_inputs=True,
+    ),
+    Case(
+        "matmul broadcast",
+        lambda a, b, points: functional.matmul(a, b, points),
+        torch.matmul,
+        ((2, 1, 5, 7), (3, 7, 6)),
+        (Lies(-1, -2), Lies(-2, -1), Lies(-2, -1), Lies(-1, -2), Lies(-1, -2), Lies(-2, -1)),
+        two_inputs=True,
+    ),
+    _conv(),
+    Case(
+        "conv_transpose2d",
+        lambda x, w, points: functional.conv_transpose2d(x, w, **_TRANSPOSED, points=points),
+        lambda x, w: F.conv_transpose2d(x, w, **_TRANSPOSED),
+        ((5, 6, 4, 3), (6, 4, 2, 3)),
+        (Lies(1, 0, True), Lies(0, 1, True), Lies(0, 1, True), Lies(1, 0, True), Lies(1, 0, True), Lies(0, 1, True)),
+    ),
+]
+
+
+def numbers(*shape: int) -> Tensor:
+    """Whole numbers with outliers along every dimension, so that no two directions have the same scales."""
+    x = torch.randint(-6, 7, shape).float()
+    for dim in range(len(shape)):
+        sizes = [-1 if i == dim else 1 for i in range(len(shape))]
+        x = x * 2.0 ** torch.randint(0, 3, (shape[dim],)).view(sizes)
+    return x
+
+
+def oracle(case: Case, a: Tensor, w: Tensor, g: Tensor, points: FivePoint) -> list[Tensor]:
+    """The result and both gradients, by torch's own function and autograd in float64."""
+    act, weight, act_bwd, weight_bwd, grad, grad_w = case.lies
+
+    def of(x: Tensor, point: Any, forward: Quantizer | None, lies: Lies, forward_lies: Lies, merged: bool) -> Tensor:
+        seen = x.reshape(-1, x.shape[-1]) if merged and case.merges else x
+        found = rounded(seen, forward, forward_lies) if point == "same" else rounded(seen, point, lies)
+        return found.view(x.shape)
+
+    second, second_bwd = (points.act, points.act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
+    value = case.plain(of(a, points.act, None, act, act, True), of(w, second, None, weight, weight, False))
+    leaf_a, leaf_w = a.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    upstream_a = of(g, points.grad, None, grad, grad, True)
+    upstream_w = of(g, points.grad_w or points.grad, None, grad_w, grad_w, True)
+    by_w, by_a = of(w, second_bwd, second, weight_bwd, weight, False), of(a, points.act_bwd, points.act, act_bwd, act, True)
+    (grad_a,) = torch.autograd.grad(case.plain(leaf_a, by_w), leaf_a, upstream_a)
+    (grad_b,) = torch.autograd.grad(case.plain(by_a, leaf_w), leaf_w, upstream_w)
+    return [value, grad_a, grad_b]
+
+
+def results(case: Case, a: Tensor, w: Tensor, g: Tensor, points: FivePoint) -> list[Tensor]:
+    value = case.function(a, w, points)
+    return [value.detach(), *torch.autograd.grad(value, (a, w), g)]
+
+
+def leaves(case: Case, make: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    a, w = (make(*shape).requires_grad_() for shape in case.shapes)
+    return a, w, make(*case.plain(a, w).shape)
+
+
+def single(name: str, point: Quantizer) -> FivePoint:
+    """One point, or all."""
+    if name == "all":
+        return FivePoint(*[point] * 5)
+    return FivePoint(**{name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
+
+
+@pytest.mark.parametrize("name", [*POINTS, "all"])
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -> None:
+    points = single(name, Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil")))
+    a, w, g = leaves(case, numbers)
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
+        assert torch.equal(found.double(), expected), (found - expected).abs().max()
+
+
+@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str) -> None:
+    points = FivePoint(*[Quantizer("e4m3", scale=SCALES[kind]())] * 5)
+    a, w, g = leaves(case, lambda *shape: torch.randn(shape).exp())
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().mean()))
+
+
+@pytest.mark.parametrize("kind", ["tensor", "square"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_forwards_tensors_are_reused(case: Case, kind: str) -> None:
+    point = Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))
+    points = FivePoint(point, point, "same", "same", point)
+    a, w, g = leaves(case, numbers)
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
+        assert torch.equal(found.double(), expected)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
+def test_two_levels(case: Case) -> None:
+    """Blocks of NVFP4 by `qsim.quantize` of operands that are turned so that what is summed over comes last."""
+    points = FivePoint(*["nvfp4"] * 5)
+    a, w, g = leaves(case, lambda *shape: torch.randn(shape).exp())
+
+    def of(x: Tensor, number: int) -> Tensor:
+        seen = x.detach().reshape(-1, x.shape[-1]) if case.merges else x.detach()
+        lies = case.lies[number].summed
+        return qsim.quantize(seen.movedim(lies, -1), "nvfp4").movedim(-1, lies).reshape(x.shape).double()
+
+    value = case.plain(of(a, 0), of(w, 1))
+    leaf_a, leaf_w = a.detach().double().requires_grad_(), w.detach().double().requires_grad_()
+    (grad_a,) = torch.autograd.grad(case.plain(leaf_a, of(w, 3)), leaf_a, of(g, 4))
+    (grad_w,) = torch.autograd.grad(case.plain(of(a, 2), leaf_w), leaf_w, of(g, 5))
+    for found, expected in zip(results(case, a, w, g, points), [value, grad_a, grad_w], strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().mean()))
+
+
+@pytest.mark.parametrize("name", ["forward", "both"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_transforms_cancel(case: Case, name: str) -> None:
+    wide = Quantizer("fp32", transform=qsim.transforms.Hadamard(4))
+    points = FivePoint(wide, wide) if name == "forward" else FivePoint(*[wide] * 5)
+    a, w, g = leaves(case, lambda *shape: torch.randn(shape))
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, FivePoint()), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_transforms_are_those_of_the_quantizer() -> None:
+    """What a layer multiplies is what a quantizer makes of its operands by itself, random bits included."""
+    point = Quantizer("nvfp4", transform=qsim.transforms.Hadamard(8))
+    x, w = torch.randn(6, 40), torch.randn(5, 40)
+    found = functional.linear(x, w, points=FivePoint(point, point))
+    torch.testing.assert_close(found, point(x) @ point(w).t(), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "blocks"])
+def test_groups_of_channels(kind: str) -> None:
+    case = _conv(groups=2)
+    points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
+    a, w, g = leaves(case, numbers)
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
+        assert torch.equal(found.double(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["tensor", "channel", "blocks"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: str, dtype: torch.dtype) -> None:
+    points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
+    a, w, g = leaves(case, lambda *shape: torch.randint(-6, 7, shape).to(dtype))
+    for found, expected in zip(results(case, a, w, g, points), oracle(case, a, w, g, points), strict=True):
+        assert found.dtype == dtype
+        assert torch.equal(found, expected.to(dtype))
+
+
+def test_float64_keeps_its_bits() -> None:
+    """The scales are float32 even then, but what is multiplied by them is not rounded to that."""
+    x, w = torch.randn(4, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+    blocks = Quantizer("e4m3", scale=Blocks(4))
+    exact = functional.linear(x, w, points=FivePoint(blocks, blocks))
+    torch.testing.assert_close(exact, F.linear(blocks(x), blocks(w)), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_bias_is_added_to_the_scaled_result(case: Case) -> None:
+    if case.two_inputs:
+        pytest.skip("no bias")
+    points = FivePoint(*[Quantizer("e2m1", scale=Channel(0, format="e8m0", rule="ceil"))] * 5)
+    a, w, g = leaves(case, numbers)
+    bias = torch.randn(g.shape[1] if a.dim() == 4 else g.shape[-1]).requires_grad_()
+    function = {"linear": functional.linear, "conv2d groups=1": functional.conv2d}.get(case.name, functional.conv_transpose2d)
+    y, without = function(a, w, bias, points=points), function(a, w, points=points)
+    assert torch.equal(y, without + (bias.view(-1, 1, 1) if a.dim() == 4 else bias))
+    upstream = torch.randint(-8, 9, y.shape).float()
+    (gradient,) = torch.autograd.grad(y, bias, upstream)
+    assert torch.equal(gradient, upstream.sum([0, 2, 3] if a.dim() == 4 else [0, 1]))
+
+
+def test_gradients_are_rounded_once_per_product_where_scales_lie_along_directions() -> None:
+    """With stochastic rounding two roundings draw other bits: those of the product that has its own."""
+    x, w = torch.eye(6).requires_grad_(), torch.eye(6).requires_grad_()
+    g = torch.randn(6, 6)
+    for scale, alike in ((Whole(), True), (Tiles(2, 2), True), (Blocks(2), False), (Channel(0), False)):
+        points = FivePoint(grad=Quantizer("e2m1", "stochastic", scale=scale))
+        torch.manual_seed(0)
+        y = functional.linear(x, w, points=points)
+        grad_x, grad_w = torch.autograd.grad(y, (x, w), g)
+        assert torch.equal(grad_x, grad_w.t()) == alike, scale
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4", "e4m3"])
+def test_attention_and_modules(fmt: str) -> None:
+    point = Quantizer(fmt) if fmt != "e4m3" else Quantizer(fmt, scale=Whole())
+    points = FivePoint(*[point] * 5)
+    layer = qsim.nn.MultiheadAttention(32, 2, batch_first=True, points=points)
+    plain = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 9, 32)
+    y, wanted = layer(x, x, x)[0], plain(x, x, x)[0]
+    assert 0 < (y - wanted).norm() / wanted.norm() < 0.4
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+    q = torch.randn(2, 3, 8, 16)
+    mixed = functional.scaled_dot_product_attention(q, q, q, points=points)
+    assert 0 < (mixed - F.scaled_dot_product_attention(q, q, q)).norm() < 0.4 * mixed.norm()
+
+
+def test_a_table_is_scaled_along_its_rows() -> None:
+    table, index = torch.randn(7, 40).exp().requires_grad_(), torch.tensor([[1, 3], [3, 6]])
+    points = FivePoint(weight="mxfp4", grad=Quantizer("e4m3", scale=Channel(0)))
+    y = functional.embedding(index, table, points=points)
+    assert torch.equal(y, qsim.quantize(table.detach(), "mxfp4")[index])
+    g = torch.randn(2, 2, 40).exp()
+    (gradient,) = torch.autograd.grad(y, table, g)
+    rows = qsim.quantize(g.view(4, 40), "e4m3", scale=Channel(0))
+    assert torch.equal(gradient, torch.zeros(7, 40).index_add(0, index.flatten(), rows))
+
+
+def test_what_passes_through_is_scaled_both_ways() -> None:
+    layer = qsim.nn.Quantize(forward="mxfp4", backward="nvfp4")
+    x, g = torch.randn(5, 40).exp().requires_grad_(), torch.randn(5, 40).exp()
+    y = layer(x)
+    assert torch.equal(y, qsim.quantize(x.detach(), "mxfp4"))
+    assert torch.equal(torch.autograd.grad(y, x, g)[0], qsim.quantize(g, "nvfp4"))
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("transform", [None, qsim.transforms.Hadamard(16)])
+def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.Hadamard | None) -> None:
+    point = Quantizer(fmt, transform=transform)
+    layer = qsim.nn.Linear(48, 20, points=FivePoint(*[point] * 5))
+    # The gradient of the bias adds up what nobody has rounded: whole numbers, so that no order matters.
+    x, g = torch.randn(3, 7, 48, requires_grad=True), torch.randint(-99, 100, (3, 7, 20)).float()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    found = [compiled(x), *torch.autograd.grad(compiled(x), [x, *layer.parameters()], g)]
+    wanted = [layer(x), *torch.autograd.grad(layer(x), [x, *layer.parameters()], g)]
+    assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("scale", [Whole(), Channel(0), Blocks(32, format="e8m0")], ids=["tensor", "channel", "blocks"])
+def test_compiled_code_of_any_size(scale: Scaling) -> None:
+    layer = qsim.nn.Linear(48, 20, bias=False, points=FivePoint(*[Quantizer("e4m3", scale=scale)] * 5))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (3, 5, 9):
+        x, g = torch.randn(rows, 7, 48, requires_grad=True), torch.randn(rows, 7, 20)
+        found, wanted = ([y, *torch.autograd.grad(y, [x, layer.weight], g)] for y in (compiled(x), layer(x)))
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_layers_whose_gradient_is_not_asked_for() -> None:
+    layer = qsim.nn.Linear(32, 8, points=FivePoint(*["mxfp8"] * 5))
+    layer.weight.requires_grad_(False)
+    x = torch.randn(4, 32, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is None
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    empty = torch.randn(0, 32, requires_grad=True)
+    layer(empty).sum().backward()
+    assert empty.grad is not None
+    assert empty.grad.shape == (0, 32)

@@ -1,0 +1,181 @@
+"""Points with scales: how they are written, which go together, and what carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.formats import E2M1, E4M3, FP32, Int
+from qsim.nn import functional
+from qsim.nn.carriers import Carrier, carrier_of
+from qsim.nn.directions import LINEAR
+from qsim.nn.scaled_operands import Point, values_of
+from qsim.scaling import Blocks, Channel, Tensor, Tiles
+from qsim.transforms import Hadamard
+
+TURNED = Quantizer("nvfp4", transform=Hadamard(16))
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        (Quantizer("mxfp4"), "mxfp4"),
+        (Quantizer("mxfp8_e5m2", "stochastic"), "mxfp8_e5m2 Stochastic()"),
+        (Quantizer("e2m1", scale=Blocks(32)), "e2m1 blocks(32)"),
+        (Quantizer("e2m1", scale=Blocks(32, 0, format="e8m0", rule="floor")), "mxfp4"),
+        (Quantizer("e4m3", scale=Tensor(margin=1)), "e4m3 tensor(margin=1)"),
+        (Quantizer("e2m1", scale=Tiles(16, 16, format="e4m3", outer=Tensor())), "e2m1 tiles(16, 16, e4m3, under tensor)"),
+        (TURNED, "nvfp4 after hadamard(16)"),
+    ],
+)
+def test_tables_show_scales_and_transforms(point: Quantizer, text: str) -> None:
+    assert str(FivePoint(act=point, weight=point)) == f"act={text}, weight={text}"
+
+
+def test_points_go_to_json_and_back() -> None:
+    points = FivePoint(TURNED, TURNED, "mxfp8", Quantizer("e4m3", scale=Channel(0)), Quantizer("e5m2", scale=Tensor()))
+    assert FivePoint.from_json(points.to_json()) == points
+    assert points.is_scaled
+    assert FivePoint.from_json(points.to_json()).is_scaled
+    assert not FivePoint("e4m3", "e4m3", "same", "same", "e5m2").is_scaled
+    assert not FivePoint().is_scaled
+
+
+@pytest.mark.parametrize("scale", [Tensor(), Tiles(16, 16), None])
+def test_what_has_no_direction_is_reused(scale: Tensor | Tiles | None) -> None:
+    point = Quantizer("e4m3", scale=scale)
+    assert FivePoint(point, point, "same", "same", point).weight_bwd == "same"
+
+
+@pytest.mark.parametrize("point", [Quantizer("mxfp4"), Quantizer("e4m3", scale=Channel(0)), Quantizer("e4m3", scale=Tiles(1, 128)), TURNED])
+def test_what_has_a_direction_is_not(point: Quantizer) -> None:
+    for name, own in (("act_bwd", "act"), ("weight_bwd", "weight")):
+        with pytest.raises(ValueError, match=rf'{name}="same" cannot reuse .*{own}'):
+            FivePoint(act=point, weight=point, **{name: "same"})  # type: ignore[arg-type]
+
+
+OTHER = Quantizer("nvfp4", transform=Hadamard(32))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"act": TURNED}, "act is transformed by .*, and weight, its partner in a product, has no quantizer"),
+        ({"weight": TURNED}, "weight is transformed by .*, and act, its partner"),
+        ({"act": TURNED, "weight": "nvfp4"}, "act and weight are multiplied and must have the same transform"),
+        ({"act": TURNED, "weight": OTHER}, r"got Hadamard\(size=16.* and Hadamard\(size=32"),
+        ({"grad": TURNED, "weight_bwd": TURNED}, "grad is transformed by .*, and act_bwd"),
+        ({"grad": "e4m3", "grad_w": TURNED, "act_bwd": "e4m3"}, "grad_w and act_bwd"),
+        ({"grad": TURNED, "grad_w": TURNED, "act_bwd": TURNED}, "grad is transformed by .*, and weight_bwd"),
+        ({"act_bwd": TURNED, "weight_bwd": TURNED}, "and grad, its partner"),
+        ({"act": "e4m3", "act_bwd": "same", "grad": TURNED, "weight_bwd": TURNED}, "grad and act_bwd"),
+    ],
+)
+def test_partners_have_the_same_transform(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        FivePoint(**given)  # type: ignore[arg-type]
+
+
+def test_transforms_of_one_product_alone() -> None:
+    FivePoint("nvfp4", "nvfp4", act_bwd=TURNED, weight_bwd="nvfp4", grad="nvfp4", grad_w=TURNED)
+    FivePoint(act=TURNED, weight=TURNED)
+    FivePoint(act_bwd=TURNED, weight_bwd=TURNED, grad=TURNED)
+
+
+X, W = torch.randn(2, 4, 6, 6), torch.randn(4, 2, 3, 3)
+ALONG = Quantizer("e4m3", scale=Channel(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(weight_bwd=ALONG)), "weight_bwd .*fall into groups"),
+        (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(act_bwd=ALONG)), "act_bwd .*fall into groups"),
+        (lambda: functional.conv2d(X, W, groups=2, points=FivePoint(TURNED, TURNED)), "act has Hadamard"),
+        (lambda: functional.conv_transpose2d(X, W, groups=2, points=FivePoint(weight=ALONG)), "weight .*fall into groups"),
+        (lambda: functional.conv_transpose2d(X, W, groups=2, points=FivePoint(grad=ALONG)), "grad .*fall into groups"),
+        (lambda: functional.embedding(torch.tensor([0]), W[0, 0], points=FivePoint(TURNED, TURNED)), "a lookup is none: weight"),
+        (
+            lambda: functional.matmul(X, X, FivePoint(weight_bwd=TURNED, grad=TURNED, grad_w="e4m3")),
+            "grad is transformed .*act_bwd must be a quantizer, got None",
+        ),
+    ],
+)
+def test_what_an_operation_cannot_do(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_an_input_beside_a_gradient_is_transformed_as_that_is() -> None:
+    """NVFP4's recipe transforms the operands of ∇W alone; in attention an input stands in the weight's place for ∇A, too."""
+    wide, turned = Quantizer("fp32"), Quantizer("fp32", transform=Hadamard(4))
+    for points in (FivePoint(wide, wide, turned, wide, wide, turned), FivePoint(wide, wide, wide, turned, turned, wide)):
+        a, b = torch.randn(3, 5, 7, requires_grad=True), torch.randn(3, 7, 6, requires_grad=True)
+        g = torch.randn(3, 5, 6)
+        found = torch.autograd.grad(functional.matmul(a, b, points), (a, b), g)
+        for x, y in zip(found, torch.autograd.grad(a @ b, (a, b), g), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_leave_transforms_out() -> None:
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 4))
+    qsim.convert(model, FivePoint(*[TURNED] * 5), embeddings=True)
+    assert str(model[0].points) == "weight=nvfp4, grad=nvfp4"
+    assert model(torch.tensor([[1, 2]])).shape == (1, 2, 4)
+
+
+def values(fmt: object, **scale: object) -> Point:
+    return Point(Quantizer(fmt, **scale), None, LINEAR.act, True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("point", "on_cuda"),
+    [
+        (values("mxfp4"), Carrier(torch.bfloat16)),
+        (values("mxfp8_e4m3"), Carrier(torch.bfloat16)),
+        (values("mxint8"), Carrier(torch.bfloat16)),
+        (values("nvfp4"), Carrier(torch.bfloat16)),  # 2 and 4 significant bits
+        (values(E4M3, scale=Blocks(16, format="e4m3")), Carrier(torch.bfloat16)),  # 4 and 4
+        (values(E4M3, scale=Blocks(16, format="e3m4")), Carrier(torch.float32)),  # 4 and 5: TF32 holds them
+        (values(E2M1, scale=Blocks(16)), Carrier(torch.float32, exact=True)),  # 2 and 24
+        (values(E4M3, scale=Tensor()), Carrier(torch.bfloat16)),  # the scale stays outside
+        (values(E4M3, scale=Channel(0)), Carrier(torch.bfloat16)),
+        (values(Int(16), scale=Tensor()), Carrier(torch.float32, exact=True)),
+        (values("fp16", scale=Tensor()), Carrier(torch.float16)),
+        (values("fp16", scale=Blocks(16, format="e8m0")), Carrier(torch.float32)),  # whose range float16 has not
+        (values(FP32, scale=Tensor()), Carrier(torch.float32, exact=True)),
+    ],
+    ids=lambda value: str(value.quantizer.scale) if isinstance(value, Point) else "",
+)
+def test_carriers_hold_elements_times_their_blocks_scales(point: Point, on_cuda: Carrier) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        operand = values_of(point, dtype)
+        assert carrier_of(operand, operand, CUDA) == on_cuda
+        assert carrier_of(operand, operand, CPU).dtype == torch.float32
+
+
+def test_a_float64_operand_is_not_cut_to_float32() -> None:
+    operand = values_of(values(E2M1, scale=Blocks(16)), torch.float64)
+    assert carrier_of(operand, operand, CPU) == Carrier(torch.float64)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: qsim.optim.AdamW([w], weight="mxfp4"),
+        lambda w: qsim.optim.AdamW([w], state=qsim.Block("e2m1", 32)),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), weight="nvfp4"),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), grad=Quantizer("e4m3", scale=Tensor())),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), state={"momentum_buffer": "mxfp8"}),
+        lambda w: qsim.optim.Quantized(torch.optim.SGD([w], 0.1), accumulator=TURNED),
+    ],
+)
+def test_optimizers_round_element_by_element(make: Callable[[nn.Parameter], object]) -> None:
+    with pytest.raises(ValueError, match="optimizers round element by element"):
+        make(nn.Parameter(torch.randn(4, 4)))
