@@ -6,17 +6,21 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
-from qsim import formats, nn, optim, random, rounding
+from qsim import formats, nn, optim, random, recipes, rounding, scaling, transforms
+from qsim.block import Block
 from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
 from qsim.nn import convert, revert
 from qsim.quantizer import Quantizer
+from qsim.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
+from qsim.scaled_codes import ScaledCodes
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Block",
     "FivePoint",
     "Fixed",
     "Float",
@@ -24,7 +28,9 @@ __all__ = [
     "Int",
     "PowerOfTwo",
     "Quantizer",
+    "Recipe",
     "Rounding",
+    "ScaledCodes",
     "Stochastic",
     "convert",
     "decode",
@@ -36,7 +42,10 @@ __all__ = [
     "quantize",
     "quantize_",
     "random",
+    "recipes",
     "revert",
     "rounding",
+    "scaling",
     "threshold_quantize",
+    "transforms",
 ]

@@ -319,7 +319,11 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"points": {"head": {"acts": "e4m3"}}}, ValueError, "FivePoint has no point 'acts'"),
         ({"points": {"head": "e4m3"}}, TypeError, "convert: the points of head must be a FivePoint or None, got 'e4m3'"),
         ({"points": lambda name, module: "e4m3"}, TypeError, "convert: the points of conv must be a FivePoint or None, got 'e4m3'"),
-        ({"points": "e4m3"}, TypeError, "convert: points must be a FivePoint, a dictionary of them by name, or a function of name and"),
+        (
+            {"points": "e4m3"},
+            TypeError,
+            "convert: points must be a FivePoint, a recipe, a dictionary of points by name, or a function of name and",
+        ),
         ({"points": None}, TypeError, "convert: points must be a FivePoint, .* got None"),
         ({"model": NEAREST, "points": net}, TypeError, "convert: model must be a torch.nn.Module, got FivePoint"),
     ],

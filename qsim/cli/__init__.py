@@ -1,4 +1,4 @@
-"""The command `qsim`: look at formats, look at one number, measure speed."""
+"""The command `qsim`: look at formats and recipes, look at one number, measure speed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 
 import qsim
-from qsim.cli import bench, formats, inspect
+from qsim.cli import bench, formats, inspect, recipes
 
 _EXAMPLES = """\
 examples:
   qsim formats                   every format that has a name
   qsim formats e2m1              one format, with its values and their codes
   qsim inspect e4m3 0.3          what each rounding makes of 0.3
+  qsim recipes nvfp4             where a recipe rounds, and how
   qsim bench quantize            speed beside that of a copy of the same bytes
 
 qsim COMMAND --help shows more.
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (formats, inspect, bench):
+    for module in (formats, inspect, recipes, bench):
         module.register(commands)
     return top
 

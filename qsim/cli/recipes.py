@@ -1,0 +1,43 @@
+"""`qsim recipes`: the ready settings for models, or one of them with all its points."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from qsim import recipes
+
+_EXAMPLES = """\
+examples:
+  qsim recipes                        every recipe
+  qsim recipes nvfp4                  one of them: its points, what it keeps in high precision, its source
+  qsim recipes "nvfp4(last=4)"        with arguments, as Python has them
+  qsim recipes "weight_only('e4m1')"  a recipe for any format; by its name alone it is shown in E4M3
+  qsim recipes mxfp8 --json           the same for programs: what qsim.Recipe.from_dict takes
+"""
+
+
+def register(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser(
+        "recipes",
+        help="list the ready settings for models, or show one",
+        description="Lists the recipes.\nWith NAME: that recipe's points, what it keeps in high precision, and its source.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="a recipe, such as mxfp8, or the call that makes it")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    if args.json:
+        names = recipes.NAMED if args.name is None else (args.name,)
+        found = {name: recipes.resolve(name).to_dict() for name in names}
+        print(json.dumps(found if args.name is None else found[args.name], indent=2))
+    else:
+        recipes.describe(args.name)
+    return 0
