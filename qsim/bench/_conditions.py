@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import qsim
-from qsim import FivePoint, Quantizer
+from qsim import FivePoint, Quantizer, recipes
 from qsim.bench import _settings
 from qsim.bench._settings import DTYPES
 
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
     parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
     parser.add_argument("--backward", default="stochastic", metavar="NAME", help="rounding of the backward points (default: %(default)s)")
+    parser.add_argument("--recipe", metavar="NAME", help=f"the points of a recipe instead: {', '.join(recipes.NAMED)}")
     parser.add_argument(
         "--seconds", type=float, default=seconds, metavar="S", help="how long each of three turns lasts (default: %(default)s)"
     )
@@ -58,6 +59,13 @@ def chosen(args: argparse.Namespace) -> Conditions:
     device = _settings.device(args.device)
     dtype = _settings.dtype(args.dtype or ("bf16" if device.type == "cuda" else "fp32"), "--dtype")
     seconds = _settings.seconds(args.seconds, "--seconds")
+    return Conditions(device, dtype, _points(args), seconds)
+
+
+def _points(args: argparse.Namespace) -> FivePoint:
+    if args.recipe is not None:
+        if args.peers:
+            raise ValueError("--peers: QPyTorch has no scales; leave --recipe or --peers out")
+        return recipes.resolve(args.recipe).points
     forward, backward = Quantizer(args.format), Quantizer(args.format, args.backward)
-    points = FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)
-    return Conditions(device, dtype, points, seconds)
+    return FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)
