@@ -6,7 +6,7 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
-from qsim import formats, nn, optim, random, recipes, rounding, scaling, transforms
+from qsim import block, formats, nn, optim, random, recipes, rounding, scaling, transforms
 from qsim.block import Block
 from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
@@ -32,6 +32,7 @@ __all__ = [
     "Rounding",
     "ScaledCodes",
     "Stochastic",
+    "block",
     "convert",
     "decode",
     "encode",

@@ -18,6 +18,9 @@ from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
 class Block:
     """A format whose values stand in blocks, with a scale for each.
 
+    Block floating point, integers under a shared exponent, is `Block(Fixed(bits, bits - 2), size)`; where one exponent serves a whole row,
+    it is a scale: `quantize(x, Fixed(bits, bits - 2), scale=Channel(0, "e8m0", "floor"))`.
+
     Args:
         element: The elements' format.
         size: How many elements share a scale, along whichever dimension is asked for; or the height and width of tiles of a matrix.

@@ -384,3 +384,17 @@ def test_half_precision_is_float32s() -> None:
             wide = qsim.quantize(x.float(), name)
             assert same_bits(qsim.quantize(x, name, dtype=torch.float32), wide)
             assert equal(qsim.quantize(x, name), wide.to(dtype))
+
+
+@pytest.mark.parametrize("bits", [3, 5, 8])
+def test_block_floating_point(bits: int) -> None:
+    # Integers of so many bits, in steps that follow from the exponent of the largest magnitude.
+    x = torch.randn(16, 48) * torch.logspace(-6, 6, 16).unsqueeze(1)
+    fmt, scale = qsim.Fixed(bits, bits - 2), qsim.scaling.Channel(0, "e8m0", "floor")
+    for found, pieces in (
+        (qsim.quantize(x, qsim.Block(fmt, 12)), x.view(16, 4, 12)),
+        (qsim.quantize(x, fmt, scale=scale), x.view(16, 1, 48)),
+    ):
+        step = torch.exp2(pieces.abs().amax(-1, keepdim=True).log2().floor() - (bits - 2))
+        integers = (pieces / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        assert torch.equal(found, (integers * step).view(16, 48))
