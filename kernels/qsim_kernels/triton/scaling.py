@@ -59,7 +59,7 @@ def quantize_tiles_into(
         _round_scaled(out, scales, under, read, elements)
         return
     pointer, seed = seed_of(elements.seed, x)
-    form = (under is not None, x.dtype, out.dtype, regions.warps, regions.registers)
+    form = (under is not None, read.x.dtype, out.dtype, regions.warps, regions.registers)
     compiled_for = (read.turn, regions.shape, elements.restore, *form)
     launcher = _tiles_rounder(how, elements.grid, elements.rule, *compiled_for)
     given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
@@ -79,16 +79,8 @@ def quantize_scaled_into(
 def _round_scaled(out: Tensor, scales: Tensor, under: Tensor | None, read: Prepared, elements: Elements) -> None:
     regions = cut(read, out, elements)
     pointer, seed = seed_of(elements.seed, read.x)
-    compiled_for = (
-        read.turn,
-        regions.shape,
-        elements.restore,
-        read.tiles.across,
-        read.x.dtype,
-        out.dtype,
-        regions.warps,
-        regions.registers,
-    )
+    form = (read.tiles.across, read.x.dtype, out.dtype, regions.warps, regions.registers)
+    compiled_for = (read.turn, regions.shape, elements.restore, *form)
     launcher = _scaled_rounder(elements.grid, elements.rule, *compiled_for)
     given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
     launcher.launch(regions.programs, read.x, out, *given, absent=(pointer is None, under is None))
