@@ -9,12 +9,12 @@ from functools import lru_cache
 import torch
 
 from qsim.calls import read_call
-from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format
+from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format, names
 from qsim.formats.base import check_integer
 from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Block:
     """A format whose values stand in blocks, with a scale for each.
 
@@ -26,7 +26,7 @@ class Block:
         size: How many elements share a scale, along whichever dimension is asked for; or the height and width of tiles of a matrix.
         scale: The scales' format; powers of two by default, as in OCP's MX formats.
         rule: How a scale follows from its elements: see `qsim.scaling.Scaling`.
-        outer: A scale of the whole tensor, under which these are.
+        outer: A scale of the whole tensor, under which these are, or the call that it prints as.
 
     Example:
         >>> import torch, qsim
@@ -48,7 +48,7 @@ class Block:
         size: int | tuple[int, int],
         scale: str | torch.dtype | Format = "e8m0",
         rule: Rule = "floor",
-        outer: Tensor | None = None,
+        outer: Tensor | str | None = None,
     ) -> None:
         object.__setattr__(self, "element", resolve_format(element))
         if isinstance(size, tuple):
@@ -62,7 +62,12 @@ class Block:
         object.__setattr__(self, "scale", resolve_format(scale))
         object.__setattr__(self, "rule", rule)
         object.__setattr__(self, "outer", outer)
-        self.along(-1)
+        object.__setattr__(self, "outer", self.along(-1).outer)
+
+    def __repr__(self) -> str:
+        element, scale = (next(iter(names(fmt)), repr(fmt)) for fmt in (self.element, self.scale))
+        outer = "" if self.outer is None else f", outer={repr(self.outer)!r}"
+        return f"Block({element!r}, {self.size}, scale={scale!r}, rule={self.rule!r}{outer})"
 
     def along(self, dim: int) -> Scaling:
         """The scale of blocks along a dimension; tiles lie in the last two, whatever the dimension."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 import torch
 from torch import Tensor
 
-from qsim import block, packing
+from qsim import block, packing, scaling
 from qsim.block import Block
 from qsim.checks import check_input, check_out, draw_seed, overlaps, refuse_dtype, spelling
 from qsim.formats import Format
@@ -56,7 +56,8 @@ def quantize(
         seed: The seed itself, an int or a 0-d int64 tensor.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first element, where `x` is a piece of a larger tensor.
-        dtype: The result's dtype, if not `x`'s. It must hold every value of the format.
+        dtype: The result's dtype, if not `x`'s. It must hold every value of the format. Under scales it need not hold a value times its
+            scale, which is rounded to it; at the end of a dtype's range that may be an infinity.
         out: Where to write the result, if not into a new tensor.
 
     Returns:
@@ -292,8 +293,8 @@ def _resolved(
         raise ValueError(f"dim is for block formats, and {why}; got dim={dim!r}")
     if scale is None:
         return element, None
-    if not isinstance(scale, Scaling):
+    if not isinstance(scale, (Scaling, str)):
         raise TypeError(f"scale must be one of qsim.scaling's, got {scale!r}")
     if clip_gradient:
-        raise ValueError("clip_gradient=True: a scale follows the values, so that none lies beyond what it reaches")
-    return element, scale
+        raise ValueError("clip_gradient=True is for formats without scales: under scales there is no range to leave")
+    return element, scaling.resolve(scale)

@@ -65,7 +65,7 @@ class Quantizer:
                 raise ValueError(f"Quantizer: {format!r} has scales of its own, got scale={scale!r}")
             scaling, element = element.along(-1), element.element
         if scaling is not None and clip_gradient:
-            raise ValueError("Quantizer: clip_gradient=True: a scale follows the values, so that none lies beyond what it reaches")
+            raise ValueError("Quantizer: clip_gradient=True is for formats without scales: under scales there is no range to leave")
         turning = resolve_transform(transform)
         if turning is not None and clip_gradient:
             raise ValueError("Quantizer: clip_gradient=True: after a transform no element is beyond the range by itself")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from qsim import scaling
 from qsim.block import FP8_1X128, FP8_128X128, MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
 from qsim.calls import read_call
 from qsim.five_point import FivePoint
@@ -29,38 +30,40 @@ from qsim.transforms import Hadamard
 Spec = str | torch.dtype | Format | Block
 
 
-def fp8_hybrid(scale: Scaling | None = None) -> Recipe:
+def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
     Under one scale for each tensor the backward pass takes what the forward pass rounded. Scales of rows, `Channel(0)`, lie along what a
     product sums over, so that for each product its operands are rounded anew.
 
     Args:
-        scale: That of every point: `Tensor()`, which is what stands for `None`; `Delayed(…)`; `Channel(0)`.
+        scale: That of every point: `Tensor()`, which is what stands for `None`; `Delayed(…)`; `Channel(0)`; or the text of one.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.fp8_hybrid())
         fp8_hybrid: act=e4m3 tensor, weight=e4m3 tensor, act_bwd=same, weight_bwd=same, grad=e5m2 tensor
     """
-    chosen = Tensor() if scale is None else scale
-    if not isinstance(chosen, Scaling):
-        raise TypeError(f"fp8_hybrid: scale must be one of qsim.scaling's, got {scale!r}")
+    chosen = scaling.resolve(scale) or Tensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
     back = operand if chosen.is_directed else "same"
     points = FivePoint(operand, operand, back, back, gradient)
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
-def fp8_blockwise() -> Recipe:
+def fp8_blockwise(last: int = 1) -> Recipe:
     """E4M3 everywhere: inputs and gradients in blocks of 128 along what is summed, weights in tiles of 128 × 128.
 
     A square tile is the same in both directions, so the backward pass takes the forward pass's weight. Scales are powers of two, rounded
     up: nothing saturates, and a value times its scale still has E4M3's four significant bits, so that the products of bfloat16 tensor
     cores are exact. (The paper takes such scales for some layers' inputs and float32 ones elsewhere.)
+
+    Args:
+        last: How many of the last layers are left in high precision: the paper leaves the output head, and embeddings and attention's own
+            products, which are not converted anyway.
     """
     points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128)
-    return Recipe("fp8_blockwise", points, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
+    return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
 
 
 def hfp8() -> Recipe:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qsim.calls import read_call
 from qsim.checks import check_input
@@ -64,26 +65,45 @@ class Hadamard:
 
     def wide(self, x: Tensor, dim: int = -1) -> Tensor:
         """The transform in the dtype in which it is computed."""
-        return _Turned.apply(x, self, dim_of("Hadamard", dim, x.shape), False)  # type: ignore[no-any-return,no-untyped-call]
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), False)
 
     def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
         """What the transform was made of."""
         check_input("Hadamard", x)
-        return _Turned.apply(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)  # type: ignore[no-any-return,no-untyped-call]
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)
 
 
 class _Turned(torch.autograd.Function):
     """A transform or its inverse. Of an orthonormal one the gradient is the other one of the upstream gradient."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
-        ctx.facts = transform, dim, inverse, x.dtype
+    def forward(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
         return _inverted(x, transform, dim) if inverse else torch.ops.qsim.turned.default(x, transform.turn(x.shape, dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *facts = inputs
+        ctx.facts = *facts, x.dtype
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         transform, dim, inverse, dtype = ctx.facts
-        return _Turned.apply(gradients[0], transform, dim, not inverse).to(dtype), None, None, None  # type: ignore[no-untyped-call]
+        return _turned(gradients[0], transform, dim, not inverse).to(dtype), None, None, None
+
+
+class _ForwardTurned(_Turned):
+    """The same in forward mode: a class of its own, because torch.compile takes none that has a `jvp`."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _turned(tangents[0], *ctx.facts[:3])
+
+
+def _turned(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
+    function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
+    return function.apply(x, transform, dim, inverse)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:

@@ -398,3 +398,9 @@ def test_block_floating_point(bits: int) -> None:
         step = torch.exp2(pieces.abs().amax(-1, keepdim=True).log2().floor() - (bits - 2))
         integers = (pieces / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         assert torch.equal(found, (integers * step).view(16, 48))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_blocks_print_as_the_calls_that_make_them(name: str) -> None:
+    assert qsim.block.resolve(repr(NAMED[name])) == NAMED[name]
+    assert qsim.Block("e2m1", 16, outer="Tensor()") == qsim.Block("e2m1", 16, outer=qsim.scaling.Tensor())

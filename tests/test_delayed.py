@@ -129,14 +129,10 @@ def test_zeros_and_what_is_not_finite_leave_no_trace() -> None:
     layer(torch.zeros(2, 8))
     x = torch.randn(2, 8)
     torch.testing.assert_close(layer(x), by_amax(x, float(x.abs().max())) @ layer.weight.t(), rtol=1e-5, atol=1e-6)
-    broken = x.clone()
-    broken[0, 0] = math.inf
-    y = layer(broken)
-    assert y.isfinite().all()  # it saturates
-    broken[0, 0] = math.nan
-    y = layer(broken)
-    assert y[0].isnan().all()
-    assert y[1].isfinite().all()
+    for bad in (math.inf, math.nan):
+        broken = x.clone()
+        broken[0, 0] = bad
+        assert layer(broken).isnan().all()  # as under a scale that follows from this tensor
     assert float(layer.act_amaxes.amax()) == float(x.abs().max())
     assert layer(torch.randn(0, 8)).shape == (0, 5)
 
@@ -280,3 +276,24 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="delayed scales"):
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
+
+
+def test_what_is_not_finite_stays_visible() -> None:
+    spec = qsim.Quantizer("e4m3", scale=Delayed(4))
+    layer = qsim.nn.Linear(2, 1, bias=False, points=qsim.FivePoint(act=spec, grad=spec))
+    torch.nn.init.ones_(layer.weight)
+    layer(torch.ones(1, 2)).sum().backward()
+    for bad in (math.inf, math.nan):
+        assert layer(torch.tensor([[bad, 1.0]])).isnan().all()
+    layer.weight.grad = None
+    layer(torch.ones(1, 2)).backward(torch.tensor([[math.inf]]))
+    assert layer.weight.grad.isnan().all()
+    # It is not remembered.
+    assert layer(torch.ones(1, 2)).item() == 2
+
+
+def test_a_module_has_histories_for_the_points_that_it_was_made_with() -> None:
+    module = qsim.nn.Quantize(forward="e4m3")
+    module.forward_point = qsim.Quantizer("e4m3", scale=Delayed(4))
+    with pytest.raises(ValueError, match="forward_point has a delayed scale, for which there is no history yet"):
+        module(torch.ones(2))

@@ -10,6 +10,7 @@ import torch
 import qsim
 from qsim import Quantizer
 from qsim.transforms import Hadamard
+from qsim_kernels.reference.philox import philox
 
 SIZES = (2, 8, 64)
 
@@ -127,3 +128,22 @@ def test_transforms_go_to_configurations_and_back() -> None:
 def test_what_is_refused(make: object, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()  # type: ignore[operator]
+
+
+def test_functional_transforms() -> None:
+    hadamard, x, change = Hadamard(16), torch.randn(3, 21), torch.randn(3, 21)
+    total = lambda x: (hadamard(x) * change).sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(total)(x), hadamard.inverse(change))
+    value, moved = torch.func.jvp(hadamard, (x,), (change,))
+    assert torch.equal(value, hadamard(x))
+    assert torch.equal(moved, hadamard(change))
+    assert torch.equal(torch.func.vmap(hadamard)(x), hadamard(x))
+    assert torch.equal(torch.func.vmap(hadamard.inverse, in_dims=1, out_dims=1)(x), hadamard.inverse(x, dim=0))
+
+
+def test_signs_are_not_the_bits_that_noise_is_made_of() -> None:
+    words = philox(0, 16, 5, 0, torch.device("cpu")).flatten().tolist()
+    # Sylvester's first row is all ones, so that it shows the signs.
+    signs = Hadamard(64, seed=5)(torch.eye(64), 0)[0].sign().tolist()
+    assert set(signs) == {1, -1}
+    assert signs != [1 - 2 * (word & 1) for word in words]

@@ -85,10 +85,10 @@ class TestPoints:
         assert ALL[name].name == name
         assert any(year in ALL[name].source for year in ("arXiv 2", "NeurIPS 2019", "Training with Fewer Bits"))
 
-    def test_only_hfp8_and_nvfp4_keep_layers(self) -> None:
+    def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
-        assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1)}
-        assert recipes.nvfp4(last=3).last == 3
+        assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1)}
+        assert recipes.nvfp4(last=3).last == recipes.fp8_blockwise(last=3).last == 3
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])
     def test_bfloat16_holds_what_fp8_blockwise_multiplies(self, name: str) -> None:
@@ -106,7 +106,7 @@ class TestPoints:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: recipes.fp8_hybrid("tensor"), TypeError, "fp8_hybrid: scale must be one of qsim.scaling's, got 'tensor'"),
+            (lambda: recipes.fp8_hybrid("tensor"), ValueError, "scale must be Tensor\\(…\\), .* got 'tensor'"),
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must lie in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),
@@ -411,3 +411,24 @@ class TestUnbiased:
         of_x, of_w = gradients(points, DRAWS)
         assert furthest(of_x, upstream.double() @ qsim.quantize(w, "e4m1").double()) < ERRORS
         assert furthest(of_w, upstream.double().T @ x.double()) < ERRORS
+
+
+def test_scales_of_recipes_may_be_texts() -> None:
+    assert recipes.resolve("fp8_hybrid('Delayed(16)')") == recipes.fp8_hybrid(qsim.scaling.Delayed(16))
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [(recipes.mxfp8, r"call it, qsim.recipes.mxfp8\(\)"), ("mxfp8", "points must be a FivePoint, a recipe, .* got 'mxfp8'")],
+)
+def test_what_is_no_recipe_yet(points: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        qsim.convert(torch.nn.Linear(2, 2), points)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", [recipes.mxfp4(), recipes.int8()], ids=["mxfp4", "int8"])
+def test_grouped_convolutions_are_refused_when_they_are_converted(recipe: qsim.Recipe) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, groups=2))
+    with pytest.raises(ValueError, match=r"convert: .*0.*: Conv2d: .*groups"):
+        qsim.convert(model, recipe)
+    assert type(model[0]) is torch.nn.Conv2d

@@ -41,10 +41,11 @@ def convert(
 ) -> Model:
     """Makes a model's layers round at five points, in place.
 
-    Parameters stay the same objects, so that optimizers made before stay valid; names in the state_dict do not change. Linear layers,
-    convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings where that is asked for. A layer that was
-    converted before gets new points if it is chosen, and keeps its own if not. Classes that others derived from torch's are left alone,
-    and so is what a model multiplies without layers, as Hugging Face's attention does: the table tells.
+    Parameters stay the same objects, so that optimizers made before stay valid, and under the same names; delayed scales add their
+    histories to the state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings
+    where that is asked for. A layer that was converted before gets new points if it is chosen, and keeps its own if not. Classes that
+    others derived from torch's are left alone, and so is what a model multiplies without layers, as Hugging Face's attention does: the
+    table tells.
 
     Args:
         model: The model.
@@ -174,6 +175,8 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
         return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
+    if getattr(points, "__module__", None) == "qsim.recipes":
+        raise TypeError(f"convert: points is the function that makes a recipe: call it, qsim.recipes.{points.__name__}()")
     if callable(points):
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
     allowed = "a FivePoint, a recipe, a dictionary of points by name, or a function of name and module"

@@ -58,7 +58,8 @@ class History:
         # Tensor-parallel plans make distributed tensors of buffers, which every process holds whole.
         past, recorded = (local(self._layer.get_buffer(name)) for name in self.names)
         own, largest = amaxes.to(torch.float32), past.amax()
-        self._last = torch.where(largest > 0, largest, own)
+        # What is not finite poisons the tensor that it is in, as under every scale that follows from one.
+        self._last = torch.where((largest > 0) & own.isfinite(), largest, own)
         if self._layer.training:
             # An infinity or a NaN would spoil the scales of as many tensors as are remembered.
             remembered = torch.where(own.isfinite(), own, 0).amax().view(1) if own.numel() else past.new_zeros(1)
@@ -120,6 +121,8 @@ class RemembersAmaxes(nn.Module):
         """A point that keeps its history, if it has one."""
         if not isinstance(point.scale, Delayed):
             return point
+        if name not in self._histories:
+            raise ValueError(f"{name} has a delayed scale, for which there is no history yet: make the module anew with it")
         return replace(point, scale=Recorded(point.scale, self._histories[name]))
 
     def with_histories(self, points: FivePoint) -> FivePoint:

@@ -13,6 +13,7 @@ from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
+from qsim.nn.scaled_checks import check_groups
 
 _TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
     nn.Linear: modules.Linear,
@@ -90,6 +91,8 @@ def check(layer: Layer, points: FivePoint) -> None:
     if with_points is not None:
         try:
             with_points.check_points(points)
+            if getattr(module, "groups", 1) > 1:
+                check_groups(type(module).__name__, points, bool(module.transposed))
         except ValueError as error:
             raise ValueError(f"convert: {layer.title}: {error}") from error
     if any(is_lazy(parameter) for parameter in module.parameters()):

@@ -19,7 +19,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, init=False, repr=False)
 class Given(Scaling):
-    """One scale for the whole tensor, that is given and follows from nothing.
+    """One scale for the whole tensor, that is given and follows from nothing. What lies beyond it saturates, infinities too.
 
     Args:
         value: The scale: a positive number, taken to float32.
@@ -61,7 +61,10 @@ class Delayed(Scaling):
 
     The history lives in the layer, and in its `state_dict`. In training every tensor's largest magnitude goes into it after the scale has
     been taken from it; in evaluation it is only read. The first tensor is scaled by its own largest magnitude, and so is one after nothing
-    but zeros. What lies beyond the scale saturates. Magnitudes that are not finite are not remembered.
+    but zeros. What lies beyond the scale saturates. Magnitudes that are not finite are not remembered, and poison their own tensor alone.
+
+    Histories are buffers, and those of one process are its own: give `DistributedDataParallel` `broadcast_buffers=False`, or it puts the
+    first process's in their place.
 
     Args:
         history: How many tensors are remembered.

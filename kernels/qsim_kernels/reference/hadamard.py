@@ -29,12 +29,16 @@ def turned(x: Tensor, turn: Turn) -> Tensor:
     return whole.view(x.shape)
 
 
+#: No stream of noise: those are hashes.
+_STREAM = int.from_bytes(b"Hadamard", "big")
+
+
 @lru_cache(maxsize=256)
 def signs_of(turn: Turn) -> tuple[int, ...]:
-    """1 or -1 for each element of a block: the lowest bits of the words that are the seed's first."""
+    """1 or -1 for each element of a block: the lowest bits of the first words of a stream of the seed's."""
     if turn.signs < 0:
         return (1,) * turn.size
-    words = philox(0, -(-turn.size // 4), turn.signs, 0, torch.device("cpu")).flatten().tolist()
+    words = philox(0, -(-turn.size // 4), turn.signs, _STREAM, torch.device("cpu")).flatten().tolist()
     return tuple(1 - 2 * (word & 1) for word in words[: turn.size])
 
 
