@@ -37,8 +37,8 @@ def code_dtype(bits: int) -> torch.dtype:
     return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
 
 
-class Implementation:
-    """The operators on one backend: read the numbers, allocate, fill. What kernels write behind torch's back it is told of.
+class OnBackend:
+    """Operators whose work one backend does.
 
     Args:
         name: The backend's module, imported when an operator first runs.
@@ -50,6 +50,10 @@ class Implementation:
     @cached_property
     def _backend(self) -> Any:
         return importlib.import_module(self._name)
+
+
+class Implementation(OnBackend):
+    """The operators on one backend: read the numbers, allocate, fill. What kernels write behind torch's back it is told of."""
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Rounds into a new tensor."""

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read
-from qsim_kernels.ops import check_seed, library
+from qsim_kernels.ops import OnBackend, check_seed, library
 from qsim_kernels.scales import Elements, Restore, Tiles, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -39,19 +37,8 @@ def _elements(seed: Tensor | None, grid: str, rule: str, stream: int, offset: in
     return Elements(seed, read(Grid, grid), how, stream, offset, Restore(restore))
 
 
-class Implementation:
-    """The operators on one backend.
-
-    Args:
-        name: The backend's module, imported when an operator first runs.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @cached_property
-    def _backend(self) -> Any:
-        return importlib.import_module(self._name)
+class Implementation(OnBackend):
+    """The operators on one backend."""
 
     def turned(self, x: Tensor, turn: Sequence[int]) -> Tensor:
         """A tensor after a Hadamard transform, in float32, of float64 in float64."""
@@ -130,11 +117,12 @@ def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
     return x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-NAMES = ("turned", "amaxes", "scales", "quantize_scaled", "quantize_tiles", "rescaled")
+#: What rounds; `rescaled` is for layers alone, which are not batched.
+NAMES = ("turned", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
 
 
 def _register(implementation: Implementation, key: str) -> None:
-    for name in NAMES:
+    for name in (*NAMES, "rescaled"):
         library.impl(name, getattr(implementation, name), key)
 
 
@@ -200,5 +188,5 @@ def _sample(argument: Any, dim: Any, index: int | None) -> Any:
     return argument.new_zeros(argument.movedim(dim, 0).shape[1:]) if index is None else argument.select(dim, index)
 
 
-for _name in NAMES[:-1]:  # what layers do alone is not batched
+for _name in NAMES:
     torch.library.register_vmap(f"qsim::{_name}", _one_by_one(_name), lib=library)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from inspect import signature
 from typing import Any, TypeVar
 
 from torch import nn
@@ -175,12 +176,22 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
         return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
-    if getattr(points, "__module__", None) == "qsim.recipes":
-        raise TypeError(f"convert: points is the function that makes a recipe: call it, qsim.recipes.{points.__name__}()")
     if callable(points):
+        _check_function(points)
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
     allowed = "a FivePoint, a recipe, a dictionary of points by name, or a function of name and module"
     raise TypeError(f"convert: points must be {allowed}, got {points!r}")
+
+
+def _check_function(points: Callable[..., Any]) -> None:
+    """Refuses a function that does not take a layer's name and module, such as one that makes a recipe and was not called."""
+    try:
+        signature(points).bind("", nn.Module())
+    except ValueError:  # some of C's do not say what they take
+        return
+    except TypeError as error:
+        wanted = "convert: a function as points takes a layer's name and module; if it makes points or a recipe, call it"
+        raise TypeError(f"{wanted}, got {points!r}: {error}") from error
 
 
 def _is_configuration(points: Mapping[str, Any]) -> bool:

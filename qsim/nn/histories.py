@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from qsim.five_point import FivePoint
 from qsim.quantizer import Quantizer
-from qsim.scaling import Delayed, Scaling
-from qsim.scaling.geometry import tiles_of_whole
+from qsim.scaling import Delayed
+from qsim.scaling.base import Whole
 from qsim.shards import local
 from qsim_kernels import scales as numbers
 
@@ -79,7 +79,7 @@ class History:
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class Recorded(Scaling):
+class Recorded(Whole):
     """A delayed scale with its history."""
 
     history: History
@@ -88,13 +88,9 @@ class Recorded(Scaling):
         super().__init__(scaling.format, scaling.rule, scaling.margin)
         object.__setattr__(self, "history", history)
 
-    @property
-    def is_directed(self) -> bool:  # noqa: D102 (documented above)
-        return False
-
     def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
         self.history.check()
-        return tiles_of_whole(shape)
+        return super().tiles(shape)
 
     def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return self.history.used(amaxes)

@@ -169,14 +169,8 @@ _SPELT: dict[tuple[str, ...], tuple[str, str]] = {}
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Tensor(Scaling):
-    """One scale for the whole tensor.
-
-    Example:
-        >>> import qsim
-        >>> qsim.scaling.Tensor()
-        Tensor(format='fp32', rule='fit')
-    """
+class Whole(Scaling):
+    """What the kinds have in common of which there is one scale for the whole tensor, wherever it comes from."""
 
     @property
     def is_directed(self) -> bool:  # noqa: D102 (documented above)
@@ -187,6 +181,17 @@ class Tensor(Scaling):
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
         return tuple(shape)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Tensor(Whole):
+    """One scale for the whole tensor.
+
+    Example:
+        >>> import qsim
+        >>> qsim.scaling.Tensor()
+        Tensor(format='fp32', rule='fit')
+    """
 
 
 def _check_scales(owner: str, fmt: Format) -> Format:

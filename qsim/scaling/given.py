@@ -9,8 +9,7 @@ import torch
 
 from qsim.formats import Format
 from qsim.formats.base import check_integer
-from qsim.scaling.base import Rule, Scaling
-from qsim.scaling.geometry import tiles_of_whole
+from qsim.scaling.base import Rule, Whole
 from qsim_kernels import scales as numbers
 
 _HOMELESS = "delayed scales live in a module, which keeps their history: give them to a layer of qsim.nn, or to qsim.convert"
@@ -18,7 +17,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Given(Scaling):
+class Given(Whole):
     """One scale for the whole tensor, that is given and follows from nothing. What lies beyond it saturates, infinities too.
 
     Args:
@@ -44,19 +43,9 @@ class Given(Scaling):
     def __repr__(self) -> str:
         return f"Given(value={self.value!r})"
 
-    @property
-    def is_directed(self) -> bool:  # noqa: D102 (documented above)
-        return False
-
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
-        return tiles_of_whole(shape)
-
-    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
-        return tuple(shape)
-
 
 @dataclass(frozen=True, init=False, repr=False)
-class Delayed(Scaling):
+class Delayed(Whole):
     """One scale for the whole tensor, that follows from the largest magnitudes of earlier ones: those that a layer has seen at a point.
 
     The history lives in the layer, and in its `state_dict`. In training every tensor's largest magnitude goes into it after the scale has
@@ -86,10 +75,6 @@ class Delayed(Scaling):
     def __init__(self, history: int = 1024, margin: int = 0, format: str | torch.dtype | Format = "fp32", rule: Rule = "fit") -> None:
         super().__init__(format, rule, margin)
         object.__setattr__(self, "history", check_integer("Delayed", "history", history, 1, 2**20))
-
-    @property
-    def is_directed(self) -> bool:  # noqa: D102 (documented above)
-        return False
 
     def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
         raise ValueError(_HOMELESS)
