@@ -68,4 +68,5 @@ def _transformed(blocks: Tensor) -> Tensor:
         first, second = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
         blocks = torch.stack([first + second, first - second], -3).flatten(-4, -2)
         step *= 2
-    return blocks * blocks.new_tensor(size**-0.5)
+    # Filled on the device: a number that comes from the host would wait for the GPU.
+    return blocks * blocks.new_full((), size**-0.5)
