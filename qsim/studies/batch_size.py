@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-import qsim
 from qsim import FivePoint, Quantizer
+from qsim.studies import _nets as nets
 from qsim.studies._choices import choice
-from qsim.studies._images import images
 from qsim.studies._report import Report
 from qsim.studies._study import Result, Study
-from qsim.studies._training import Training, accuracy, full_precision, squared_gradient, train
+from qsim.studies._training import Training
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
@@ -101,25 +99,9 @@ class BatchSize(Study[Settings, Run]):
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
         """Trains; the gradient is looked at over the last quarter of the steps, and is that of full precision."""
-        data = images(run.data, device)
-        torch.manual_seed(run.seed)
-        model, judge = data.net().to(device), data.net().to(device)
-        if run.points is not None:
-            qsim.convert(model, run.points)
-        optimizer = torch.optim.SGD(model.parameters(), lr=run.rate)
-        scale = 64.0 * run.batch / run.micro_batches if run.loss_scale == IN_RANGE else 1.0
-        norms: list[float] = []
-
-        def look(done: int) -> None:
-            if done > 0.75 * run.steps:
-                judge.load_state_dict(model.state_dict())
-                norms.append(squared_gradient(judge, data))
-
-        with full_precision(device):
-            how = Training(run.steps, run.batch, run.micro_batches, scale)
-            train(model, data, optimizer, how, run.seed, look, max(1, run.steps // 40))
-            judge.load_state_dict(model.state_dict())
-            return {"accuracy": accuracy(judge, data), "squared_gradient": float(np.mean(norms))}
+        scale = nets.IN_RANGE * run.batch / run.micro_batches if run.loss_scale == IN_RANGE else 1.0
+        how = Training(run.steps, run.batch, run.micro_batches, scale)
+        return nets.outcome(run.data, run.points, how, run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and what batch buys back a bit."""
