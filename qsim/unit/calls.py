@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from qsim.unit.mode import RoundingMode, innermost
-from qsim.unit.names import ONCE, name_of
+from qsim.unit.names import ONCE, THEIR_OWN, name_of
 from qsim.unit.once import once
 
 #: Functions of Python's that do what others do which are of interest; a mode sees no further than the first.
@@ -31,8 +31,8 @@ class CallsMode(TorchFunctionMode):
     def __init__(self, mode: RoundingMode, keep: frozenset[str]) -> None:
         super().__init__()
         self._mode = mode
-        self._keep = keep
-        self._of_interest = keep | (ONCE if mode.output is not None else frozenset())
+        self._keep = keep | THEIR_OWN
+        self._of_interest = self._keep | (ONCE if mode.output is not None else frozenset())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Calls a function."""

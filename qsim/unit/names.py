@@ -21,6 +21,9 @@ ONCE = frozenset((
     "dropout3d", "feature_alpha_dropout", "feature_dropout", "product_with_seeds",
 ))  # fmt: skip
 
+#: Functions of qsim's that say themselves what they round, in operators of torch's.
+THEIR_OWN = frozenset({"threshold_quantize"})
+
 #: What Python and NumPy call what torch calls otherwise.
 _SPELLINGS = {
     "radd": "add", "iadd": "add", "rsub": "sub", "isub": "sub", "subtract": "sub", "rmul": "mul", "imul": "mul", "multiply": "mul",
