@@ -164,21 +164,10 @@ class _Findings:
             points = [mean([100 * value for value in self.accuracies(self.best(bits, rounding), rounding)]) for bits in self.bits]
             _figures.band(axes[0], [bits + 0.08 * place for bits in self.bits], points, look, rounding)
         first = self.settings.roundings[0]
-        for bits in self.bits:
-            value = 100 * mean(self.accuracies(self.best(bits, first), first)).value
-            axes[0].annotate(
-                self.best(bits, first).upper(),
-                (bits, value),
-                (0, -14),
-                textcoords="offset points",
-                ha="center",
-                color="#12355b",
-                fontsize=7,
-            )
         full = 100 * mean(self.accuracies(FULL, "nearest")).value
         axes[0].axhline(full, label="full precision", **_figures.REFERENCE())
-        axes[0].set_xticks(self.bits)
-        axes[0].set_xlabel("bits of the format, sign and all")
+        axes[0].set_xticks(self.bits, [f"{bits}\n{self.best(bits, first).upper()}" for bits in self.bits])
+        axes[0].set_xlabel(f"bits of the format, and the best one ({first})")
         axes[0].set_ylabel("accuracy in %")
         _figures.legend(figure, axes[0], columns=3)
         return figure
