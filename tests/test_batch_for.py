@@ -59,7 +59,7 @@ def test_the_same_points_need_the_same_batch(model: nn.Linear, generator: torch.
     assert same.factor.value == 1.0
 
 
-def test_a_bit_costs_no_more_than_four_times_the_batch(model: nn.Linear, generator: torch.Generator) -> None:
+def test_a_bit_costs_no_more_than_four_times_the_batch(generator: torch.Generator) -> None:
     # Batches are all but alike: what varies is rounding, and a factor of 4 is all but reached. Where 2048 numbers lie between their
     # neighbours decides it to 1.5 %: each one's `p (1 - p)` varies by 45 % around 1/6, for both operands, in both variances.
     net = qsim.convert(nn.Linear(32, 32, bias=False), qsim.FivePoint())
@@ -69,8 +69,8 @@ def test_a_bit_costs_no_more_than_four_times_the_batch(model: nn.Linear, generat
     assert found.bound == 4.0
     assert abs(found.factor.value - 4) < 6 * 0.015 * 4
     assert found.factor.high / found.factor.low < 1.1
-    assert batch_for(model, exact.linear_loss, batches[:3], stochastic(2), stochastic(5), draws=2).bound == 64.0
-    assert batch_for(model, exact.linear_loss, batches[:3], stochastic(2), None, draws=2).bound is None
+    assert batch_for(net, exact.linear_loss, batches[:3], stochastic(2), stochastic(5), draws=2).bound == 64.0
+    assert batch_for(net, exact.linear_loss, batches[:3], stochastic(2), None, draws=2).bound is None
 
 
 def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, generator: torch.Generator) -> None:
@@ -95,11 +95,7 @@ def test_a_recipe_spares_the_first_and_the_last_layer(generator: torch.Generator
     assert rounding["2"] == 0.0
     assert rounding["1"] > 0
     assert rounding["0"] > 0, "its gradient comes through the layer that rounds"
-    assert (
-        found.points
-        == "middle: act_bwd=Float(8, 1) Stochastic(), grad=Float(8, 1) Stochastic(); high precision: the first and the last layers"
-        or (found.points == str(recipe))
-    )
+    assert found.points == str(recipe)
 
 
 def test_what_it_returns_goes_into_tables_and_json(model: nn.Linear, generator: torch.Generator) -> None:
@@ -112,7 +108,7 @@ def test_what_it_returns_goes_into_tables_and_json(model: nn.Linear, generator: 
     lines = str(found).splitlines()
     assert lines[0].startswith("layer        batch ×")
     assert lines[3] == "points: act_bwd=Float(8, 1) Stochastic(), grad=Float(8, 1) Stochastic()"
-    assert lines[6] == "Theorem 1: at most 4 times, 4 for each bit of mantissa"
+    assert lines[6] == "Theorem 1: at most 4 times, 4 for each bit of mantissa, to leading order"
 
 
 def test_gradients_that_do_not_vary_are_refused(model: nn.Linear, generator: torch.Generator) -> None:

@@ -75,7 +75,8 @@ def test_a_gradient_of_one_product_alone() -> None:
     assert found.of("grad", "4").rounding.value == 0.0
     assert abs(found.of("grad", "4").bias.value) < 1e-12
     assert found.of("grad", "0").rounding.value > 0
-    assert found.of("grad_w", "4").rounding.value > 4 * found.of("grad", "0").rounding.value / 2
+    assert found.of("grad_w", "4").rounding.low > 0
+    assert found.of("all", "4").rounding.low > 0
 
 
 def test_operands_that_are_transformed_stay_so() -> None:
@@ -87,7 +88,8 @@ def test_operands_that_are_transformed_stay_so() -> None:
     for name in ("act_bwd", "weight_bwd", "grad"):
         error = found.of(name)
         assert error.rounding.low > 0
-        assert abs(error.bias.value) < 1e-2 * error.gradient.value
+        # The mean of 4 batches, each drawn 8 times, is off by a 32nd of the variance, in its square; of a thousand elements that is sure.
+        assert abs(error.bias.value) < error.rounding.value / 8
 
 
 def test_weights_are_drawn_anew_where_the_shared_seed_stays(monkeypatch: pytest.MonkeyPatch) -> None:

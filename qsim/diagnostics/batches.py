@@ -55,8 +55,9 @@ class BatchFactors:
         factors: One for each layer, and last that of all weights.
         points: Where the model rounds.
         like: What it is compared with.
-        bound: `4**k` if `points` has `k` mantissa bits less than `like` wherever the two differ (Theorem 1), else `None`. It holds to
-            leading order: where both operands of ∇W round to very few bits, the product of their errors adds more.
+        bound: `4**k` if `points` has `k` mantissa bits less than `like` wherever the two differ (Theorem 1), else `None`. That is what
+            steps twice as wide come to for numbers that lie anywhere between two neighbours; for given ones it can be some more or less.
+            Where both operands of ∇W round to very few bits, the product of their errors adds to it.
         level: How probable it is that an interval holds what it is for.
     """
 
@@ -83,7 +84,7 @@ class BatchFactors:
         lines = [table([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
         lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
-            lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa")
+            lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa, to leading order")
         return "\n".join([*lines, _of_bias(self.factors[-1])])
 
 
