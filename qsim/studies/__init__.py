@@ -27,6 +27,7 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "gradient-variance": "gradient_variance.GradientVariance",
 }
 _HOMES = {
     "_carrying_out": ("Plan", "plan", "run"),
