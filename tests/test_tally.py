@@ -89,8 +89,9 @@ def test_kernel_against_reference(dtype: torch.dtype, wide: bool) -> None:
 
 
 @pytest.mark.gpu
-def test_many_blocks_of_each_program() -> None:
-    x = torch.randn(5_000_011, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.parametrize("count", [5_000_011, 10_000_019])
+def test_many_programs(count: int) -> None:
+    x = torch.randn(count, device="cuda", dtype=torch.bfloat16)
     rounded = qsim.quantize(x, "e2m1")
     counts, _ = torch.ops.qsim.tally(x, rounded, -6.0, 6.0)
     expected, _ = torch.ops.qsim.tally(x.cpu(), rounded.cpu(), -6.0, 6.0)

@@ -15,8 +15,9 @@ from qsim_kernels.triton.blocks import as_single, load
 from qsim_kernels.triton.launch import Launcher, flat
 
 _BLOCK = 1024
-#: Programs that go over a large tensor, each with counts of its own: nothing is added atomically, so that sums are the same every time.
-_PROGRAMS = 1024
+#: Blocks of each program, which has counts of its own: nothing is added atomically, so that sums are the same every time. Of large tensors
+#: they are more, because writing the counts is worth a block or two.
+_FEW, _MANY, _LARGE = 8, 64, 1 << 23
 
 FIELDS: tl.constexpr = tl.constexpr(tallies.FIELDS)
 LARGEST: tl.constexpr = tl.constexpr(tallies.LARGEST)
@@ -51,9 +52,9 @@ def is_finite(x):
     return (x.to(tl.int64, bitcast=True) & 0x7FF0000000000000) != 0x7FF0000000000000
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "low", "high"])
+@triton.jit(do_not_specialize=["count", "low", "high"])
 def tally_kernel(
-    elements, rounded, counts, sums, count: tl.int64, blocks: tl.int64, low: tl.int64, high: tl.int64, BLOCK: tl.constexpr
+    elements, rounded, counts, sums, count: tl.int64, low: tl.int64, high: tl.int64, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Writes what each program has counted; what lies beyond the end counts as field 0 and as nothing else."""
     program = tl.program_id(0).to(tl.int64)
@@ -63,8 +64,8 @@ def tally_kernel(
     zero, nan, saturated = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     underflowed, exact = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     signal, noise = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
-    for step in range(blocks):
-        start = (program * blocks + step) * BLOCK
+    for step in range(BLOCKS):
+        start = (program * BLOCKS + step) * BLOCK
         left = count - start
         here = place < left
         before = load(elements + start, place, left, True)
@@ -94,9 +95,9 @@ def tally_kernel(
 
 
 @lru_cache(maxsize=16)
-def _launcher(before: torch.dtype, after: torch.dtype) -> Launcher:
+def _launcher(before: torch.dtype, after: torch.dtype, blocks: int) -> Launcher:
     """One for each pair of dtypes: a launcher's compiled forms do not tell them apart."""
-    return Launcher(tally_kernel, (), (_BLOCK,), _BLOCK)
+    return Launcher(tally_kernel, (), (blocks, _BLOCK), blocks * _BLOCK)
 
 
 def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: float, high: float) -> None:
@@ -104,12 +105,12 @@ def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: fl
     count = x.numel()
     if not count:
         return
-    blocks = -(-count // (_BLOCK * _PROGRAMS))
+    blocks = _FEW if count < _LARGE else _MANY
     programs = -(-count // (_BLOCK * blocks))
     own_counts = torch.empty(programs, tallies.SIZE, dtype=torch.int32, device=x.device)
     own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
-    others = (own_counts, own_sums, count, blocks, _pattern(low), _pattern(high))
-    _launcher(x.dtype, rounded.dtype).launch(programs, flat(x), flat(rounded), *others)
+    others = (own_counts, own_sums, count, _pattern(low), _pattern(high))
+    _launcher(x.dtype, rounded.dtype, blocks).launch(programs, flat(x), flat(rounded), *others)
     counts += own_counts.sum(0)
     counts[0] -= programs * blocks * _BLOCK - count
     sums += own_sums.sum(0)
