@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,52 +12,13 @@ from torch import Tensor, nn
 
 from qsim.diagnostics.arrivals import Arrival, is_capturing
 from qsim.diagnostics.counts import aligned, per_cent
+from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
-from qsim.optim import Quantized
 from qsim.shards import local
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-#: States of a parameter that its updates go along, by the names that torch's optimizers and qsim's give them.
-DIRECTIONS = ("momentum_buffer", "exp_avg")
-
-
-@dataclass(frozen=True)
-class Updates:
-    """What became of the updates of one parameter in one step.
-
-    Attributes:
-        parameter: Its name, or its number in the optimizer.
-        step: The number of the step, from 0 on.
-        elements: Elements that it has.
-        updates: Those whose exact update is not zero.
-        cancelled: Those of them whose weight is what it was before.
-        carried: Those of the cancelled ones whose update is kept beside the weight: in Kahan's compensation, or in an accumulator.
-    """
-
-    parameter: str
-    step: int
-    elements: int
-    updates: int
-    cancelled: int
-    carried: int
-
-    @property
-    def share(self) -> float:
-        """The share of updates that were cancelled; NaN where there were none."""
-        return self.cancelled / self.updates if self.updates else math.nan
-
-    @property
-    def lost(self) -> float:
-        """The share of updates that were cancelled and are not carried."""
-        return (self.cancelled - self.carried) / self.updates if self.updates else math.nan
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in plain strings and numbers that JSON can hold; a share of nothing is `None`."""
-        facts = {name: getattr(self, name) for name in ("parameter", "step", "elements", "updates", "cancelled", "carried")}
-        return facts | {"share": self.share if self.updates else None, "lost": self.lost if self.updates else None}
 
 
 def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model: nn.Module | None = None) -> CancelledUpdates:
@@ -96,14 +55,6 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
     return CancelledUpdates(optimizer, every, model)
 
 
-@dataclass(frozen=True)
-class _Before:
-    """What a step begins with."""
-
-    weight: Tensor
-    kept: Tensor | None
-
-
 class CancelledUpdates:
     """What `cancelled_updates` gives: the counts so far."""
 
@@ -113,7 +64,7 @@ class CancelledUpdates:
         self.every = check_integer("cancelled_updates", "every", every, 1, 2**62)
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
-        self._before: dict[Tensor, _Before] = {}
+        self._before: dict[Tensor, Before] = {}
         self._pending: list[tuple[int, list[tuple[str, int]], list[Arrival]]] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
@@ -124,9 +75,9 @@ class CancelledUpdates:
         if self._steps % self.every or is_capturing():
             return
         for parameter in _parameters(optimizer):
-            kept = _kept(optimizer, parameter)
+            kept = kept_beside(optimizer, parameter)
             weight = local(parameter.detach()).clone()
-            self._before[parameter] = _Before(weight, None if kept is None else local(kept.detach()).clone())
+            self._before[parameter] = Before(weight, None if kept is None else local(kept.detach()).clone())
 
     @torch.no_grad()
     def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -145,7 +96,7 @@ class CancelledUpdates:
                 before = self._before.get(parameter)
                 if parameter.grad is not None and before is not None:
                     names.append((self._name(optimizer, parameter), before.weight.numel()))
-                    counts.append(_counted(optimizer, group, parameter, before))
+                    counts.append(counted(optimizer, group, parameter, before))
         by_device: dict[torch.device, list[int]] = {}
         for number, count in enumerate(counts):
             by_device.setdefault(count.device, []).append(number)
@@ -235,51 +186,6 @@ class CancelledUpdates:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _kept(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor | None:
-    """What keeps, beside a weight, the updates that the weight has no room for."""
-    if isinstance(optimizer, Quantized):
-        copy = optimizer.copies.get(parameter)
-        if copy is not None:
-            return copy
-    kept = optimizer.state[parameter].get("compensation") if parameter in optimizer.state else None
-    return kept if isinstance(kept, Tensor) else None
-
-
-def _counted(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, before: _Before) -> Tensor:
-    """How many updates of a parameter there were, how many were cancelled, and how many of these are carried, on its device."""
-    moves = _moves(optimizer, group, parameter, before.weight)
-    cancelled = moves & (local(parameter.detach()) == before.weight)
-    kept, earlier = _kept(optimizer, parameter), before.kept
-    if kept is not None and earlier is None:
-        # The first step has made it: a compensation of zeros, or a copy of the weight.
-        earlier = before.weight if isinstance(optimizer, Quantized) else torch.zeros_like(before.weight)
-    carried = torch.zeros_like(cancelled) if kept is None or earlier is None else cancelled & (local(kept.detach()) != earlier)
-    return torch.stack([moves.sum(), cancelled.sum(), carried.sum()])
-
-
-def _moves(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, weight: Tensor) -> Tensor:
-    """Where the exact update of a parameter is not zero."""
-    assert parameter.grad is not None
-    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-    moves = local(gradient.detach()) != 0
-    for name in DIRECTIONS:
-        state = optimizer.state[parameter].get(name) if parameter in optimizer.state else None
-        if isinstance(state, Tensor) and state.shape == parameter.shape:
-            moves = moves | (local(state.detach()) != 0)
-    moves = moves | (_is_not_zero(group.get("weight_decay", 0.0), weight) & (weight != 0))
-    moves = moves & _is_not_zero(group.get("lr", 1.0), weight)
-    # A step in which a scaler has found infinities moves nothing.
-    found_inf = getattr(optimizer, "found_inf", None)
-    return moves if found_inf is None else moves & ~_is_not_zero(found_inf, weight)
-
-
-def _is_not_zero(number: float | Tensor, weight: Tensor) -> Tensor:
-    """On the weight's device, where a number that is a tensor may be already."""
-    if isinstance(number, Tensor):
-        return number.to(weight.device, non_blocking=True) != 0
-    return torch.full((), number != 0, device=weight.device)
 
 
 def _sum(step: int, entries: Sequence[Updates]) -> Updates:
