@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qsim
 from qsim import FivePoint, Quantizer
-from qsim.diagnostics import Counts, Monitor
+from qsim.diagnostics import Counts, Monitor, cancelled_updates
 from qsim.nn import observers
 from qsim.quantizer import short
 
@@ -196,6 +196,32 @@ def test_training_gives_the_same_bits(points: str) -> None:
         assert losses == ends[0][0]
         assert all(torch.equal(one, other) for one, other in zip(state, ends[0][1], strict=True))
         assert torch.equal(generator, ends[0][2])
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_units_that_round_every_operator_do_not_see_the_monitor(rounding: str) -> None:
+    ends = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        scaled = Quantizer("e4m3", scale=qsim.scaling.Tensor())
+        model = net(FivePoint(act="mxfp8", weight="mxfp8", grad="mxfp8")).append(qsim.nn.Quantize(scaled, NOISY))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with qsim.fpu("bf16", rounding):
+            monitor = Monitor(model, every=1) if watched else None
+            cancelled = cancelled_updates(optimizer) if watched else None
+            for _ in range(2):
+                model(torch.randn(8, 32)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if monitor is not None:
+                    monitor.step()
+        ends.append([*(parameter.detach().clone() for parameter in model.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert monitor is not None
+    assert cancelled is not None
+    monitor.close()
+    assert len(monitor.samples[1].points) == 8
+    assert len(cancelled.updates) == 8
 
 
 class Twice(nn.Module):

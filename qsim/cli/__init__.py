@@ -1,4 +1,4 @@
-"""The command `qsim`: look at formats and recipes, look at one number, measure speed."""
+"""The command `qsim`: look at formats and recipes, look at one number, measure speed, run studies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import qsim
-from qsim.cli import bench, formats, inspect, recipes
+from qsim.cli import bench, formats, inspect, recipes, study
 
 _EXAMPLES = """\
 examples:
@@ -17,6 +17,7 @@ examples:
   qsim inspect e4m3 0.3          what each rounding makes of 0.3
   qsim recipes nvfp4             where a recipe rounds, and how
   qsim bench quantize            speed beside that of a copy of the same bytes
+  qsim study batch-size          what a larger batch buys back, with a figure
 
 qsim COMMAND --help shows more.
 """
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (formats, inspect, recipes, bench):
+    for module in (formats, inspect, recipes, bench, study):
         module.register(commands)
     return top
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.diagnostics.arrivals import Arrival, is_capturing
+from qsim.diagnostics.collecting import aside
 from qsim.diagnostics.counts import aligned, per_cent
 from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
@@ -69,7 +70,7 @@ class CancelledUpdates:
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
-    @torch.no_grad()
+    @aside()
     def _begin(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._before.clear()
         if self._steps % self.every or is_capturing():
@@ -79,7 +80,7 @@ class CancelledUpdates:
             weight = local(parameter.detach()).clone()
             self._before[parameter] = Before(weight, None if kept is None else local(kept.detach()).clone())
 
-    @torch.no_grad()
+    @aside()
     def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if is_capturing():
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim.checks import spelling
 from qsim.diagnostics.arrivals import Arrival
@@ -59,13 +61,20 @@ class Collector:
             known.sums.add_(tally.sums)
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Computes beside what is watched: without gradients, and unseen by what looks at or changes every operator, as `qsim.fpu` does."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
 class LayerObserver:
     """Looks at the points of one layer; see `qsim.nn.observers.Observer`. What layers round is rounded once more, with the same bits."""
 
     def __init__(self, collector: Collector, layer: int) -> None:
         self._collector, self._layer = collector, layer
 
-    @torch.no_grad()
+    @aside()
     def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> Tally:
         """The tally of a tensor that is rounded without scales."""
         spelt = spelling(point.format, point.rounding, point.overflow, x.dtype)
@@ -74,6 +83,7 @@ class LayerObserver:
         rounded = torch.ops.qsim.quantize.default(x, chosen, spelt.grid, spelt.rule, stream, offset, dtype)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
+    @aside()
     def used(self, name: str, measured: Any) -> None:
         """A tally counts."""
         self._collector.add(self._layer, name, measured)
@@ -83,7 +93,7 @@ class LayerObserver:
         if self._counts(name):
             self.used(name, self.measured(x, point, seed, stream, offset))
 
-    @torch.no_grad()
+    @aside()
     def rounds_scaled(self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, offset: int = 0) -> None:
         """Counts a tensor that is rounded after a transform or under scales."""
         if not self._counts(name):

@@ -129,7 +129,7 @@ def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tup
         grid.exponent + carrier.bias,
         carrier.pattern(2.0 ** (direction * first)),
         carrier.pattern(2.0 ** (direction * (power - first))),
-        1 << max(0, unused - how.shift),
+        max(0, unused - how.shift),
         ~carrier.sign,
         1 << (coding.bits - 1),
         unused,

@@ -92,7 +92,7 @@ class Codes(NamedTuple):
         lowest: The smallest value's exponent field, where there is no zero.
         scale: Takes a value to the number whose pattern, shifted, is the code, or the other way; for integers, to units of the step.
         rest: What of that factor one number cannot hold.
-        lift: Takes that pattern to the top of the carrier's word.
+        lift: By how many bits that pattern is shifted to the top of the carrier's word.
         mask: All bits of the carrier's word but the sign.
         sign: The code's sign bit.
         unused: Bits of the carrier's word that a code leaves.

@@ -1,0 +1,138 @@
+"""`qsim study NAME`: runs an experiment and writes its figure and its report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qsim import studies
+from qsim.cli.text import table
+
+if TYPE_CHECKING:
+    from qsim.studies import Plan, Study
+
+_EXAMPLES = """\
+examples:
+  qsim study                               list the studies
+  qsim study batch-size                    in minutes on two cores, with data that is there
+  qsim study batch-size --help             what this one can be told
+  qsim study batch-size --dry-run          which runs, and how long they will take
+  qsim study batch-size --full --workers 4 --data fashion-mnist/
+  qsim study batch-size --part 2/8         one of eight jobs that share a folder
+
+A study that was interrupted goes on where it stopped.
+"""
+_NEEDED = ("matplotlib", "scipy", "sklearn", "tqdm", "filelock")
+
+
+def register(commands: Any) -> None:
+    """Adds the command to the parser."""
+    command = commands.add_parser(
+        "study",
+        help="run an experiment",
+        description="Runs a study: every run, a figure, and a report that says what came out of a paper's claims.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="a study; without one they are listed")
+    command.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    _check_installed()
+    if args.name is None:
+        found = [studies.named(name) for name in studies.names()]
+        print(table([[study.name, study.question, study.source] for study in found]))
+        return 0
+    study = studies.named(args.name)
+    chosen = _read(study, args.options)
+    plan = _plan(study, chosen, args)
+    if chosen.dry_run:
+        _tell(plan)
+        return 0
+    plan.carry_out()
+    if plan.missing():
+        print(f"{plan.missing()} of {len(plan.runs)} runs are still missing in {plan.folder}: those of other parts")
+        return 0
+    _show(plan)
+    return 0
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"studies need {', '.join(missing)}: pip install 'qsim[study]'")
+
+
+def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
+    from qsim.studies import _choices
+
+    parser = argparse.ArgumentParser(
+        prog=f"qsim study {study.name}", description=f"{study.question} Source: {study.source}.", allow_abbrev=False
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", dest="form", action="store_const", const="quick", help="reduced, to see in seconds whether all works")
+    form.add_argument("--full", dest="form", action="store_const", const="full", help="settings for a GPU")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results, figures and the report go (default: studies/NAME)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: with --full cuda if there is one, else cpu)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core, or for each GPU)")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="do only this share of the runs, such as 2/4; the parts share --out")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and the time they will take")
+    parser.set_defaults(form="default")
+    settings = parser.add_argument_group("settings of this study, with their defaults on a processor")
+    _choices.add_options(settings, study.settings())
+    return parser.parse_args(words)
+
+
+def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Namespace) -> Plan:
+    from qsim.studies import _choices
+
+    return studies.plan(
+        study,
+        form=chosen.form,
+        out=chosen.out,
+        device=chosen.device,
+        workers=chosen.workers,
+        part=chosen.part,
+        command=shlex.join(["qsim", "study", args.name, *args.options]),
+        settings=_choices.given(chosen, study.settings()),
+    )
+
+
+def _tell(plan: Plan) -> None:
+    """Lists what would be run."""
+    seconds = plan.estimates()
+    for run in plan.todo():
+        print(f"{seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
+    done = len(plan.runs) - plan.missing()
+    share = min(plan.workers, max(1, len(seconds)))
+    total = max(sum(seconds.values()) / share, max(seconds.values(), default=0.0))
+    print(f"{len(seconds)} runs to do, {done} done; about {_duration(total)} on {plan.device} with {plan.workers} at a time")
+
+
+def _named(run: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in vars(run).items())
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _show(plan: Plan) -> None:
+    """Writes the report and prints its end."""
+    report = plan.report()
+    page, *pictures = plan.write()
+    for claim in report.claims:
+        print(f"{claim.source}: {claim.paper}\n  measured: {claim.measured}\n  agrees: {claim.verdict}")
+    print(f"\n{report.meaning}\n")
+    print("\n".join(f"figure: {picture}" for picture in pictures))
+    print(f"report: {page}")
+    sys.stdout.flush()

@@ -1,0 +1,71 @@
+"""Studies: from one command to a figure that says what rounding costs.
+
+On the command line, `qsim study` lists them and `qsim study NAME` runs one. From Python:
+
+    report = qsim.studies.run("gradient-variance", out="results")
+
+Needs the extra `study`: `pip install 'qsim[study]'`.
+
+Example:
+    >>> from qsim import studies
+    >>> studies.names()[:2]
+    ['batch-size', 'cancelled-updates']
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qsim.studies._carrying_out import Plan, plan, run
+    from qsim.studies._report import Claim, Picture, Report, Table
+    from qsim.studies._store import Part
+    from qsim.studies._study import Result, Study
+
+__all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
+
+_STUDIES = {
+    "batch-size": "batch_size.BatchSize",
+    "formats": "formats.Formats",
+    "gradient-variance": "gradient_variance.GradientVariance",
+    "points": "points.Points",
+    "random-bits": "random_bits.RandomBits",
+}
+_HOMES = {
+    "_carrying_out": ("Plan", "plan", "run"),
+    "_report": ("Claim", "Picture", "Report", "Table"),
+    "_store": ("Part",),
+    "_study": ("Result", "Study"),
+}
+
+
+def names() -> list[str]:
+    """The studies there are."""
+    return sorted(_STUDIES)
+
+
+def named(name: str) -> Study[Any, Any]:
+    """A study by its name.
+
+    Raises:
+        ValueError: If there is none of that name.
+
+    Example:
+        >>> from qsim import studies
+        >>> studies.named("batch-size").question
+        'Does a larger batch buy back bits of precision?'
+    """
+    if name not in _STUDIES:
+        raise ValueError(f"no study is called {name!r}. There are: {', '.join(names())}")
+    module, _, kind = _STUDIES[name].partition(".")
+    study: Study[Any, Any] = getattr(importlib.import_module(f"qsim.studies.{module}"), kind)()
+    return study
+
+
+def __getattr__(name: str) -> Any:
+    # What studies need is imported with the first of them: matplotlib and SciPy take their time, and may not be there.
+    for home, held in _HOMES.items():
+        if name in held:
+            return getattr(importlib.import_module(f"qsim.studies.{home}"), name)
+    raise AttributeError(f"module 'qsim.studies' has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""WideResNet-16-4, the net of the papers' experiments on CIFAR-10: three groups of two blocks, four times as wide as a ResNet's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class _Block(nn.Module):
+    """Normalization and rectification before each of two convolutions, beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        seen = F.relu(self.norm1(x))
+        beside = x if self.shortcut is None else self.shortcut(seen)
+        return beside + cast(Tensor, self.conv2(F.relu(self.norm2(self.conv1(seen)))))
+
+
+class WideResNet(nn.Module):
+    """WideResNet-16-4 (Zagoruyko and Komodakis, 2016).
+
+    Args:
+        classes: How many labels there are.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        widths = [16, 64, 128, 256]
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        blocks = []
+        for group, (inputs, outputs) in enumerate(pairwise(widths)):
+            blocks += [_Block(inputs, outputs, 1 if group == 0 else 2), _Block(outputs, outputs, 1)]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(widths[-1])
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        seen = F.relu(self.norm(self.blocks(self.stem(x))))
+        return cast(Tensor, self.head(torch.mean(seen, (2, 3))))
