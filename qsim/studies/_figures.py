@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any, cast
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -88,6 +91,26 @@ def band(axes: Axes, x: Any, intervals: Any, look: Look, label: str | None = Non
     below = [interval.value - interval.low for interval in intervals]
     above = [interval.high - interval.value for interval in intervals]
     axes.errorbar(x, values, yerr=[below, above], label=label, capsize=2, elinewidth=0.9, **look())
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Labels a logarithmic axis with numbers as people write them, between the powers of ten too where there are few of these."""
+
+    def between(number: float, _: float) -> str:
+        low, high = axis.get_view_interval()
+        digit = round(number / 10 ** math.floor(math.log10(number) + 1e-9))
+        return f"{number:g}" if high / low < 20 and digit in (2, 5) else ""
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(between)
+
+
+def legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """One legend below all panels, where it hides nothing; lines that are long enough to show their dashes."""
+    handles, labels = axes.get_legend_handles_labels()
+    # matplotlib puts lines before bars.
+    order = sorted(range(len(labels)), key=lambda at: isinstance(handles[at], Line2D))
+    figure.legend([handles[at] for at in order], [labels[at] for at in order], loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:

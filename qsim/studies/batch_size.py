@@ -30,7 +30,7 @@ class Settings:
     formats: tuple[str, ...] = choice(("e4m0", "e4m1", "e4m2"), "of the backward pass's inputs and gradients, from coarse to fine")
     roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "of both")
     batches: tuple[int, ...] = choice((8, 32, 128, 512), "images of an update, from few to many")
-    micro_batches: int = choice(4, "also sum up the gradient of the largest batch in so many parts; 1: do not")
+    micro_batches: int = choice(4, "also sum up the largest batch, in the coarsest format, from so many parts; 1: do not")
     steps: int = choice(200, "updates")
     rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
     seeds: int = choice(3, "how many")
@@ -81,15 +81,18 @@ class BatchSize(Study[Settings, Run]):
         found = []
         for seed in range(settings.seeds):
             for batch in settings.batches:
-                parts = {1, settings.micro_batches} if batch == settings.batches[-1] else {1}
                 found.append(Run(settings.data, FULL, "nearest", batch, 1, PLAIN, settings.steps, settings.rate, seed))
                 found += [
-                    Run(settings.data, name, rounding, batch, micro_batches, scale, settings.steps, settings.rate, seed)
+                    Run(settings.data, name, rounding, batch, 1, scale, settings.steps, settings.rate, seed)
                     for name in settings.formats
                     for rounding in settings.roundings
-                    for micro_batches in sorted(parts)
                     for scale in (PLAIN, IN_RANGE)
                 ]
+            if settings.micro_batches > 1:
+                coarse, most = settings.formats[0], settings.batches[-1]
+                found.append(
+                    Run(settings.data, coarse, "stochastic", most, settings.micro_batches, PLAIN, settings.steps, settings.rate, seed)
+                )
         return found
 
     def work(self, run: Run) -> float:

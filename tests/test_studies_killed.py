@@ -1,0 +1,75 @@
+"""A study is killed at random moments and goes on each time: nothing that was finished is lost or done twice, and the table is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+KILLS = 10
+WORDS = ["study", "batch-size", "--formats", "e4m0", "--batches", "8,16", "--steps", "40", "--seeds", "5"]
+
+
+def start(folder: Path, workers: int) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "qsim", *WORDS, "--out", str(folder), "--workers", str(workers)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def finished(folder: Path) -> list[str]:
+    """The keys of the runs whose results are there; every line is whole."""
+    file = folder / "results.jsonl"
+    return [json.dumps(json.loads(line)["run"], sort_keys=True) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def others_of(session: int) -> list[int]:
+    """The processes that are left of a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(of) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes under /proc")
+def test_killed_ten_times(tmp_path: Path) -> None:
+    disturbed, alone = tmp_path / "disturbed", tmp_path / "alone"
+    draw = random.Random(20261121)
+    done: list[str] = []
+    for kill in range(KILLS):
+        process = start(disturbed, 1 + kill % 2)
+        try:
+            deadline = time.monotonic() + 60
+            while len(finished(disturbed)) == len(done) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(draw.uniform(0, 0.15))
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        now = finished(disturbed)
+        assert now[: len(done)] == done, "results were lost"
+        assert len(set(now)) == len(now) > len(done), "a run was done twice, or none at all"
+        done = now
+        deadline = time.monotonic() + 30
+        while others_of(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not others_of(process.pid), "workers outlived the study"
+    for folder in (disturbed, alone):
+        assert start(folder, 2).wait() == 0
+    assert set(finished(disturbed)) == set(finished(alone))
+    assert len(finished(alone)) == len(finished(disturbed)) > KILLS
+    tables = [[line for line in (folder / "report.md").read_text().splitlines() if line.startswith("|")] for folder in (disturbed, alone)]
+    assert tables[0] == tables[1]
+    assert len(tables[0]) > 10
