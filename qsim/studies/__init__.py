@@ -27,6 +27,7 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
     "_carrying_out": ("Plan", "plan", "run"),
