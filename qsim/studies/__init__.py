@@ -27,6 +27,7 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "random-walk": "random_walk.RandomWalk",
     "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
