@@ -16,6 +16,7 @@ from qsim.quantizer import Quantizer
 from qsim.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
 from qsim.scaled_codes import ScaledCodes
+from qsim.unit import fpu
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "encode",
     "format",
     "formats",
+    "fpu",
     "nn",
     "optim",
     "quantize",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from qsim.checks import check_input
 
@@ -38,6 +39,8 @@ def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tenso
         >>> qsim.threshold_quantize(torch.tensor([0.3, 0.5, -0.5]), step=1.0, threshold=0.5)
         tensor([0., 1., 0.])
     """
+    if has_torch_function_unary(x):
+        return handle_torch_function(threshold_quantize, (x,), x, step, threshold)
     check_input("threshold_quantize", x)
     _check_amount("step", step, x, sys.float_info.max)
     _check_amount("threshold", threshold, x, 1.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim import random
 from qsim.nn.autocast import without_autocast
@@ -35,7 +36,13 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
 def product_with_seeds(
     a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
 ) -> Tensor:
-    """`five_point_product` with seeds that are given, each needed only if there is something to round stochastically."""
+    """`five_point_product` with seeds that are given, each needed only if there is something to round stochastically.
+
+    To torch's function modes it is one function of its operands, as torch's own are.
+    """
+    operands = (a, w) if bias is None else (a, w, bias)
+    if has_torch_function(operands):
+        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, setting)
     function = ScaledProduct if setting.points.is_scaled else FivePointProduct
     with without_autocast(a.device):
         return function.apply(a, w, bias, seed, weight_seed, setting, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]

@@ -73,6 +73,14 @@ class History:
         if not self._layer.training and not self.has_recorded:
             raise RuntimeError(f"the delayed scale of {self.point} has no history yet: run a training step first, or load one")
 
+    def mark(self) -> tuple[bool, Tensor | None]:
+        """What is known here besides the buffers, for `return_to`."""
+        return self.has_recorded, self._last
+
+    def return_to(self, mark: tuple[bool, Tensor | None]) -> None:
+        """Forgets what was recorded since a mark, once the buffers hold again what they held then."""
+        self.has_recorded, self._last = mark
+
     def loaded(self, recorded: Tensor) -> None:
         """Takes note of what the buffers hold now."""
         self.has_recorded, self._last = bool(local(recorded) > 0), None
@@ -101,7 +109,7 @@ class RemembersAmaxes(nn.Module):
 
     def keep_histories(self, points: Mapping[str, Any]) -> None:
         """Makes a history for each point with a delayed scale, where there is none of its length yet, and drops all others."""
-        known = self._histories
+        known = self.histories
         wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
         for name, history in known.items():
             if wanted.get(name) != history.length:
@@ -117,22 +125,23 @@ class RemembersAmaxes(nn.Module):
         """A point that keeps its history, if it has one."""
         if not isinstance(point.scale, Delayed):
             return point
-        if name not in self._histories:
+        if name not in self.histories:
             raise ValueError(f"{name} has a delayed scale, for which there is no history yet: make the module anew with it")
-        return replace(point, scale=Recorded(point.scale, self._histories[name]))
+        return replace(point, scale=Recorded(point.scale, self.histories[name]))
 
     def with_histories(self, points: FivePoint) -> FivePoint:
         """Points that keep their histories."""
-        return replace(points, **{name: self.with_history(name, getattr(points, name)) for name in self._histories})
+        return replace(points, **{name: self.with_history(name, getattr(points, name)) for name in self.histories})
 
     @property
-    def _histories(self) -> dict[str, History]:
+    def histories(self) -> dict[str, History]:
+        """The history of each point that has one."""
         found: dict[str, History] = self.__dict__.get("_kept_histories", {})
         return found
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemembersAmaxes:
         """Moves histories along with the layer, but leaves their dtype when it changes its own."""
-        own = {id(self.get_buffer(name)) for history in self._histories.values() for name in history.names}
+        own = {id(self.get_buffer(name)) for history in self.histories.values() for name in history.names}
 
         def moved(x: Tensor) -> Tensor:
             found = fn(x)
@@ -143,7 +152,7 @@ class RemembersAmaxes(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        for history in self._histories.values():
+        for history in self.histories.values():
             recorded = state_dict.get(prefix + history.names[1])
             if recorded is not None:
                 history.loaded(recorded)

@@ -1,4 +1,4 @@
-"""Whose random bits `Quantized` takes."""
+"""Which random bits the steps of optimizers take."""
 
 from __future__ import annotations
 
@@ -21,3 +21,36 @@ class Noise(NamedTuple):
     def stream(self, role: str, number: int, evaluation: int = 0) -> int:
         """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
         return random.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
+
+
+def update_key(seed: int, step: int, number: int) -> dict[str, int]:
+    """The seed and the stream of the random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
+
+    Of these bits bfloat16 takes 16 for each element, and other formats 32.
+
+    Args:
+        seed: The optimizer's seed.
+        step: Number of the step, from 1 on.
+        number: The parameter's number in the optimizer, from 0 on.
+
+    Example:
+        >>> import torch, qsim
+        >>> w = torch.nn.Parameter(torch.ones(5))
+        >>> w.grad = torch.full((5,), 2.0**-9)
+        >>> how = {"rounding": qsim.Stochastic(bits=16), **qsim.optim.update_key(seed=7, step=1, number=0)}
+        >>> with torch.no_grad(), qsim.fpu("bf16", **how):
+        ...     written_out = w - w.grad
+        >>> qsim.optim.SGD([w], lr=1.0, weight="bf16", update="stochastic", seed=7).step()
+        >>> torch.equal(w, written_out)
+        True
+    """
+    words = random.philox4x32(_words(step) + _words(random.stream("optimizer", number) & ~3), _words(seed))
+    return {"seed": _signed(words[0] | words[1] << 32), "stream": _signed(words[2] | words[3] << 32)}
+
+
+def _words(x: int) -> tuple[int, int]:
+    return x & 0xFFFFFFFF, x >> 32 & 0xFFFFFFFF
+
+
+def _signed(x: int) -> int:
+    return x - 2**64 if x >= 2**63 else x

@@ -27,6 +27,10 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "formats": "formats.Formats",
+    "gradient-variance": "gradient_variance.GradientVariance",
+    "points": "points.Points",
+    "random-bits": "random_bits.RandomBits",
     "random-walk": "random_walk.RandomWalk",
     "stagnation": "stagnation.Stagnation",
 }

@@ -56,6 +56,10 @@ class Look:
         """The same colour and marker, in dashes."""
         return Look(self.color, self.marker, (0, (4, 2)))
 
+    def alone(self) -> Look:
+        """The same marker without a line, for what has no order."""
+        return Look(self.color, self.marker, "")
+
 
 #: From dark to light, so that they stay apart in grey; each has a marker of its own.
 LOOKS = (

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import qsim
-from qsim import FivePoint, Quantizer
+from qsim import FivePoint, Quantizer, diagnostics
+from qsim.studies import _nets as nets
 from qsim.studies._choices import choice
 from qsim.studies._images import images
 from qsim.studies._report import Report
 from qsim.studies._study import Result, Study
-from qsim.studies._training import Training, accuracy, full_precision, squared_gradient, train
+from qsim.studies._training import Training, full_precision, train
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
+#: Of how many batches, and of how many draws of each, variances are measured.
+_BATCHES, _DRAWS = 24, 6
 _PAPER = "Liu et al., Training with Fewer Bits"
 
 
@@ -38,9 +43,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """One net that is trained."""
+    """One net that is trained; or, if `like` names a format, one that is measured: how much more its gradients vary than in that format."""
 
     data: str
+    like: str
     format: str
     rounding: str
     batch: int
@@ -52,11 +58,20 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """What the backward pass rounds: inputs and gradients, as Figure 3 of the paper has it but for the weights."""
-        if self.format == FULL:
-            return None
-        rounds = Quantizer(self.format, self.rounding)
-        return FivePoint(act_bwd=rounds, grad=rounds)
+        """What the backward pass rounds."""
+        return None if self.format == FULL else _backward(self.format, self.rounding)
+
+    @property
+    def training(self) -> Training:
+        """Steps, batch and loss scale."""
+        scale = nets.IN_RANGE * self.batch / self.micro_batches if self.loss_scale == IN_RANGE else 1.0
+        return Training(self.steps, self.batch, self.micro_batches, scale)
+
+
+def _backward(format: str, rounding: str) -> FivePoint:
+    """Inputs and gradients rounded, as Figure 3 of the paper has it but for the weights."""
+    rounds = Quantizer(format, rounding)
+    return FivePoint(act_bwd=rounds, grad=rounds)
 
 
 class BatchSize(Study[Settings, Run]):
@@ -77,52 +92,61 @@ class BatchSize(Study[Settings, Run]):
         return Settings(batches=(8, 32, 128, 512, 2048), steps=1500)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format, rounding and batch size, with and without a loss scale; full precision once."""
+        """Every format, rounding and batch size, with and without a loss scale; full precision once; each bit's factor."""
+        rest = (settings.steps, settings.rate)
+        coarse, most, middle = settings.formats[0], settings.batches[-1], settings.batches[len(settings.batches) // 2]
         found = []
         for seed in range(settings.seeds):
             for batch in settings.batches:
-                found.append(Run(settings.data, FULL, "nearest", batch, 1, PLAIN, settings.steps, settings.rate, seed))
+                found.append(Run(settings.data, "", FULL, "nearest", batch, 1, PLAIN, *rest, seed))
                 found += [
-                    Run(settings.data, name, rounding, batch, 1, scale, settings.steps, settings.rate, seed)
+                    Run(settings.data, "", name, rounding, batch, 1, scale, *rest, seed)
                     for name in settings.formats
                     for rounding in settings.roundings
                     for scale in (PLAIN, IN_RANGE)
                 ]
             if settings.micro_batches > 1:
-                coarse, most = settings.formats[0], settings.batches[-1]
-                found.append(
-                    Run(settings.data, coarse, "stochastic", most, settings.micro_batches, PLAIN, settings.steps, settings.rate, seed)
-                )
+                found.append(Run(settings.data, "", coarse, "stochastic", most, settings.micro_batches, PLAIN, *rest, seed))
+            found += [
+                Run(settings.data, fine, few, "stochastic", middle, 1, scale, *rest, seed)
+                for few, fine in pairwise(settings.formats)
+                for scale in (PLAIN, IN_RANGE)
+            ]
         return found
 
     def work(self, run: Run) -> float:
         """A step costs something whatever its size, and then by the image."""
+        if run.like:
+            return (_BATCHES * (2 * _DRAWS + 1) + run.steps / 10) * (100 + run.batch) * 2
         return run.steps * (run.micro_batches * 100 + run.batch) * (1 if run.format == FULL else 2)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains; the gradient is looked at over the last quarter of the steps, and is that of full precision."""
-        data = images(run.data, device)
-        torch.manual_seed(run.seed)
-        model, judge = data.net().to(device), data.net().to(device)
-        if run.points is not None:
-            qsim.convert(model, run.points)
-        optimizer = torch.optim.SGD(model.parameters(), lr=run.rate)
-        scale = 64.0 * run.batch / run.micro_batches if run.loss_scale == IN_RANGE else 1.0
-        norms: list[float] = []
-
-        def look(done: int) -> None:
-            if done > 0.75 * run.steps:
-                judge.load_state_dict(model.state_dict())
-                norms.append(squared_gradient(judge, data))
-
-        with full_precision(device):
-            how = Training(run.steps, run.batch, run.micro_batches, scale)
-            train(model, data, optimizer, how, run.seed, look, max(1, run.steps // 40))
-            judge.load_state_dict(model.state_dict())
-            return {"accuracy": accuracy(judge, data), "squared_gradient": float(np.mean(norms))}
+        """What the net has learnt, or the factor."""
+        if run.like:
+            return _factor(run, device)
+        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and what batch buys back a bit."""
         from qsim.studies._batch_size_report import Findings
 
         return Findings(self, settings, results).report()
+
+
+def _factor(run: Run, device: torch.device) -> dict[str, Any]:
+    """How many times larger the batch must be, from the variances of a net's gradients when a tenth of its training is done."""
+    found = images(run.data, device)
+    torch.manual_seed(run.seed)
+    model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
+    with full_precision(device):
+        train(model, found, torch.optim.SGD(model.parameters(), lr=run.rate), how, run.seed)
+        order = torch.Generator().manual_seed(run.seed + 1)
+        batches = [torch.randint(len(found.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
+
+        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
+            return F.cross_entropy(model(found.x[chosen]), found.y[chosen]) * how.loss_scale
+
+        qsim.convert(model, FivePoint())
+        points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
+        factor = diagnostics.batch_for(model, loss, batches, points, like, _DRAWS, seed=run.seed).factor
+    return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

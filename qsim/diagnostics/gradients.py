@@ -1,0 +1,180 @@
+"""Bias and variance of a model's gradients, point by point: Lemma 2 of *Training with Fewer Bits*, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from qsim import random
+from qsim.diagnostics.gradients_borrowed import borrowed
+from qsim.diagnostics.gradients_drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients_points import NAMES, alone, in_use, quantizer_of
+from qsim.diagnostics.gradients_statistics import Estimate, Moments, rounding, sampling, squared_bias
+from qsim.diagnostics.gradients_text import flat, percent, table
+from qsim.five_point import FivePoint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: The row of all weights together, and the two that are no point: everything rounded, and nothing.
+ALL_WEIGHTS, ALL, NONE = "all weights", "all", "none"
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """What is wrong with a layer's gradient when a point rounds: squared norms, all of them.
+
+    Attributes:
+        layer: The layer whose gradient it is, or `"all weights"`.
+        point: The point that rounds, in all layers, or `"all"`, or `"none"`.
+        bias: How far off the gradient is on average: `|E[h] - E[g]|²`, `g` being the gradient in full precision.
+        sampling: `T^s`: its variance from batch to batch.
+        rounding: `T^Q`: its variance from draw to draw.
+        gradient: `|E[g]|²`, to compare with.
+    """
+
+    layer: str
+    point: str
+    bias: Estimate
+    sampling: Estimate
+    rounding: Estimate
+    gradient: Estimate
+
+
+@dataclass(frozen=True)
+class GradientErrors:
+    """Bias and variance of gradients; prints as a table.
+
+    Attributes:
+        errors: One for each layer and point.
+        batches: Of how many batches.
+        draws: How often each was drawn.
+        level: How probable it is that an interval holds what it is for.
+    """
+
+    errors: tuple[GradientError, ...]
+    batches: int
+    draws: int
+    level: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The errors in plain texts and numbers, as JSON has them: of an interval the ends are `…_low` and `…_high`."""
+        return [flat(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
+
+    def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
+        """The error of a layer at a point.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        for error in self.errors:
+            if (error.layer, error.point) == (layer, point):
+                return error
+        known = [sorted({getattr(error, name) for error in self.errors}) for name in ("layer", "point")]
+        raise KeyError(f"no error of layer {layer!r} at point {point!r}: layers are {known[0]}, points {known[1]}")
+
+    def __str__(self) -> str:
+        """The table."""
+        rows = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding)), str(e.gradient)) for e in self.errors]
+        titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
+        note = f"squared norms, with intervals of {percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
+        return f"{table([titles, *rows])}\n{note}"
+
+    def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
+        """Draws a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
+
+        Args:
+            ax: Where to draw; new axes by default.
+            layer: The layer.
+        """
+        from qsim.diagnostics.gradients_figure import bars
+
+        return bars([error for error in self.errors if error.layer == self.of(NONE, layer).layer], ax)
+
+
+def gradient_error(
+    model: nn.Module, loss: Loss, batches: Iterable[Any], draws: int = 8, *, seed: int = 0, level: float = 0.95
+) -> GradientErrors:
+    """Measures bias and variance of a converted model's gradients, for each of its points alone and for all together.
+
+    A point that is looked at rounds in all layers, the others nowhere. Bias is against the same model in full precision, on the same
+    batches, and variance is split into what batches and what rounding contribute. Of stochastic rounding on the way back nothing but
+    variance is to be expected (Lemma 2). What rounds on the way forward, weights above all, changes the loss whose gradient is taken: a
+    bias that no batch removes (Lemma 1).
+
+    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds anew, weights too. Estimates have no
+    bias of their own, so that one of nothing comes out below zero as well as above; intervals come from leaving out one batch at a time,
+    and hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators
+    are left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.
+
+    Args:
+        model: A model that `qsim.convert` gave points.
+        loss: `loss(model, batch)`, a scalar; it must draw no random numbers but those of rounding, so no dropout.
+        batches: At least 3 batches, of one size.
+        draws: How often each batch is drawn where rounding is stochastic.
+        seed: Of all random bits.
+        level: How probable it is that an interval holds what it is for.
+
+    Returns:
+        An error of each layer for each point that the model rounds at, for `"all"` and for `"none"`; and the same of all weights together.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If the model has no points, batches or draws are too few, batches differ in size, or the loss is no scalar or draws.
+
+    Example:
+        >>> import torch, qsim
+        >>> from qsim.diagnostics import gradient_error
+        >>> _ = torch.manual_seed(0)
+        >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e4m1", "stochastic"))
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), points)
+        >>> batches = list(torch.randn(5, 16, 8))
+        >>> found = gradient_error(model, lambda model, x: model(x).square().mean(), batches, draws=4)
+        >>> error = found.of("act_bwd")
+        >>> error.bias.low < 0 < error.bias.high and error.rounding.low > 0
+        True
+        >>> [row["point"] for row in found.rows() if row["layer"] == "all weights"]
+        ['none', 'act_bwd', 'all']
+    """
+    check_arguments("gradient_error", draws, seed, level)
+    weights = weights_of("gradient_error", model)
+    settings = _settings(weights)
+    with borrowed(model, weights.layers, random.stream("gradient_error", seed)) as state:
+        given = batches_of("gradient_error", batches)
+        drawn = Gradients("gradient_error", model, loss, given, weights, state)
+        found = {NONE: (drawn.full_precision(), 1)}
+        for name, points in settings.items():
+            count = draws if draws_bits(points) else 1
+            found[name] = drawn.moments(points, count, redraw_weights=True), count
+        norms = drawn.squared_norms()
+    errors = tuple(
+        _error(title, name, _row(of_all, k), count, _row(norms, k), level)
+        for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
+        for name, (of_all, count) in found.items()
+    )
+    return GradientErrors(errors, len(given), draws, level)
+
+
+def _settings(weights: Weights) -> dict[str, list[FivePoint]]:
+    """The points of each layer, for each point that one of them has, alone, and for all."""
+    own = [layer.points for layer in weights.layers]
+    names = [name for name in NAMES if any(quantizer_of(points, name) is not None for points in own)]
+    chosen = {name: [alone(points, name) for points in own] for name in names} | {ALL: own}
+    return {name: [in_use(layer, points) for layer, points in zip(weights.layers, of_all, strict=True)] for name, of_all in chosen.items()}
+
+
+def draws_bits(points: Sequence[FivePoint]) -> bool:
+    """Whether anything is rounded stochastically, so that two draws can differ."""
+    return any(own.is_stochastic or own.weight_is_stochastic for own in points)
+
+
+def _row(found: Moments, k: int) -> Moments:
+    return Moments(*(column[k] for column in found))
+
+
+def _error(layer: str, point: str, found: Moments, draws: int, norms: Moments, level: float) -> GradientError:
+    measured = squared_bias(found), sampling(found, draws), rounding(found), squared_bias(norms)
+    return GradientError(layer, point, *(part.estimate(level) for part in measured))

@@ -1,0 +1,44 @@
+"""How measurements are printed, and what JSON gets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned columns.
+
+    Example:
+        >>> print(table([["a", "1"], ["long", "2"]]))
+        a     1
+        long  2
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without nesting: an estimate becomes three numbers.
+
+    Example:
+        >>> flat({"layer": "0", "bias": {"value": 1.0, "low": 0.5, "high": 1.5}})
+        {'layer': '0', 'bias': 1.0, 'bias_low': 0.5, 'bias_high': 1.5}
+    """
+    found: dict[str, Any] = {}
+    for name, part in given.items():
+        if isinstance(part, Mapping):
+            found |= {name: part["value"], f"{name}_low": part["low"], f"{name}_high": part["high"]}
+        else:
+            found[name] = part
+    return found
+
+
+def percent(share: float) -> str:
+    """A share in words.
+
+    Example:
+        >>> percent(0.95)
+        '95 %'
+    """
+    return f"{100 * share:.6g} %"

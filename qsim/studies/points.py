@@ -1,0 +1,213 @@
+"""One point at a time: which of a layer's five roundings costs what, by format and by rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qsim import FivePoint, Quantizer, scaling
+from qsim.studies import _figures, _nets as nets
+from qsim.studies._choices import choice
+from qsim.studies._report import Claim, Picture, Report, Table
+from qsim.studies._statistics import Interval, difference, mean
+from qsim.studies._study import Result, Study
+from qsim.studies._training import Training
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The five points, as they come in a step, and what the report calls them.
+POINTS = {
+    "act": "input, forward",
+    "weight": "weight, forward",
+    "act_bwd": "input, backward",
+    "weight_bwd": "weight, backward",
+    "grad": "gradient",
+}
+NONE = "none"
+#: What is called converged: less than this added to the test loss, in nats.
+SMALL = 0.05
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    formats: tuple[str, ...] = choice(("e3m0", "e2m1", "e4m1", "e4m3"), "from coarse to fine")
+    roundings: tuple[str, ...] = choice(("nearest", "stochastic"), "of the point")
+    batch: int = choice(64, "images of an update")
+    steps: int = choice(200, "updates")
+    rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
+    seeds: int = choice(4, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One net that is trained, with one point rounded or none."""
+
+    data: str
+    point: str
+    format: str
+    rounding: str
+    batch: int
+    steps: int
+    rate: float
+    seed: int
+
+    @property
+    def points(self) -> FivePoint | None:
+        """The points of every layer. A scale of each tensor brings it into the format's range, so that bits alone are compared."""
+        if self.point == NONE:
+            return None
+        return FivePoint(**{self.point: Quantizer(self.format, self.rounding, scale=scaling.Tensor())})
+
+
+class Points(Study[Settings, Run]):
+    """Trains a net with one of its five points rounded."""
+
+    name = "points"
+    question = "Which of the five roundings of a layer hurts?"
+    source = "Liu et al., Training with Fewer Bits, Section 3"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """One format, few steps."""
+        return Settings(formats=("e2m1",), steps=60, seeds=2)
+
+    def full(self) -> Settings:
+        """More steps, for a GPU."""
+        return Settings(batch=128, steps=1500, seeds=5)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every point in every format and rounding, and full precision."""
+        rest = (settings.batch, settings.steps, settings.rate)
+        return [
+            Run(settings.data, point, name, rounding, *rest, seed)
+            for seed in range(settings.seeds)
+            for point, name, rounding in (
+                (NONE, "fp32", "nearest"),
+                *((point, name, rounding) for point in POINTS for name in settings.formats for rounding in settings.roundings),
+            )
+        ]
+
+    def work(self, run: Run) -> float:
+        """Stochastic rounding takes longer."""
+        return run.steps * (100 + run.batch) * (1.0 if run.point == NONE else 2.0 if run.rounding == "nearest" else 3.0)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Trains, and tests the net as it rounds."""
+        return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """How much each point adds to the loss."""
+        return _Findings(self, settings, results).report()
+
+
+class _Findings:
+    def __init__(self, study: Points, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings = study, settings
+        self._of = {(result.run.point, result.run.format, result.run.rounding, result.run.seed): result for result in results}
+
+    def report(self) -> Report:
+        chosen = self.settings
+        text = (
+            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a rate of "
+            f"{chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, under a scale of the tensor. The loss "
+            "is that of the test images, and of the net as it rounds; what a point adds to it is counted seed by seed. Intervals hold 95 %."
+        )
+        pictures = [Picture("points", "What one rounding adds to the test loss. Bars: 95 % over seeds.", self._draw)]
+        return Report(
+            self.study, [text, *(self._table(rounding) for rounding in chosen.roundings), *pictures], self._claims(), self._meaning()
+        )
+
+    def losses(self, point: str, name: str, rounding: str, what: str = "own_loss") -> list[float]:
+        return [float(self._of[point, name, rounding, seed][what]) for seed in range(self.settings.seeds)]
+
+    def added(self, point: str, name: str, rounding: str) -> Interval:
+        """What a point adds to the test loss."""
+        return difference(self.losses(point, name, rounding), self.losses(NONE, "fp32", "nearest"))
+
+    def _table(self, rounding: str) -> Table:
+        rows = [
+            [label, *(f"{self.added(point, name, rounding):+.3f}" for name in self.settings.formats)] for point, label in POINTS.items()
+        ]
+        full = mean(self.losses(NONE, "fp32", "nearest")).value
+        return Table(f"Added to a test loss of {full:.3f}, {rounding}", ["point", *map(str.upper, self.settings.formats)], rows)
+
+    def _draw(self) -> Figure:
+        figure, axes = _figures.panels(1, len(self.settings.roundings), sharey=True)
+        names = self.settings.formats
+        for panel, rounding in zip(axes, self.settings.roundings, strict=True):
+            for place, (look, (point, label)) in enumerate(zip(_figures.LOOKS, POINTS.items(), strict=False)):
+                beside = [at + 0.13 * (place - 2) for at in range(len(names))]
+                _figures.band(panel, beside, [self.added(point, name, rounding) for name in names], look.alone(), label)
+            panel.axhline(0, **_figures.REFERENCE())
+            # Below a thousandth a straight axis, above it a logarithmic one: losses may fall as well.
+            panel.set_yscale("symlog", linthresh=1e-2)
+            panel.set_xticks(range(len(names)), [name.upper() for name in names])
+            panel.set_xlabel("format")
+            panel.set_title(rounding)
+        axes[0].set_ylabel("added to the test loss in nats")
+        _figures.legend(figure, axes[0], columns=3)
+        return figure
+
+    def _claims(self) -> list[Claim]:
+        coarse = self.settings.formats[0]
+        added = partial(self.added, name=coarse)
+        backward = {point: added(point, rounding="stochastic") for point in ("act_bwd", "grad")}
+        weight = self._ahead("weight", coarse)
+        return [
+            Claim(
+                "Section 3.3",
+                "inputs and gradients rounded stochastically in the backward pass leave the gradient unbiased: training converges",
+                f"{coarse}: " + ", ".join(f"{POINTS[point]} {found:+.3f}" for point, found in backward.items()),
+                _small(backward.values()),
+            ),
+            Claim(
+                "Section 3.2",
+                "weights alone may be rounded, deterministically or stochastically: the net learns with its rounded weights",
+                f"{coarse}: nearest {added('weight', rounding='nearest'):+.3f}, stochastic {added('weight', rounding='stochastic'):+.3f}",
+                _small(added("weight", rounding=rounding) for rounding in self.settings.roundings),
+            ),
+            Claim(
+                "Section 4.1",
+                "stochastic rounding of weights has twice the bound of nearest on the gradient's bias",
+                f"{coarse}: stochastic adds {weight:+.3f} to the loss beside nearest",
+                True if weight.low > 0 else False if weight.high < 0 else None,
+            ),
+            Claim(
+                "Section 3.3",
+                "inputs stay in high precision forward, to ensure convergence: rounding them there costs more than rounding them backward",
+                f"{coarse}, stochastic: forward {added('act', rounding='stochastic'):+.3f}, backward {backward['act_bwd']:+.3f}",
+                self._forward_costs_more(coarse),
+            ),
+        ]
+
+    def _ahead(self, point: str, name: str) -> Interval:
+        return difference(self.losses(point, name, "stochastic"), self.losses(point, name, "nearest"))
+
+    def _forward_costs_more(self, name: str) -> bool | None:
+        more = difference(self.losses("act", name, "stochastic"), self.losses("act_bwd", name, "stochastic"))
+        return True if more.low > 0 else False if more.high < 0 else None
+
+    def _meaning(self) -> str:
+        coarse = self.settings.formats[0]
+        costs = {(point, rounding): self.added(point, coarse, rounding).value for point in POINTS for rounding in self.settings.roundings}
+        (worst, rounding), cost = max(costs.items(), key=lambda item: item[1])
+        (least, other), best = min(costs.items(), key=lambda item: item[1])
+        return (
+            f"In {coarse.upper()} the rounding that hurts most is that of the {POINTS[worst]} ({rounding}: {cost:+.3f} to the test loss), "
+            f"and the one that hurts least that of the {POINTS[least]} ({other}: {best:+.3f})."
+        )
+
+
+def _small(added: Iterable[Interval]) -> bool | None:
+    """Whether all that is added to the loss is below `SMALL`."""
+    intervals = list(added)
+    return True if all(found.high < SMALL for found in intervals) else False if any(found.low > SMALL for found in intervals) else None

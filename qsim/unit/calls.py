@@ -1,0 +1,77 @@
+"""The function mode that finds functions which are one operator each, before torch takes them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from qsim.unit.mode import RoundingMode, innermost
+from qsim.unit.names import ONCE, THEIR_OWN, name_of
+from qsim.unit.once import once
+
+#: Functions of Python's that do what others do which are of interest; a mode sees no further than the first.
+_MADE_OF_OTHERS = (F.multi_head_attention_forward, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+class CallsMode(TorchFunctionMode):
+    """Has functions that are one operator round once, or not at all.
+
+    Args:
+        mode: What rounds. Where it is not the innermost, this does nothing.
+        keep: The functions to leave in full precision, by their one name.
+    """
+
+    def __init__(self, mode: RoundingMode, keep: frozenset[str]) -> None:
+        super().__init__()
+        self._mode = mode
+        self._keep = keep | THEIR_OWN
+        self._of_interest = self._keep | (ONCE if mode.output is not None else frozenset())
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Calls a function."""
+        kwargs = kwargs or {}
+        if func in _MADE_OF_OTHERS:
+            with self:
+                return _body(func)(*args, **kwargs)
+        name = name_of(func)
+        if name not in self._of_interest or innermost() is not self._mode:
+            return func(*args, **kwargs)
+        output = None if name in self._keep else self._mode.output
+        target, args, kwargs, function = _apart(func, args, kwargs)
+        result = once(function, args, kwargs, output)
+        return result if target is None else target.copy_(result)
+
+
+def _apart(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor | None, tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
+    """A call, and the tensor that its result is to be copied into if it was to work in place or has `out=`."""
+    if isinstance(kwargs.get("out"), Tensor):
+        return kwargs["out"], args, {name: value for name, value in kwargs.items() if name != "out"}, func
+    name = func.__name__
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    first = args[0] if args else kwargs.get("input")
+    if not isinstance(first, Tensor) or not (in_place or kwargs.get("inplace")):
+        return None, args, kwargs, func
+    # The gradient may need what the tensor was before.
+    args = (first.clone(), *args[1:])
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
+    plain = getattr(torch.Tensor, name_of(func), None) or getattr(F, name_of(func), None)
+    return first, args, kwargs, plain if in_place and plain is not None else func
+
+
+@cache
+def _body(function: FunctionType) -> Callable[..., Any]:
+    """A function that asks no mode what to do, so that modes see what it calls."""
+    asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    scope = {**function.__globals__, **dict.fromkeys(asks, lambda *_: False)}
+    body = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body

@@ -1,0 +1,155 @@
+"""`qsim.fpu`: arithmetic in which every operator's output is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qsim import block, random, rounding as _rounding
+from qsim.block import Block
+from qsim.formats import Format
+from qsim.rounding import NEAREST, Overflow, Rounding
+from qsim.unit.calls import CallsMode
+from qsim.unit.mode import RoundingMode
+from qsim.unit.names import kept
+from qsim.unit.output import Noise, Output
+
+_Stored = TypeVar("_Stored", Tensor, nn.Module)
+
+
+class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad and torch.autocast are)
+    """A context in which every floating-point operator's output is rounded to a format, forward and backward.
+
+    It emulates a floating-point unit that has no other format, as the 16-bit-FPU training of *Revisiting BFloat16 Training* needs one, for
+    code as it is. Operators compute in the dtype of their inputs, float32, and what leaves them is rounded: results, gradients and their
+    sums, what is written in place, and the states and weights that an optimizer writes.
+
+    - **Inputs are taken as they are.** Numbers that no operator has rounded yet, parameters and data above all, are to be put into the
+      format first: `qsim.fpu(...).store(model)`. Weights that stay in float32 are an experiment of its own.
+    - **Left alone**: views, copies, comparisons, integers, `item()`, `torch.tensor(…)`, zeros; counters that are counted up in place, as
+      those of an optimizer's steps; what processes send each other; qsim's own operators, which say themselves what they round. A layer
+      with points rounds its result and its gradients once more, as one operator.
+    - **Rounded once**, as fused operators do: each operator of torch's, and beyond that losses, normalizations, activations, attention and
+      dropout where torch takes them apart. Statistics that they keep for the backward pass stay as wide as they are computed.
+      `torch.nn.LSTM` and its kind round as torch computes them, once where it fuses them; each tensor of a `torch._foreach_…` is one
+      operator, and so is a fused optimizer's step.
+    - **The backward pass** is rounded where it is called in the context. Gradients of gradients are rounded operator by operator.
+    - **Contexts in one another**: the innermost holds. `qsim.fpu(None)` is full precision.
+    - **Tensors of 16 bits** have been rounded by torch. Where their dtype is the format and the rounding is torch's they stay as they are,
+      and are refused otherwise; float64 is rounded as float32 is.
+    - **Beyond the largest value** lie numbers that code for float32 may use: `torch.finfo(torch.float32).min` is -inf in bfloat16.
+    - **torch.compile** has no part in it: compiled functions run operator by operator here.
+
+    Args:
+        format: A name, a torch dtype or a `Format`; `None` for full precision.
+        rounding: A name or a `Rounding`.
+        keep: Functions that stay in full precision, forward and backward: names (`"softmax"`, `"layer_norm"`) or torch's functions. A name
+            means all forms of a function: `add` is also `+`, `+=` and `torch.Tensor.add_`.
+        overflow: `"nonfinite"` gives infinities beyond the largest value, as torch's own dtypes do, and is what formats with infinities get
+            unless told otherwise; the others saturate.
+        generator: Where each operator draws the seed of its random bits; torch's own unless given, so that `torch.manual_seed` makes a run
+            reproducible and activation checkpointing repeats its noise.
+        seed: A seed instead. The first operator takes the random bits of it and of `stream`, those after it take other streams.
+        stream: See `seed`.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a format has scales or no sign, or torch has no function of a name in `keep`. In the context: if an operator gives a
+            dtype that cannot be rounded to the format, or sparse tensors.
+
+    Example:
+        >>> import torch, qsim
+        >>> unit = qsim.fpu("bf16")
+        >>> x, w = unit.store(torch.tensor([1.0, 0.3])), unit.store(torch.tensor([0.1, 0.7])).requires_grad_()
+        >>> with unit:
+        ...     loss = (x * w).sum().square()
+        ...     loss.backward()
+        >>> loss.item(), w.grad.tolist()
+        (0.0966796875, [0.62109375, 0.1865234375])
+    """
+
+    def __init__(
+        self,
+        format: str | torch.dtype | Format | None,
+        rounding: str | Rounding = NEAREST,
+        keep: Iterable[str | Callable[..., Any]] | str | Callable[..., Any] = (),
+        *,
+        overflow: Overflow | None = None,
+        generator: torch.Generator | None = None,
+        seed: int | Tensor | None = None,
+        stream: int = 0,
+    ) -> None:
+        how = _rounding.resolve(rounding)
+        if overflow is not None:
+            _rounding.check_overflow(overflow)
+        random.check_index(stream, 0)
+        if seed is not None or generator is not None:
+            source = seed if isinstance(seed, Tensor) else generator
+            random.check_source(seed, generator, getattr(source, "device", torch.device("cpu")))
+        names = kept(keep)
+        self._output = None
+        if format is not None:
+            found = _resolved(format)
+            chosen = overflow or ("nonfinite" if found.has_inf else "saturate")
+            self._output = Output(found, how, chosen, Noise(seed, stream, generator))
+        self._mode = RoundingMode(self._output)
+        self._calls = CallsMode(self._mode, names)
+        self._keep = names
+
+    def __enter__(self) -> fpu:
+        """Rounds from here on, in this thread and in those of its backward passes."""
+        if torch.compiler.is_compiling():
+            raise RuntimeError("fpu: rounding every operator is not for compiled code; enter the context outside of torch.compile")
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Ends it."""
+        self._mode.__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def store(self, x: _Stored) -> _Stored:
+        """Puts numbers into the unit's format, in place: those of a tensor, or a module's parameters and buffers. To nearest.
+
+        Args:
+            x: A tensor or a module.
+
+        Returns:
+            The same.
+
+        Example:
+            >>> import torch, qsim
+            >>> qsim.fpu("bf16").store(torch.tensor([0.1, 0.999]))
+            tensor([0.1001, 1.0000])
+        """
+        tensors = [*x.parameters(), *x.buffers()] if isinstance(x, nn.Module) else [x]
+        if not all(isinstance(t, Tensor) for t in tensors):
+            raise TypeError(f"fpu: store takes a tensor or a module, got {type(x).__name__}")
+        if self._output is None:
+            return x
+        nearest = Output(self._output.format, NEAREST, self._output.overflow, Noise())
+        with fpu(None), torch.no_grad():
+            for t in tensors:
+                if not nearest.leaves(t):
+                    t.copy_(nearest.of(t))
+        return x
+
+    def __repr__(self) -> str:
+        if self._output is None:
+            return "fpu(None)"
+        keep = f", keep={sorted(self._keep)}" if self._keep else ""
+        return f"fpu({self._output.format!r}, rounding={self._output.rounding!r}{keep}, overflow={self._output.overflow!r})"
+
+
+def _resolved(format: str | torch.dtype | Format) -> Format:
+    found = block.resolve(format)
+    if isinstance(found, Block):
+        raise ValueError(f"fpu: operators round element by element: their format has no scales, got {format!r}")
+    if not found.is_signed or not found.has_zero:
+        raise ValueError(f"fpu: arithmetic needs zero and negative numbers, which {found!r} has not")
+    return found

@@ -1,0 +1,103 @@
+"""What becomes of the numbers that operators give: rounded to a unit's format, where their dtype allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import random
+from qsim.checks import cannot_hold, spelling
+from qsim.formats import Format, format as resolve_format
+from qsim.formats.dtypes import FLOATS
+from qsim.rounding import Overflow, Rounding
+from qsim.straight_through import rounded
+
+_OWN = {dtype: resolve_format(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where the seeds of stochastic rounding come from: a seed of one's own, a generator, or torch's own generator.
+
+    Attributes:
+        seed: The seed; of it each operator has a stream of its own, of which the first is `stream`.
+        stream: See `seed`.
+        generator: Where each operator draws a seed if none is given; torch's own unless given.
+    """
+
+    seed: int | Tensor | None = None
+    stream: int = 0
+    generator: torch.Generator | None = None
+    _number: Iterator[int] = field(default_factory=count, repr=False, compare=False)
+
+    def next(self, device: torch.device) -> tuple[Tensor, int]:
+        """The seed and the stream of the next operator's random bits."""
+        seed = random.seed_tensor(self.seed, self.generator, device)
+        number = 0 if self.seed is None else next(self._number)
+        return seed, random.stream("fpu", self.stream, number) if number else self.stream
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a unit rounds what leaves it.
+
+    Attributes:
+        format: The unit's format.
+        rounding: How numbers between two of its values are rounded.
+        overflow: What becomes of numbers beyond the largest.
+        noise: Where random bits come from.
+    """
+
+    format: Format
+    rounding: Rounding
+    overflow: Overflow
+    noise: Noise
+
+    def leaves(self, x: Tensor) -> bool:
+        """Whether a tensor stays as it is: no floating-point numbers, or of a dtype that has rounded them to the format itself.
+
+        Raises:
+            ValueError: If its numbers cannot be rounded to the format, or would be rounded twice. (Of a TypeError, operators as `+` would
+                make one that says nothing.)
+        """
+        dtype = x.dtype.to_real()
+        if not dtype.is_floating_point or x.device.type == "meta":
+            return True
+        if x.layout != torch.strided:
+            raise ValueError(f"fpu: operators must give dense tensors, got layout {x.layout}; embeddings have sparse=False")
+        name = str(x.dtype).removeprefix("torch.")
+        if _OWN.get(dtype) == self.format:
+            if str(self.rounding) != "nearest" or self.overflow != "nonfinite":
+                raise ValueError(f"fpu: operators on {name} round to nearest by themselves: to round otherwise, compute in a wider dtype")
+            return True
+        if dtype not in FLOATS:
+            raise ValueError(f"fpu: an operator must give float32 or float64, or {self.format!r} itself, got {name}")
+        spelt = spelling(self.format, self.rounding, self.overflow, dtype)
+        if dtype not in spelt.holders:
+            raise ValueError(f"fpu: an operator gave {name}, which {cannot_hold(self.format, spelt.holders)}; call .float() on the model")
+        if dtype.itemsize == 2:
+            raise ValueError(f"fpu: {name} rounds by itself, and {self.format!r} after it would be a second rounding: compute in float32")
+        return False
+
+    def of(self, x: Any) -> Any:
+        """What an operator gave, rounded; its gradient passes straight through."""
+        if not isinstance(x, Tensor) or self.leaves(x):
+            return x
+        if x.is_complex():
+            return torch.view_as_complex(self._rounded(torch.view_as_real(x.resolve_conj())))
+        return self._rounded(x)
+
+    def into(self, x: Tensor) -> None:
+        """Rounds what an operator wrote into a tensor."""
+        if not self.leaves(x):
+            x.copy_(self.of(x))
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        spelt = spelling(self.format, self.rounding, self.overflow, x.dtype)
+        seed, stream = self.noise.next(x.device) if spelt.is_stochastic else (None, 0)
+        return rounded(x, spelt, seed, stream, 0, x.dtype, None)
