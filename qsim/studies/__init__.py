@@ -31,6 +31,8 @@ _STUDIES = {
     "gradient-variance": "gradient_variance.GradientVariance",
     "points": "points.Points",
     "random-bits": "random_bits.RandomBits",
+    "random-walk": "random_walk.RandomWalk",
+    "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
     "_carrying_out": ("Plan", "plan", "run"),

@@ -1,0 +1,68 @@
+"""Text and a GPT as studies use them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from qsim.studies._gpt import GPT, SIZES, language_loss, size
+from qsim.studies._text import VOCABULARY, text
+
+CPU = torch.device("cpu")
+
+
+def test_sequences_to_learn_from_end_before_what_is_held_out(tmp_path: Path) -> None:
+    # Each byte says in which hundredth of the text it lies.
+    (tmp_path / "a.txt").write_bytes(bytes(number // 100 for number in range(10_000)))
+    found = text(str(tmp_path), 32, CPU)
+    learnt = found.batch(2000, 32, torch.Generator().manual_seed(0))
+    assert learnt.shape == (2000, 33)
+    assert learnt.max() < 95, "any place, but the last twentieth"
+    assert learnt.min() == 0
+    held = found.validation(16, 32)
+    assert held.shape == (16, 33)
+    assert held.min() >= 95
+    assert held[-1, -1] == 99
+
+
+def test_batches_follow_from_the_generator(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(256)) * 10)
+    found = text(str(tmp_path / "a"), 8, CPU)
+    first, again, other = (found.batch(4, 8, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data: must be 'library', a file or a folder; there is nothing at"):
+        text(str(tmp_path / "none"), 8, CPU)
+    (tmp_path / "short").write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"has 5 bytes; sequences of 64 need 1340"):
+        text(str(tmp_path / "short"), 64, CPU)
+    with pytest.raises(ValueError, match="size: must be one of tiny, mini, small, medium; got 'huge'"):
+        size("huge")
+
+
+@pytest.mark.parametrize(("name", "millions"), [("small", 124.4), ("medium", 354.8)])
+def test_sizes_are_gpt_2s(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        model = GPT(SIZES[name], 50257, 1024)
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == millions
+
+
+def test_a_gpt_begins_by_knowing_nothing_and_never_looks_ahead() -> None:
+    torch.manual_seed(0)
+    model = GPT(size("tiny"), VOCABULARY, 16)
+    sequences = torch.randint(VOCABULARY, (8, 17), dtype=torch.uint8)
+    assert abs(language_loss(model, sequences).item() - math.log(VOCABULARY)) < 0.1
+    # A lively model, so that what is seen shows.
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    changed = sequences.clone()
+    changed[:, 10] += 1
+    before, after = model(sequences[:, :16].long()), model(changed[:, :16].long())
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
