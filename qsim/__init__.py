@@ -6,7 +6,7 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
-from qsim import block, formats, nn, optim, random, recipes, rounding, scaling, transforms
+from qsim import block, diagnostics, formats, nn, optim, random, recipes, rounding, scaling, transforms
 from qsim.block import Block
 from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
@@ -36,6 +36,7 @@ __all__ = [
     "block",
     "convert",
     "decode",
+    "diagnostics",
     "encode",
     "format",
     "formats",

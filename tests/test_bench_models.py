@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim import FivePoint, Float, Quantizer
+from qsim import FivePoint, Float, Quantizer, cli
 from qsim.bench import _models
 from qsim.bench._graphs import peak_growth, replay
 from qsim.bench._models import GPT, SIZES, ConvNet
@@ -153,3 +155,18 @@ def test_growth_is_what_a_step_needs_beyond_what_was_there() -> None:
     there = torch.zeros(2**22, dtype=torch.uint8, device="cuda")
     assert peak_growth(lambda: there.add_(1)) == 0
     assert peak_growth(lambda: (there + 1).sum()) >= 2**22
+
+
+def test_a_training_step_with_a_monitor_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "train", "--device", "cpu", "--models", "conv", "--seconds", "0.01", "--monitor", "1", "--json"]) == 0
+    native, points, monitored = json.loads(capsys.readouterr().out)["rows"]
+    assert monitored["variant"].startswith("five points, 1 step in 1 monitored: x ")
+    slower = float(monitored["variant"].rpartition("x ")[2])
+    assert monitored["milliseconds"] / points["milliseconds"] == pytest.approx(slower, abs=1e-3)
+    assert monitored["ratio"] == pytest.approx(monitored["milliseconds"] / native["milliseconds"])
+    for wrong, text in (
+        ("0", "--monitor: 0 is not a number of steps: write 50"),
+        ("5 --compile", "--monitor: compiled code is not watched"),
+    ):
+        assert cli.main(["bench", "train", "--device", "cpu", "--monitor", *wrong.split()]) == 2
+        assert text in capsys.readouterr().err

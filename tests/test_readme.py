@@ -20,12 +20,12 @@ CODE, TEXTS = blocks("python"), blocks("text")
 
 
 def test_every_code_is_followed_by_what_it_prints() -> None:
-    assert len(CODE) == len(TEXTS) == 5
-    assert re.findall(r"^```(python|text)$", README, flags=re.MULTILINE) == ["python", "text"] * 5
+    assert len(CODE) == len(TEXTS) == 6
+    assert re.findall(r"^```(python|text)$", README, flags=re.MULTILINE) == ["python", "text"] * 6
 
 
 @pytest.mark.parametrize(
-    ("code", "text"), list(zip(CODE, TEXTS, strict=False)), ids=["ten lines", "layers", "recipes", "optimizers", "units"]
+    ("code", "text"), list(zip(CODE, TEXTS, strict=False)), ids=["ten lines", "layers", "recipes", "optimizers", "units", "diagnostics"]
 )
 def test_code_prints_what_is_said(code: str, text: str) -> None:
     printed = io.StringIO()

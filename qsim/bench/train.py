@@ -2,7 +2,8 @@
 
 The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile. Peak
 memory is the parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are
-also rounded as QPyTorch does it, in a float32 model.
+also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many is watched by a `qsim.diagnostics.Monitor`; what a
+step takes is then the mean over all of them, in turns with as many steps that are not watched.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from qsim.bench._conditions import Conditions
 from qsim.bench._graphs import peak_growth
 from qsim.bench._qpytorch_way import QPyTorchLinear
 from qsim.bench._tables import Column, Row, hundredths, render, tenths, whole
-from qsim.bench._timing import Call, clock_of, sustained
+from qsim.bench._timing import Call, clock_of, interleaved, sustained
+from qsim.diagnostics import Monitor
 
 MODELS = ("gpt", "conv")
 LAST = "head"
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also watch one step in so many")
     _conditions.add_arguments(parser, seconds=1.0)
 
 
@@ -53,13 +56,20 @@ def main(args: argparse.Namespace) -> int:
     if size not in _models.SIZES:
         raise ValueError(f"--size: {size!r} is none of {', '.join(_models.SIZES)}")
     names = _settings.among(args.models, "--models", MODELS)
+    if args.monitor is not None and args.monitor < 1:
+        raise ValueError(f"--monitor: {args.monitor} is not a number of steps: write 50")
+    if args.monitor is not None and args.compile:
+        raise ValueError("--monitor: compiled code is not watched; leave --compile or --monitor out")
     if not args.json:
         print(conditions.heading())
     rows: list[Row] = []
     for name in names:
-        rows += measure(name, size, conditions, args.compile)
+        own = list(measure(name, size, conditions, args.compile))
+        rows += own
+        if args.monitor is not None:
+            rows.append(monitored(name, size, conditions, own, args.monitor))
         if args.peers:
-            rows += peer(name, size, conditions, rows[-2:])
+            rows += peer(name, size, conditions, own)
     print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
@@ -81,6 +91,28 @@ def measure(name: str, size: str, conditions: Conditions, compiled: bool) -> Ite
     for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
         yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / times[0]}
+
+
+def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
+    """The model with points and a monitor, in turns with the same model without it; reading the samples counts."""
+    model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
+    step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, False)
+
+    def plain() -> None:
+        for _ in range(every):
+            step()
+
+    def watched() -> None:
+        with Monitor(model, every) as monitor:
+            for _ in range(every):
+                step()
+                monitor.step()
+
+    times = interleaved([plain, watched], clock_of(conditions.device), 3)
+    slower = times[1] / times[0]
+    row = {"model": name, "how": "eager", "variant": f"five points, 1 step in {every} monitored: x {slower:.3f}"}
+    time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
+    return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
 
 
 def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:

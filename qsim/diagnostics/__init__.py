@@ -1,7 +1,23 @@
-"""What rounding did: to gradients, in one model at one moment."""
+"""What rounding did: to a model while it trains, to its weights, and to gradients in one model at one moment."""
 
 from qsim.diagnostics.batches import BatchFactor, BatchFactors, batch_for
+from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
+from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.gradients import GradientError, GradientErrors, gradient_error
 from qsim.diagnostics.gradients_statistics import Estimate
+from qsim.diagnostics.monitor import Monitor
 
-__all__ = ["BatchFactor", "BatchFactors", "Estimate", "GradientError", "GradientErrors", "batch_for", "gradient_error"]
+__all__ = [
+    "BatchFactor",
+    "BatchFactors",
+    "CancelledUpdates",
+    "Counts",
+    "Estimate",
+    "GradientError",
+    "GradientErrors",
+    "Monitor",
+    "Sample",
+    "batch_for",
+    "cancelled_updates",
+    "gradient_error",
+]

@@ -99,6 +99,18 @@ class MatrixDirection(Direction):
 
 
 @dataclass(frozen=True)
+class OwnDirection(Direction):
+    """How a tensor lies that stands in no product: as its scaling says."""
+
+    def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+        return scaling.tiles(shape)
+
+
+#: Of such a tensor no dimension is summed over.
+OWN = OwnDirection(-1, -1, -1)
+
+
+@dataclass(frozen=True)
 class Directions:
     """How the operands of three products lie, by the points at which they are rounded.
 

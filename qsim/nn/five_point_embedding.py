@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from qsim import random
 from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
+from qsim.nn import observers
 from qsim.nn.carriers import can_hold
 from qsim.nn.once import once
 from qsim.nn.operands import GRAD, WEIGHT, Draws, SharedOperand, beyond, clip
-from qsim.nn.scaled_operands import round_rows
+from qsim.nn.scaled_operands import round_rows, show_rows
 from qsim.quantizer import is_stochastic
 
 
@@ -80,7 +81,11 @@ class FivePointEmbedding(torch.autograd.Function):
         ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq, None if draws is None else draws.gradient)
         ctx.shared = shares[1]
         stream, offset = (WEIGHT, 0) if draws is None else (random.rank_stream(WEIGHT, draws.second), draws.offset)
-        return F.embedding(x, round_rows(weight, points.weight, weight_seed, stream, weight.dtype, offset, shares[0]))
+        table = round_rows(weight, points.weight, weight_seed, stream, weight.dtype, offset, shares[0])
+        ctx.observer = observers.current()
+        if ctx.observer is not None:
+            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, stream, offset, shares[0])
+        return F.embedding(x, table)
 
     @staticmethod
     @once
@@ -88,6 +93,9 @@ class FivePointEmbedding(torch.autograd.Function):
         x, seed, clipped = ctx.saved_tensors
         points, rows, dtype, padding_idx, scale_grad_by_freq, holder = ctx.facts
         held = torch.promote_types(g.dtype, torch.float32)
-        rounded = round_rows(g, points.grad, seed, random.rank_stream(GRAD, holder), held, shared=ctx.shared)
+        stream = random.rank_stream(GRAD, holder)
+        rounded = round_rows(g, points.grad, seed, stream, held, shared=ctx.shared)
+        if ctx.observer is not None:
+            show_rows(ctx.observer, "grad", g, points.grad, seed, stream, shared=ctx.shared)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
         return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None, None

@@ -9,10 +9,23 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim import random
+from qsim.nn import observers
 from qsim.nn.autocast import without_autocast
 from qsim.nn.carriers import carrier
 from qsim.nn.once import once
-from qsim.nn.operands import GRAD, GRAD_W, Setting, beyond, clip, recall, round_and_keep, round_and_sum, round_to_carrier
+from qsim.nn.operands import (
+    GRAD,
+    GRAD_W,
+    Setting,
+    beyond,
+    clip,
+    recall,
+    round_and_keep,
+    round_and_sum,
+    round_to_carrier,
+    show,
+    show_recalled,
+)
 from qsim.nn.scaled_product import ScaledProduct
 
 
@@ -68,7 +81,11 @@ class FivePointProduct(torch.autograd.Function):
         # torch says that a parameter needs its gradient under no_grad, too.
         needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
         rounded_a, kept_a = round_and_keep(a, seed, setting, False, held.dtype, needs_w)
-        rounded_w, kept_w = round_and_keep(w, seed if setting.two_inputs else weight_seed, setting, True, held.dtype, needs_a)
+        seed_of_w = seed if setting.two_inputs else weight_seed
+        rounded_w, kept_w = round_and_keep(w, seed_of_w, setting, True, held.dtype, needs_a)
+        observer = ctx.observer = observers.current()
+        if observer is not None:
+            ctx.noted = show(observer, a, kept_a, seed, setting, False), show(observer, w, kept_w, seed_of_w, setting, True)
         ctx.setting = setting
         ctx.facts = ((a.shape, a.dtype), (w.shape, w.dtype), None if bias is None else bias.dtype)
         clipped = [beyond(a, first) if needs_a else None, beyond(w, second) if needs_w else None]
@@ -89,12 +106,16 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     (a_shape, a_dtype), (w_shape, w_dtype), bias_dtype = ctx.facts
     points, product = setting.points, setting.product
     needs_bias = bias_dtype is not None and ctx.needs_input_grad[2]
-    upstream = _Upstream(g, seed, setting, needs_bias)
+    observer: observers.Observer | None = ctx.observer
+    upstream = _Upstream(g, seed, setting, needs_bias, observer)
     gradients: list[Tensor | None] = [None] * 7
     if kept_w is not None:
         held = carrier((points.grad, g.dtype), (setting.backward_point(True), w_dtype), g.device, product.narrow_carrier(a_dtype))
         rounded_g = upstream.rounded_for(False, held.dtype)
-        w = recall(kept_w, seed if setting.two_inputs else weight_seed, setting, True, held.dtype)
+        seed_of_w = seed if setting.two_inputs else weight_seed
+        w = recall(kept_w, seed_of_w, setting, True, held.dtype)
+        if observer is not None:
+            show_recalled(observer, kept_w, ctx.noted[1], seed_of_w, setting, True)
         gradients[0] = clip(product.grad_a(rounded_g, w, a_shape, a_dtype, held.exact), clipped[0])
         del rounded_g, w  # the second product needs the room
     if kept_a is not None:
@@ -102,6 +123,8 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         held = carrier((point, g.dtype), (setting.backward_point(False), a_dtype), g.device, product.narrow_carrier(w_dtype))
         rounded_g = upstream.rounded_for(True, held.dtype)
         a = recall(kept_a, seed, setting, False, held.dtype)
+        if observer is not None:
+            show_recalled(observer, kept_a, ctx.noted[0], seed, setting, False)
         gradients[1] = clip(product.grad_w(rounded_g, a, w_shape, w_dtype, held.exact), clipped[1])
     if needs_bias:
         gradients[2] = upstream.total().to(bias_dtype)
@@ -111,8 +134,8 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 class _Upstream:
     """The gradient of the result: rounded for the two products, and added up for the bias, as it was, from the same read if it can be."""
 
-    def __init__(self, g: Tensor, seed: Tensor | None, setting: Setting, needs_total: bool) -> None:
-        self._g, self._seed, self._setting = g, seed, setting
+    def __init__(self, g: Tensor, seed: Tensor | None, setting: Setting, needs_total: bool, observer: observers.Observer | None) -> None:
+        self._g, self._seed, self._setting, self._observer = g, seed, setting, observer
         self._needs_total = needs_total
         self._rounded: Tensor | None = None
         self._total: Tensor | None = None
@@ -125,6 +148,8 @@ class _Upstream:
             point, stream = (points.grad_w, GRAD_W) if is_own else (points.grad, GRAD)
             stream = self._setting.gradient_stream(stream)
             self._rounded = None
+            if self._observer is not None and point is not None:
+                self._observer.rounds("grad_w" if is_own else "grad", self._g, point, self._seed, stream)
             if self._needs_total and self._total is None and point is not None and self._setting.product.sums_rows:
                 self._rounded, self._total = round_and_sum(self._g, point, self._seed, stream, dtype)
             else:

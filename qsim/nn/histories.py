@@ -68,6 +68,10 @@ class History:
             self.has_recorded = True
         return self._last
 
+    def last(self, amaxes: Tensor) -> Tensor:
+        """What `used` has given last; of a tensor that was scaled just now. Nothing is recorded."""
+        return amaxes if self._last is None else self._last
+
     def check(self) -> None:
         """Refuses to scale by a history of nothing."""
         if not self._layer.training and not self.has_recorded:
@@ -92,7 +96,7 @@ class Recorded(Whole):
 
     history: History
 
-    def __init__(self, scaling: Delayed, history: History) -> None:
+    def __init__(self, scaling: Delayed | Recorded, history: History) -> None:
         super().__init__(scaling.format, scaling.rule, scaling.margin)
         object.__setattr__(self, "history", history)
 
@@ -102,6 +106,18 @@ class Recorded(Whole):
 
     def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return self.history.used(amaxes)
+
+    @property
+    def repeated(self) -> Recorded:  # noqa: D102 (documented above)
+        return Repeated(self, self.history)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Repeated(Recorded):
+    """A delayed scale that is that of its last tensor."""
+
+    def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
+        return self.history.last(amaxes)
 
 
 class RemembersAmaxes(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from qsim import random
 from qsim.five_point import FivePoint
 from qsim.formats import Format
 from qsim.nn.directions import Direction
+from qsim.nn.observers import Observer
 from qsim.nn.products import Product
 from qsim.quantizer import Quantizer
 from qsim.rounding import DEFAULT_BITS
@@ -82,6 +83,10 @@ class Setting:
     draws: Draws | None = None
     dtype: torch.dtype | None = None
     shares: Shares | None = None
+
+    def name(self, second: bool, backward: bool) -> str:
+        """What the point of an operand is called."""
+        return ("weight" if second and not self.two_inputs else "act") + ("_bwd" if backward else "")
 
     def forward_point(self, second: bool) -> Quantizer | None:
         """What rounds an operand forward."""
@@ -168,6 +173,28 @@ def round_and_keep(
     chosen = seed if point.rounding.is_stochastic or backward_point.rounding.is_stochastic else None
     forward = (point.format.spelling[0], _rule(point, x.dtype), stream, dtype)
     return torch.ops.qsim.quantize_and_encode.default(x, chosen, *forward, grid, rule, coding, backward_stream)  # type: ignore[no-any-return]
+
+
+def show(observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None, setting: Setting, second: bool) -> Any:
+    """Lets somebody look at what `round_and_keep` has done: at the forward point, and at the backward one if codes were kept.
+
+    The latter counts once the backward pass takes the codes; what was noted of them is returned.
+    """
+    point, backward_point = setting.forward_point(second), setting.backward_point(second)
+    if point is not None:
+        observer.rounds(setting.name(second, False), x, point, seed, setting.stream(second, False), setting.offset(second))
+    if kept is None or kept.is_floating_point() or backward_point is None or setting.is_reused(second):
+        return None
+    return observer.measured(x, backward_point, seed, setting.stream(second, True))
+
+
+def show_recalled(observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None, setting: Setting, second: bool) -> None:
+    """Lets somebody look at what `recall` has done, given what `show` has returned."""
+    point, name = setting.backward_point(second), setting.name(second, True)
+    if noted is not None:
+        observer.used(name, noted)
+    elif point is not None and kept.is_floating_point() and not setting.is_reused(second):
+        observer.rounds(name, kept, point, seed, setting.stream(second, True), setting.offset(second))
 
 
 def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from qsim import random
 from qsim.formats.dtypes import FLOATS
+from qsim.nn import observers
 from qsim.nn.carriers import can_hold
+from qsim.nn.directions import OWN
 from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.observers import Observer
 from qsim.nn.once import once
 from qsim.nn.operands import round_to_carrier
+from qsim.nn.scaled_operands import Point as Operand
 from qsim.quantizer import Point, Quantizer, short
 
 
@@ -41,7 +45,7 @@ class Quantize(RemembersAmaxes):
     def forward(self, input: Tensor) -> Tensor:
         """The rounded input."""
         point = self._in_use("forward_point")
-        result = input if point is None else point(input, stream=random.rank_stream(_FORWARD))
+        result = input if point is None else _rounded(input, point, observers.current())
         if self.backward_point is None:
             return result
         if result.dtype not in FLOATS:
@@ -71,6 +75,25 @@ def _resolve(name: str, point: Point) -> Quantizer | None:
     return found
 
 
+def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
+    stream = random.rank_stream(_FORWARD)
+    if observer is None:
+        return point(x, stream=stream)
+    # The seed that the quantizer would draw by itself.
+    seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
+    result = point(x, seed=seed, stream=stream)
+    _show(observer, "forward", x.detach(), point, seed, stream)
+    return result
+
+
+def _show(observer: Observer, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int) -> None:
+    """Lets somebody look at what was rounded."""
+    if point.scale is None:
+        observer.rounds(name, x, point, seed, stream)
+    else:
+        observer.rounds_scaled(name, x, Operand(point, None, OWN, False), seed, stream)
+
+
 _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
 
 
@@ -86,12 +109,18 @@ class _RoundGradient(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, Quantizer], output: Tensor) -> None:
         _, seed, ctx.point = inputs
+        ctx.observer = observers.current()
         ctx.save_for_backward(seed)
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
+        stream = random.rank_stream(_BACKWARD)
         if ctx.point.scale is None:
-            return round_to_carrier(g, ctx.point, seed, random.rank_stream(_BACKWARD), g.dtype), None, None
-        return ctx.point(g, seed=seed, stream=random.rank_stream(_BACKWARD)), None, None
+            result = round_to_carrier(g, ctx.point, seed, stream, g.dtype)
+        else:
+            result = ctx.point(g, seed=seed, stream=stream)
+        if ctx.observer is not None:
+            _show(ctx.observer, "backward", g, ctx.point, seed, stream)
+        return result, None, None

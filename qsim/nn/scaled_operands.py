@@ -16,12 +16,14 @@ from qsim.checks import spelling
 from qsim.formats import Float, Format
 from qsim.nn.carriers import Values
 from qsim.nn.directions import LINEAR, Direction
+from qsim.nn.observers import Observer
 from qsim.nn.operands import Setting, SharedOperand, Shares, round_to_carrier
 from qsim.nn.products import rows
 from qsim.quantizer import Quantizer
 from qsim.scaled import quantize_scaled
 from qsim.scaling import Blocks, Scaling, Tiles
 from qsim.transforms import Hadamard
+from qsim_kernels.reference.scaling import divided, spread
 from qsim_kernels.scales import Restore
 
 #: Significant bits that float32 holds.
@@ -171,6 +173,62 @@ def round_scaled(
     assert scales is not None  # those of blocks and tiles alone are not given
     factor = direction.spread(scales if under is None else scales * under, seen.shape)
     return Rounded(values.view(x.shape), (factor,), scales)
+
+
+class Elements(NamedTuple):
+    """What is rounded at a point that has a scale or a transform.
+
+    Attributes:
+        before: The elements after the transform, divided by their scales.
+        after: What they are rounded to, before they are multiplied with anything again.
+        scales: What they were divided by, to be broadcast; nothing if by nothing.
+    """
+
+    before: Tensor
+    after: Tensor
+    scales: Tensor | None
+
+
+def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, offset: int = 0) -> Elements:
+    """What `round_scaled` rounds, and to what, for those who look on: made once more from the same numbers, without a trace in histories.
+
+    Where the operand is distributed, all that hold shares of it must call this, for some scales are found together.
+    """
+    quantizer, transform, direction, merges, shared = point
+    assert quantizer is not None
+    seen = rows(x) if merges else x
+    turn = () if transform is None else transform.turn(seen.shape, direction.summed)
+    turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, turned.dtype)
+    chosen = seed if spelt.is_stochastic else None
+    wide = torch.promote_types(turned.dtype, torch.float32)
+    dtype = wide if wide in spelt.holders else spelt.holders[-1]
+    if quantizer.scale is None or not x.numel():
+        return Elements(turned, torch.ops.qsim.quantize.default(turned, chosen, spelt.grid, spelt.rule, stream, offset, dtype), None)
+    scaling = quantizer.scale.repeated
+    tiles, share = direction.tiles(scaling, seen.shape), None if shared is None else shared.along(direction, merges)
+    rounding = (chosen, stream, offset, dtype, Restore.NOTHING, turn, tiles, share)
+    values, scales, under = quantize_scaled(seen, spelt, scaling, *rounding)
+    assert scales is not None  # nothing was multiplied with them
+    before, whole = divided(turned, scales, under, tiles)
+    return Elements(before, values.view(before.shape), spread(whole, turned, tiles))
+
+
+def show_rows(
+    observer: Observer,
+    name: str,
+    x: Tensor,
+    quantizer: Quantizer | None,
+    seed: Tensor | None,
+    stream: int,
+    offset: int = 0,
+    shared: SharedOperand | None = None,
+) -> None:
+    """Lets somebody look at what `round_rows` has done."""
+    if quantizer is not None and quantizer.scale is None:
+        observer.rounds(name, x, quantizer, seed, stream, offset)
+    elif quantizer is not None:
+        observer.rounds_scaled(name, x, Point(quantizer, None, LINEAR.act, True, shared), seed, stream, offset)
 
 
 def round_rows(

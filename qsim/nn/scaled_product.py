@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.nn import observers
 from qsim.nn.autocast import without_autocast
 from qsim.nn.carriers import Carrier, carrier_of
 from qsim.nn.once import once
@@ -46,6 +47,10 @@ class ScaledProduct(torch.autograd.Function):
         seed_of_w = seed if setting.two_inputs else weight_seed
         rounded_a = round_scaled(a, first, seed, setting.stream(False, False), held.dtype, setting.offset(False))
         rounded_w = round_scaled(w, second, seed_of_w, setting.stream(True, False), held.dtype, setting.offset(True))
+        observer = ctx.observer = observers.current()
+        if observer is not None:
+            _show(observer, a, first, seed, setting, False, False)
+            _show(observer, w, second, seed_of_w, setting, True, False)
         # torch says that a parameter needs its gradient under no_grad, too.
         needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
         ctx.setting = setting
@@ -71,12 +76,15 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     (a_shape, a_dtype), (w_shape, w_dtype), bias_dtype = ctx.facts
     product = setting.product
     merges = product.merges_rows(w_shape)
-    upstream = _Upstream(g, seed, setting)
+    observer: observers.Observer | None = ctx.observer
+    upstream = _Upstream(g, seed, setting, observer)
     gradients: list[Tensor | None] = [None] * 7
     if w is not None:
         of_g, of_w = operands_of_grad_a(setting, merges)
         held = _carrier(of_g, g.dtype, of_w, w_dtype, g.device, setting, a_dtype)
         rounded_w = round_scaled(w, of_w, seed_of_w, setting.stream(True, True), held.dtype, setting.offset(True), known=scales_w)
+        if observer is not None:
+            _show(observer, w, of_w, seed_of_w, setting, True, True)
         rounded_g = upstream.rounded(of_g, False, held.dtype)
         factors = rounded_g.factors + rounded_w.factors
         found = product.grad_a(rounded_g.values, rounded_w.values, a_shape, a_dtype, held.exact, factors)
@@ -86,6 +94,8 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         of_g, of_a = operands_of_grad_w(setting, merges)
         held = _carrier(of_g, g.dtype, of_a, a_dtype, g.device, setting, w_dtype)
         rounded_a = round_scaled(a, of_a, seed, setting.stream(False, True), held.dtype, setting.offset(False), known=scales_a)
+        if observer is not None:
+            _show(observer, a, of_a, seed, setting, False, True)
         rounded_g = upstream.rounded(of_g, True, held.dtype)
         factors = rounded_g.factors + rounded_a.factors
         found = product.grad_w(rounded_g.values, rounded_a.values, w_shape, w_dtype, held.exact, factors)
@@ -93,6 +103,15 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     if bias_dtype is not None and ctx.needs_input_grad[2]:
         gradients[2] = product.grad_bias(g).to(bias_dtype)
     return tuple(gradients)
+
+
+def _show(
+    observer: observers.Observer, x: Tensor, point: Point, seed: Tensor | None, setting: Setting, second: bool, backward: bool
+) -> None:
+    """Lets somebody look at an operand that was rounded, unless it is the one that the forward pass rounded."""
+    if point.quantizer is not None and not (backward and setting.is_reused(second)):
+        name, stream = setting.name(second, backward), setting.stream(second, backward)
+        observer.rounds_scaled(name, x, point, seed, stream, setting.offset(second))
 
 
 def _carrier(
@@ -106,8 +125,8 @@ def _carrier(
 class _Upstream:
     """The gradient of the result, rounded for the two products: once for both where one rounding serves both."""
 
-    def __init__(self, g: Tensor, seed: Tensor | None, setting: Setting) -> None:
-        self._g, self._seed, self._setting = g, seed, setting
+    def __init__(self, g: Tensor, seed: Tensor | None, setting: Setting, observer: observers.Observer | None) -> None:
+        self._g, self._seed, self._setting, self._observer = g, seed, setting, observer
         self._shared: Rounded | None = None
         grad = setting.points.grad
         directed = grad is not None and (grad.transform is not None or (grad.scale is not None and grad.scale.is_directed))
@@ -118,6 +137,10 @@ class _Upstream:
         if self._shared is not None:
             return self._shared._replace(values=self._shared.values.to(dtype))
         number = GRAD_W if second and not self._is_shared else GRAD
-        found = round_scaled(self._g, point, self._seed, self._setting.gradient_stream(number), dtype)
+        stream = self._setting.gradient_stream(number)
+        found = round_scaled(self._g, point, self._seed, stream, dtype)
+        if self._observer is not None and point.quantizer is not None:
+            name = "grad_w" if second and self._setting.points.grad_w is not None else "grad"
+            self._observer.rounds_scaled(name, self._g, point, self._seed, stream)
         self._shared = found if self._is_shared else None
         return found

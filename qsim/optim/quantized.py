@@ -105,6 +105,11 @@ class Quantized(Wrapper):
         """The seed; `None` if none was given and none has been needed yet."""
         return self.param_groups[0].get(SEED)
 
+    @property
+    def copies(self) -> Mapping[Tensor, Tensor]:
+        """The copies of the weights in a higher precision, by parameter; none before the first step, and none without `accumulator`."""
+        return self._copies
+
     def _note(self, steps: int, seed: int | None) -> None:
         for group in self.param_groups:
             group[STEPS] = steps

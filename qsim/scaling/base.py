@@ -103,6 +103,11 @@ class Scaling:
         """The largest magnitudes that scales follow from, given those of the tensor at hand."""
         return amaxes
 
+    @property
+    def repeated(self) -> Scaling:
+        """What scales the tensor that was scaled last in the same way once more, and leaves no trace of it."""
+        return self
+
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
         """How far the elements that share a scale reach along each dimension of a tensor of a shape.
 

@@ -44,10 +44,10 @@ class Images:
             return nn.Sequential(nn.Flatten(), *_hidden(height * height, 64), nn.Linear(64, self.classes))
         quarter = height // 4
         return nn.Sequential(
-            *_convolution(channels, 32),
-            *_convolution(32, 64),
+            *_convolution(channels, 16),
+            *_convolution(16, 32),
             nn.Flatten(),
-            *_hidden(64 * quarter * quarter, 128),
+            *_hidden(32 * quarter * quarter, 128),
             nn.Linear(128, self.classes),
         )
 

@@ -99,7 +99,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _chunks(x: Tensor, y: Tensor, size: int = 10_000) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(x: Tensor, y: Tensor, size: int = 5_000) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(x.split(size), y.split(size), strict=True)
 
 

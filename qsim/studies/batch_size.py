@@ -89,7 +89,7 @@ class BatchSize(Study[Settings, Run]):
 
     def full(self) -> Settings:
         """Five batch sizes, for a GPU."""
-        return Settings(batches=(8, 32, 128, 512, 2048), steps=1500)
+        return Settings(batches=(8, 32, 128, 512, 2048), steps=1000)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format, rounding and batch size, with and without a loss scale; full precision once; each bit's factor."""

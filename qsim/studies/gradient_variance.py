@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim import Fixed, FivePoint, Float, Quantizer
+from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.diagnostics import batch_for, gradient_error
 from qsim.studies._choices import choice
 from qsim.studies._images import images
@@ -21,8 +22,8 @@ from qsim.studies._training import Training, full_precision, train
 
 #: What is rounded: the operands of the backward products, or the weights of both passes.
 BACKWARD, WEIGHTS = "backward", "weights"
-#: Exponents enough that all errors are relative: nothing underflows, as in the analysis.
-_EXPONENT = 8
+#: Exponents enough that all errors are relative, as in the analysis: nothing underflows, and float32 holds all values.
+_EXPONENT = 7
 #: Bits of a weight above its steps: enough for all of them.
 _WHOLE = 8
 
@@ -38,7 +39,7 @@ class Settings:
     images: int = choice(512, "that batches are made of, a multiple of the largest batch and at least 3 of them")
     draws: int = choice(2, "of each batch, if it were the smallest; of larger ones as many more as they are larger")
     steps: int = choice(50, "updates of the net before it is looked at")
-    seeds: int = choice(5, "how many")
+    seeds: int = choice(4, "how many")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class GradientVariance(Study[Settings, Run]):
 
     def quick(self) -> Settings:
         """Two batch sizes and two bits."""
-        return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(4,), images=256, draws=2, seeds=3)
+        return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
 
     def full(self) -> Settings:
         """More of everything; a GPU does not make a layer as small as this one faster."""
@@ -83,6 +84,7 @@ class GradientVariance(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every bit at the middle batch size, and every batch size with the fewest and the middle bits; weights at three batch sizes."""
+        _check(settings)
         chosen, found = settings, []
         for seed in range(chosen.seeds):
             rest = (chosen.images, chosen.draws, chosen.steps, seed)
@@ -114,9 +116,26 @@ class GradientVariance(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Variances over batch size and bits, the bias of weights beside its bound."""
-        from qsim.studies._gradient_variance_report import Findings
+        from qsim.studies._gradient_variance_findings import Findings
+        from qsim.studies._gradient_variance_report import Writer
 
-        return Findings(self, settings, results).report()
+        return Writer(self, Findings(settings, results)).report()
+
+
+def _check(settings: Settings) -> None:
+    """Refuses what no slope or factor can be computed of."""
+    for name in ("mantissas", "batches"):
+        given = getattr(settings, name)
+        if len(given) < 2 or list(given) != sorted(set(given)):
+            raise ValueError(f"{name}: must be at least two, from few to many, got {given}")
+    largest, smallest = settings.batches[-1], settings.batches[0]
+    if settings.images % largest or settings.images < 3 * largest:
+        raise ValueError(f"images: must be a multiple of the largest batch and at least 3 of them, {largest} each, got {settings.images}")
+    if any(batch % smallest for batch in settings.batches):
+        raise ValueError(f"batches: must be multiples of the smallest, got {settings.batches}")
+    for name, least in (("draws", 2), ("seeds", 2)):
+        if getattr(settings, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(settings, name)}")
 
 
 def middle(settings: Settings) -> int:
@@ -167,7 +186,7 @@ def bound_of_bias(weight: Tensor, inputs: Tensor, run: Run) -> float:
     second = inputs.double().T @ inputs.double() / len(inputs)
     smoothness = 0.5 * float(torch.linalg.eigvalsh(second)[-1])
     step = 2.0**-run.bits
-    return smoothness * weight.numel() ** 0.5 * step * (0.5 if run.rounding == "nearest" else 1.0)
+    return smoothness * math.sqrt(weight.numel()) * step * (0.5 if run.rounding == "nearest" else 1.0)
 
 
 def _of_backward(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:

@@ -120,14 +120,19 @@ def quantize_scaled_into(
     if not x.numel():
         return
     x = x if turn is None else turned(x, turn)
+    elements_of_x, whole = divided(x, scales, under, tiles)
+    rounded = torch.empty_like(elements_of_x)
+    quantize_into(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
+    if elements.restore:
+        rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
+    out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
+
+
+def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
+    """A tensor divided by its scales, as matrices, and those scales times that of the whole, if they are under one."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     whole = scales.to(dtype) if under is None else (scales.to(torch.float32) * under).to(dtype)
-    divided = x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * _spread(whole.reciprocal(), x, tiles)
-    rounded = torch.empty_like(divided)
-    quantize_into(rounded, divided, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
-    if elements.restore:
-        rounded = rounded * _spread(whole if elements.restore == Restore.ALL else scales.to(dtype), x, tiles)
-    out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
+    return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
 
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
@@ -146,8 +151,8 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
     out.copy_(product if bias is None else product + bias)
 
 
-def _spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
-    """Each element's scale."""
+def spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
+    """Each element's scale, as matrices."""
     rows, columns, height, width, _ = tiles
     wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
     return wide[:, :rows, :columns].expand(x.numel() // (rows * columns), rows, columns)

@@ -1,0 +1,47 @@
+"""What became of the elements of a tensor when they were rounded, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import tallies
+from qsim_kernels.reference.chunks import pieces
+
+
+def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: float, high: float) -> None:
+    """Adds up what became of the elements of a tensor.
+
+    Args:
+        counts: int64, as `qsim_kernels.tallies` says; added to.
+        sums: float64, likewise.
+        x: The elements.
+        rounded: What they became, in any dtype.
+        low: The smallest value that they could become.
+        high: The largest.
+    """
+    for _, (before, after) in pieces(x, rounded):
+        x64, rounded64 = before.reshape(-1).to(torch.float64), after.reshape(-1).to(torch.float64)
+        counts[: tallies.FIELDS] += torch.bincount(_fields(before.reshape(-1)), minlength=tallies.FIELDS)
+        beyond = (x64 > high) | (x64 < low)
+        facts = {
+            tallies.ZERO: x64 == 0,
+            tallies.NAN: x64.isnan(),
+            tallies.SATURATED: beyond,
+            tallies.UNDERFLOWED: (rounded64 == 0) & (x64 != 0) & ~beyond,
+            tallies.EXACT: (rounded64 == x64) & ~beyond,
+        }
+        for place, fact in facts.items():
+            counts[place] += fact.sum()
+        finite = x64.isfinite() & rounded64.isfinite()
+        sums[tallies.SIGNAL] += torch.where(finite, x64, 0.0).square().sum()
+        sums[tallies.NOISE] += torch.where(finite, rounded64 - x64, 0.0).square().sum()
+
+
+def _fields(x: Tensor) -> Tensor:
+    """The exponent fields that the elements have, or would have, in float32."""
+    if x.dtype != torch.float64:
+        return (x.to(torch.float32).view(torch.int32) >> 23) & tallies.SPECIAL
+    field = (x.view(torch.int64) >> 52) & 0x7FF
+    within = (field - 1023 + tallies.BIAS).clamp(0, tallies.LARGEST)
+    return torch.where(field == 0x7FF, tallies.SPECIAL, within)

@@ -1,0 +1,36 @@
+"""The operator that counts what became of a tensor's elements when they were rounded: schema, fake, one implementation for each backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import tallies
+from qsim_kernels.ops import OnBackend, library
+
+library.define(
+    "tally(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _room(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_zeros(tallies.SUMS, dtype=torch.float64)
+
+
+class Implementation(OnBackend):
+    """The operator on one backend."""
+
+    def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """Counts and sums as `qsim_kernels.tallies` says, on the device of `x`, which nothing waits for."""
+        if x.shape != rounded.shape:
+            raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
+        counts, sums = _room(x)
+        self._backend.tally_into(counts, sums, x, rounded, low, high)
+        return counts, sums
+
+
+library.impl("tally", Implementation("qsim_kernels.reference.tally").tally, "CompositeExplicitAutograd")
+if torch.version.hip is None:
+    library.impl("tally", Implementation("qsim_kernels.triton.tally").tally, "CUDA")
+torch.library.register_fake("qsim::tally", lambda x, *_: _room(x), lib=library)

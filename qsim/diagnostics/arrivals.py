@@ -1,0 +1,41 @@
+"""Tensors on their way from a device to the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Arrival:
+    """A copy of a tensor on the host, which is on its way; nothing waits for it before it is read.
+
+    Args:
+        x: The tensor; what happens to it later does not matter.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if not x.is_cuda:
+            self._host = x.to("cpu", copy=True)
+            return
+        self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        with torch.cuda.device(x.device):
+            self._host.copy_(x, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be read without waiting."""
+        return self._event is None or self._event.query()
+
+    def read(self) -> Tensor:
+        """The copy; waits for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+def is_capturing() -> bool:
+    """Whether what the host does now goes into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

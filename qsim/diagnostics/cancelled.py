@@ -1,0 +1,200 @@
+"""How many weight updates rounding cancels: Appendix D.3 of *Revisiting BFloat16 Training*."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.diagnostics.arrivals import Arrival, is_capturing
+from qsim.diagnostics.collecting import aside
+from qsim.diagnostics.counts import aligned, per_cent
+from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
+from qsim.diagnostics.writing import write_lines
+from qsim.formats.base import check_integer
+from qsim.shards import local
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model: nn.Module | None = None) -> CancelledUpdates:
+    """Counts, in every `every`-th step of an optimizer, how many updates leave their weight as it was.
+
+    An update counts where the exact update is not zero: where the learning rate is not, and the gradient, the momentum (`momentum_buffer`,
+    `exp_avg`), or the weight to decay is not. It is cancelled where the weight is the same number after the step as before. What of that
+    is lost depends on how weights are updated. To nearest, a cancelled update is lost. Stochastically, it is lost in this step, and the
+    mean over many is right. With Kahan's summation, or with an `accumulator`, it is `carried` if what is kept beside the weight has
+    changed.
+
+    Works with `qsim.optim`'s optimizers, with `Quantized`, and with torch's own; of others it knows the gradient, the weight decay and
+    states of those two names. In a sampled step the weights are kept twice. Nothing waits for the device until counts are asked for; steps
+    that are captured in a CUDA graph are not counted.
+
+    Args:
+        optimizer: The optimizer.
+        every: Every how many steps one is sampled; the first one is.
+        model: Gives parameters their names; otherwise they have those that the optimizer was given, or their numbers.
+
+    Raises:
+        TypeError: If the optimizer is none.
+
+    Example:
+        >>> import torch, qsim
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 1.0, 2.0**-9], dtype=torch.bfloat16))
+        >>> optimizer = qsim.optim.SGD([w], lr=2**-10, update="nearest")
+        >>> with qsim.diagnostics.cancelled_updates(optimizer) as cancelled:
+        ...     w.grad = torch.tensor([1.0, 0.0, 1.0], dtype=torch.bfloat16)
+        ...     optimizer.step()
+        >>> cancelled.shares
+        {'0': [(0, 0.5)]}
+    """
+    return CancelledUpdates(optimizer, every, model)
+
+
+class CancelledUpdates:
+    """What `cancelled_updates` gives: the counts so far."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int = 1, model: nn.Module | None = None) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"cancelled_updates: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        self.every = check_integer("cancelled_updates", "every", every, 1, 2**62)
+        self._optimizer, self._steps = optimizer, 0
+        self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
+        self._before: dict[Tensor, Before] = {}
+        self._pending: list[tuple[int, list[tuple[str, int]], list[Arrival]]] = []
+        self._found: list[Updates] = []
+        self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
+
+    @aside()
+    def _begin(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._before.clear()
+        if self._steps % self.every or is_capturing():
+            return
+        for parameter in _parameters(optimizer):
+            kept = kept_beside(optimizer, parameter)
+            weight = local(parameter.detach()).clone()
+            self._before[parameter] = Before(weight, None if kept is None else local(kept.detach()).clone())
+
+    @aside()
+    def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if is_capturing():
+            return
+        if self._before:
+            self._count(optimizer)
+            self._before.clear()
+        self._steps += 1
+
+    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+        names, counts = [], []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                # A parameter without a gradient is left alone; one may have come with a closure.
+                before = self._before.get(parameter)
+                if parameter.grad is not None and before is not None:
+                    names.append((self._name(optimizer, parameter), before.weight.numel()))
+                    counts.append(counted(optimizer, group, parameter, before))
+        by_device: dict[torch.device, list[int]] = {}
+        for number, count in enumerate(counts):
+            by_device.setdefault(count.device, []).append(number)
+        ordered = [names[number] for numbers in by_device.values() for number in numbers]
+        arrivals = [Arrival(torch.stack([counts[number] for number in numbers])) for numbers in by_device.values()]
+        self._pending.append((self._steps, ordered, arrivals))
+        self._arrive(wait=False)
+
+    def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
+        if parameter in self._names:
+            return self._names[parameter]
+        number = 0
+        for group in optimizer.param_groups:
+            for place, own in enumerate(group["params"]):
+                if own is parameter:
+                    return str(group["param_names"][place]) if "param_names" in group else str(number)
+                number += 1
+        raise AssertionError("the parameter is one of the optimizer's")
+
+    def _arrive(self, wait: bool) -> None:
+        while self._pending and (wait or all(arrival.is_here for arrival in self._pending[0][2])):
+            step, names, arrivals = self._pending.pop(0)
+            rows = [row for arrival in arrivals for row in arrival.read().tolist()]
+            self._found += [Updates(name, step, elements, *row) for (name, elements), row in zip(names, rows, strict=True)]
+
+    @property
+    def updates(self) -> Sequence[Updates]:
+        """All counts so far, by step and parameter; this waits for the device."""
+        self._arrive(wait=True)
+        return tuple(self._found)
+
+    @property
+    def shares(self) -> Mapping[str, list[tuple[int, float]]]:
+        """For each parameter the steps that were sampled and the share of its updates that was cancelled."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for entry in self.updates:
+            found.setdefault(entry.parameter, []).append((entry.step, entry.share))
+        return found
+
+    @property
+    def totals(self) -> list[Updates]:
+        """The counts of all parameters together, for each step that was sampled."""
+        by_step: dict[int, list[Updates]] = {}
+        for entry in self.updates:
+            by_step.setdefault(entry.step, []).append(entry)
+        return [_sum(step, entries) for step, entries in by_step.items()]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A plain dictionary for each step and parameter, as a study keeps them."""
+        return [entry.to_dict() for entry in self.updates]
+
+    def table(self) -> str:
+        """The shares of the last step that was sampled, for people."""
+        if not self.updates:
+            return "no step yet"
+        step = self.updates[-1].step
+        last = [entry for entry in self.updates if entry.step == step]
+        rows = [_cells(entry) for entry in [*last, _sum(step, last)]]
+        return f"step {step}\n" + aligned(("parameter", "elements", "updates", "cancelled", "carried", "lost"), rows, left=1)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def write(self, path: str) -> None:
+        """Writes all counts to a file, one line of JSON each. The file is replaced at once: nobody ever sees half of it."""
+        write_lines(path, [json.dumps(entry, allow_nan=False) for entry in self.summary()])
+
+    def plot(self) -> Figure:
+        """Draws the share of updates that are cancelled over the steps, for each parameter and for all."""
+        from qsim.diagnostics.plots import cancelled
+
+        return cancelled(self.shares, [(entry.step, entry.share) for entry in self.totals])
+
+    def close(self) -> None:
+        """Stops counting, and leaves nothing on the optimizer. The counts stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._before.clear()
+        self._arrive(wait=True)
+
+    def __enter__(self) -> CancelledUpdates:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _sum(step: int, entries: Sequence[Updates]) -> Updates:
+    numbers = (sum(getattr(entry, name) for entry in entries) for name in ("elements", "updates", "cancelled", "carried"))
+    return Updates("all", step, *numbers)
+
+
+def _cells(entry: Updates) -> tuple[str, ...]:
+    shares = [] if not entry.updates else [entry.share, entry.carried / entry.updates, entry.lost]
+    told = [per_cent(share) for share in shares] or ["-"] * 3
+    return (entry.parameter, str(entry.elements), str(entry.updates), *told)

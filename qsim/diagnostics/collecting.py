@@ -1,0 +1,168 @@
+"""Counts on their way from the layers: added up on the device, copied to the host when the sample ends, read when they have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from qsim.checks import spelling
+from qsim.diagnostics.arrivals import Arrival
+from qsim.diagnostics.counts import Counts, Sample
+from qsim.formats import Format
+from qsim.nn.scaled_operands import Point, elements_of
+from qsim.quantizer import Quantizer
+from qsim_kernels import tallies
+
+#: The order in which points are told.
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "forward", "backward")
+#: Points of the way forward, which activation checkpointing goes twice.
+_FORWARD = ("act", "weight", "forward")
+
+
+class Tally(NamedTuple):
+    """What the operator has counted of one tensor, on its device."""
+
+    format: Format
+    counts: Tensor
+    sums: Tensor
+
+
+class Place(NamedTuple):
+    """What counts belong to: the number of the layer in the model, the number of the point, and the format there."""
+
+    layer: int
+    point: int
+    format: Format
+
+
+class Collector:
+    """Takes the tallies of one sample until it is closed."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.tallies: dict[tuple[Place, torch.device], Tally] = {}
+
+    def add(self, layer: int, point: str, tally: Tally) -> None:
+        """Adds a tally to those of its place."""
+        if not self.is_open:
+            return  # of a backward pass that comes later than the sample's end
+        key = Place(layer, POINTS.index(point), tally.format), tally.counts.device
+        known = self.tallies.get(key)
+        if known is None:
+            # A tally that is used twice is added twice, and stays what it is.
+            self.tallies[key] = tally._replace(counts=tally.counts.clone(), sums=tally.sums.clone())
+        else:
+            known.counts.add_(tally.counts)
+            known.sums.add_(tally.sums)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Computes beside what is watched: without gradients, and unseen by what looks at or changes every operator, as `qsim.fpu` does."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+class LayerObserver:
+    """Looks at the points of one layer; see `qsim.nn.observers.Observer`. What layers round is rounded once more, with the same bits."""
+
+    def __init__(self, collector: Collector, layer: int) -> None:
+        self._collector, self._layer = collector, layer
+
+    @aside()
+    def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> Tally:
+        """The tally of a tensor that is rounded without scales."""
+        spelt = spelling(point.format, point.rounding, point.overflow, x.dtype)
+        dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in spelt.holders)
+        chosen = seed if spelt.is_stochastic else None
+        rounded = torch.ops.qsim.quantize.default(x, chosen, spelt.grid, spelt.rule, stream, offset, dtype)
+        return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
+
+    @aside()
+    def used(self, name: str, measured: Any) -> None:
+        """A tally counts."""
+        self._collector.add(self._layer, name, measured)
+
+    def rounds(self, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> None:
+        """Counts a tensor that is rounded without scales."""
+        if self._counts(name):
+            self.used(name, self.measured(x, point, seed, stream, offset))
+
+    @aside()
+    def rounds_scaled(self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, offset: int = 0) -> None:
+        """Counts a tensor that is rounded after a transform or under scales."""
+        if not self._counts(name):
+            return
+        assert point.quantizer is not None  # what rounds nothing is not shown
+        fmt = point.quantizer.format
+        before, after, scales = elements_of(x, point, seed, stream, offset)
+        counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
+        if scales is not None:
+            sums = _in_own_units(before, after, scales)
+        self.used(name, Tally(fmt, counts, sums))
+
+    def _counts(self, name: str) -> bool:
+        """Whether this is not a forward pass that a backward pass has asked for once more."""
+        return self._collector.is_open and not (name in _FORWARD and torch._C._current_graph_task_id() != -1)
+
+
+def _in_own_units(before: Tensor, after: Tensor, scales: Tensor) -> Tensor:
+    """Signal and noise in the units of the tensor: elements times their scales."""
+    x, q = before.to(torch.float64), after.to(torch.float64)
+    finite = x.isfinite() & q.isfinite()
+    sums = x.new_empty(tallies.SUMS)
+    sums[tallies.SIGNAL] = torch.where(finite, x * scales, 0.0).square().sum()
+    sums[tallies.NOISE] = torch.where(finite, (q - x) * scales, 0.0).square().sum()
+    return sums
+
+
+class Label(NamedTuple):
+    """What people call a place."""
+
+    layer: str
+    point: str
+    quantizer: str
+
+
+class Pending:
+    """A sample that is over, on its way to the host; nothing waits for it before it is read.
+
+    Args:
+        step: The number of the step.
+        collector: What was counted.
+        label: What a place is called.
+    """
+
+    def __init__(self, step: int, collector: Collector, label: Callable[[Place], Label]) -> None:
+        collector.is_open = False
+        self._step, self._labels = step, {place: label(place) for place, _ in collector.tallies}
+        self._parts: list[tuple[list[Place], Arrival, Arrival]] = []
+        for device in dict.fromkeys(device for _, device in collector.tallies):
+            own = {place: tally for (place, where), tally in collector.tallies.items() if where == device}
+            counts, sums = (torch.stack([getattr(tally, name) for tally in own.values()]) for name in ("counts", "sums"))
+            self._parts.append((list(own), Arrival(counts), Arrival(sums)))
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether it can be read without waiting."""
+        return all(counts.is_here and sums.is_here for _, counts, sums in self._parts)
+
+    def read(self) -> Sample:
+        """The sample; waits for it."""
+        counts: dict[Place, tuple[Tensor, Tensor]] = {}
+        for places, rows, sums in self._parts:
+            for place, row, own in zip(places, rows.read(), sums.read(), strict=True):
+                known = counts.get(place)
+                counts[place] = (row, own) if known is None else (known[0] + row, known[1] + own)
+        ordered = sorted(counts, key=lambda place: (place.layer, place.point))
+        return Sample(self._step, tuple(_named(place, self._labels[place], *counts[place]) for place in ordered))
+
+
+def _named(place: Place, label: Label, counts: Tensor, sums: Tensor) -> Counts:
+    fmt = place.format
+    return Counts.of(*label, (fmt.smallest, max(fmt.max, -fmt.min)), counts.tolist(), sums.tolist())

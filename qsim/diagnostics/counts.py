@@ -1,0 +1,192 @@
+"""What became of the elements that were rounded at one point of a layer, and at all points in one sample."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qsim_kernels import tallies
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the elements that were rounded at one point of a layer.
+
+    An element is what the format sees: after the transform and divided by its scale, if there are such. Each is one of five: NaN,
+    saturated, underflowed, exact, or rounded to another number.
+
+    Attributes:
+        layer: The layer's name in the model.
+        point: `act`, `weight`, `act_bwd`, `weight_bwd`, `grad`, `grad_w`; of `qsim.nn.Quantize` `forward` or `backward`.
+        quantizer: What rounds there, in short.
+        range: The smallest and the largest positive value of the format.
+        elements: How many there were.
+        saturated: Beyond the format's largest or smallest value, whatever overflow makes of them; infinities always are.
+        underflowed: Not zero before, and zero after.
+        exact: Values of the format already; zero is.
+        zero: Zeros.
+        nan: NaN.
+        infinite: Infinities.
+        below: Magnitudes below 2**-126 that are not zero.
+        lowest: The exponent of the first number of `histogram`.
+        histogram: How many finite magnitudes lie between each power of two and the next.
+        signal: The sum of squares, in the units of the tensor, of what is finite before and after.
+        noise: The sum of squared rounding errors there.
+    """
+
+    layer: str
+    point: str
+    quantizer: str
+    range: tuple[float, float]
+    elements: int
+    saturated: int
+    underflowed: int
+    exact: int
+    zero: int
+    nan: int
+    infinite: int
+    below: int
+    lowest: int
+    histogram: array[int]
+    signal: float
+    noise: float
+
+    @classmethod
+    def of(cls, layer: str, point: str, quantizer: str, range: tuple[float, float], counts: Sequence[int], sums: Sequence[float]) -> Counts:
+        """What the operator `tally` has counted, by names."""
+        zero, nan = counts[tallies.ZERO], counts[tallies.NAN]
+        # Field 0 are numbers below all powers of two that there are here.
+        used = [field for field in _POWERS if counts[field]]
+        first, last = (used[0], used[-1]) if used else (tallies.BIAS, tallies.BIAS - 1)
+        return cls(
+            layer=layer,
+            point=point,
+            quantizer=quantizer,
+            range=range,
+            elements=sum(counts[: tallies.FIELDS]),
+            saturated=counts[tallies.SATURATED],
+            underflowed=counts[tallies.UNDERFLOWED],
+            exact=counts[tallies.EXACT],
+            zero=zero,
+            nan=nan,
+            infinite=counts[tallies.SPECIAL] - nan,
+            below=counts[0] - zero,
+            lowest=first - tallies.BIAS,
+            histogram=array("q", counts[first : last + 1]),
+            signal=sums[tallies.SIGNAL],
+            noise=sums[tallies.NOISE],
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of all elements that saturated, underflowed to zero, are exact, are NaN."""
+        whole = self.elements or math.nan
+        return {name: getattr(self, name) / whole for name in SHARES}
+
+    @property
+    def sqnr(self) -> float:
+        """The ratio of signal to rounding errors in dB: infinite where there are none, NaN where there is no signal."""
+        if not self.signal > 0:
+            return math.nan
+        return 10 * math.log10(self.signal / self.noise) if self.noise > 0 else math.inf
+
+    @property
+    def exponents(self) -> dict[int, int]:
+        """How many finite magnitudes lie in `[2**e, 2**(e + 1))`, for each `e` where there are some."""
+        return {exponent: count for exponent, count in enumerate(self.histogram, self.lowest) if count}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in plain strings and numbers that JSON can hold: `sqnr` is `None` where it is not finite."""
+        plain = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "nan", "infinite", "below")
+        found: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        found |= {"sqnr": self.sqnr if math.isfinite(self.sqnr) else None, "smallest": self.range[0], "largest": self.range[1]}
+        return found | {"exponents": {str(exponent): count for exponent, count in self.exponents.items()}}
+
+    def summary(self) -> dict[str, Any]:
+        """The scalars that a study keeps: layer, point, elements, shares and SQNR."""
+        sqnr = self.sqnr if math.isfinite(self.sqnr) else None
+        return {"layer": self.layer, "point": self.point, "elements": self.elements, **self.shares, "sqnr": sqnr}
+
+
+_POWERS = range(1, tallies.SPECIAL)
+
+#: What a share is told of.
+SHARES = ("saturated", "underflowed", "exact", "nan")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one sampled step has seen.
+
+    Attributes:
+        step: Its number, from 0 on.
+        points: The counts, in the order of the model's layers.
+    """
+
+    step: int
+    points: tuple[Counts, ...]
+
+    def __getitem__(self, place: tuple[str, str]) -> Counts:
+        """The counts at a point of a layer."""
+        for counts in self.points:
+            if (counts.layer, counts.point) == place:
+                return counts
+        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sample as JSON has it."""
+        return {"step": self.step, "points": [counts.to_dict() for counts in self.points]}
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A plain dictionary of scalars for each point."""
+        return [{"step": self.step, **counts.summary()} for counts in self.points]
+
+    def table(self) -> str:
+        """The shares in per cent, and SQNR, for people."""
+        heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "NaN", "SQNR")
+        rows = [_cells(counts) for counts in self.points]
+        return f"step {self.step}\n" + aligned(heading, rows, left=3)
+
+
+def _cells(counts: Counts) -> tuple[str, ...]:
+    shares = [per_cent(share) for share in counts.shares.values()]
+    sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
+    return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
+
+
+def per_cent(share: float) -> str:
+    """A share for people; only none at all looks like none, and only all like all.
+
+    Example:
+        >>> per_cent(0.0), per_cent(1e-7), per_cent(0.25), per_cent(0.99999), per_cent(1.0)
+        ('0 %', '<0.01 %', '25.00 %', '>99.99 %', '100 %')
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    return "<0.01 %" if share < 1e-4 else ">99.99 %" if share > 1 - 1e-4 else f"{100 * share:.2f} %"
+
+
+def aligned(heading: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
+    """A table whose first columns begin at the left and whose others end at the right."""
+    lines = [heading, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
+    places = list(enumerate(widths))
+    placed = ([line[column].ljust(width) if column < left else line[column].rjust(width) for column, width in places] for line in lines)
+    return "\n".join("  ".join(cells).rstrip() for cells in placed)
+
+
+def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:
+    """The counts of each point of each layer over the steps."""
+    found: dict[tuple[str, str], list[tuple[int, Counts]]] = {}
+    for sample in samples:
+        for counts in sample.points:
+            found.setdefault((counts.layer, counts.point), []).append((sample.step, counts))
+    return found

@@ -1,0 +1,91 @@
+"""Hooks that tell which layer runs, and are there while a step is sampled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from qsim.diagnostics.arrivals import is_capturing
+from qsim.nn import observers
+from qsim.nn.observers import Observer
+
+_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class Watch:
+    """Lets observers look at layers while these run.
+
+    Args:
+        layers: The layers; nobody else may watch them meanwhile.
+
+    Raises:
+        ValueError: If somebody does.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        if any(layer in _watched for layer in layers):
+            raise ValueError("Monitor: another monitor watches the model: close that one first")
+        _watched.update(layers)
+        self._layers = layers
+        self._handles: list[RemovableHandle] = []
+        self._running: list[tuple[nn.Module, Observer | None]] = []
+
+    def begin(self, looking: Sequence[Observer]) -> None:
+        """From now on, while a layer runs, its observer looks on."""
+        for layer, observer in zip(self._layers, looking, strict=True):
+            enter = _Hook(partial(self._enter, observer), layer)
+            leave = _Hook(self._leave, layer)
+            self._handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
+
+    def _enter(self, observer: Observer, layer: nn.Module) -> None:
+        looks = not torch._C._are_functorch_transforms_active() and not is_capturing()
+        self._running.append((layer, observers.exchange(observer if looks else None)))
+
+    def _leave(self, layer: nn.Module) -> None:
+        # A hook before ours may have failed, so that the layer was never entered.
+        if self._running and self._running[-1][0] is layer:
+            observers.exchange(self._running.pop()[1])
+
+    def end(self) -> None:
+        """Nobody looks on any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._running:
+            # Somebody has interrupted the layer in a way that calls no hooks.
+            observers.exchange(self._running[0][1])
+            self._running.clear()
+
+    def close(self) -> None:
+        """Others may watch the layers."""
+        self.end()
+        for layer in self._layers:
+            _watched.discard(layer)
+
+
+class _Hook:
+    """A hook of one layer that does nothing in compiled code, and that copies of the layer do not inherit."""
+
+    def __init__(self, call: Callable[[nn.Module], None], layer: nn.Module) -> None:
+        self._call, self._layer = call, layer
+
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        if not torch.compiler.is_compiling() and module is self._layer:
+            self._call(module)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _of_a_copy, ()
+
+
+def _of_a_copy() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*arguments: Any) -> None:
+    """What is left of a hook on a copy of a layer."""

@@ -1,0 +1,221 @@
+"""A monitor: what rounding does at each point of each layer of a model, every so many steps of its training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Place
+from qsim.diagnostics.counts import Sample
+from qsim.diagnostics.hooks import Watch
+from qsim.diagnostics.writing import Writer, log, write_lines
+from qsim.formats import names
+from qsim.formats.base import check_integer
+from qsim.nn import Quantize
+from qsim.nn.modules import FivePointModule
+from qsim.quantizer import Quantizer, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Monitor:
+    """Counts what rounding does to a model, in every `every`-th step of its training.
+
+    For each point of each layer with points, and of each `qsim.nn.Quantize`: how many elements saturated, underflowed to zero, were exact
+    already, were NaN; the ratio of signal to rounding errors; and how many magnitudes lie between each power of two and the next. Counted
+    is what the format sees, after a transform and divided by scales. A point that reuses what the forward pass rounded (`"same"`) rounds
+    nothing and is not told; backward points are counted when the backward pass takes them.
+
+    A step is what happens between two calls of `step()`, which belongs behind the optimizer's; given the `optimizer`, its steps are counted
+    and nothing need be called. So the micro-batches of a step are added up, and so are the calls of a layer that is called several times.
+    What activation checkpointing computes once more counts once. The first step is sampled. In distributed runs each process counts what it
+    holds; where tensors are distributed under scales of the whole, all processes must sample the same steps, for they find those together.
+
+    Training goes on with the same bits as without: what a layer rounds is rounded once more for the monitor, with the same random bits, and
+    none are drawn. Counts are added up on the device; they are copied to the host when a sample ends, and nothing waits for that until
+    `samples` are asked for. Between sampled steps the model has no hooks.
+
+    Compiled code is not watched, and neither is what a CUDA graph replays, for there no Python runs: let the steps that are to be sampled
+    run eagerly. Functions of `qsim.nn.functional` are counted for the layer that calls them.
+
+    Args:
+        model: The model, converted. One monitor at a time can watch it.
+        every: Every how many steps one is sampled.
+        optimizer: Whose steps to count.
+        writer: Gets all that is sampled once it has arrived: a TensorBoard writer, or whatever else has `add_scalar` and, if it wants
+            histograms, `add_histogram_raw` or `add_histogram`.
+
+    Raises:
+        TypeError: If the model is none.
+        ValueError: If it has no layer with points, is compiled, or is watched by another monitor.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 1)), qsim.FivePoint(act="e4m3", weight="e2m1"))
+        >>> with qsim.diagnostics.Monitor(model, every=10) as monitor:
+        ...     y = model(torch.tensor([[1.0, 500.0], [0.0, 1e-9]]))
+        ...     monitor.step()
+        >>> monitor.samples[0]["0", "act"].shares
+        {'saturated': 0.25, 'underflowed': 0.25, 'exact': 0.5, 'nan': 0.0}
+    """
+
+    def __init__(
+        self, model: nn.Module, every: int = 100, *, optimizer: torch.optim.Optimizer | None = None, writer: Writer | None = None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Monitor: model must be a torch.nn.Module, got {model!r}")
+        self.every = check_integer("Monitor", "every", every, 1, 2**62)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        self._layers = _layers(model)
+        self._watch = Watch([module for _, module in self._layers])
+        self._writer, self._logged = writer, 0
+        self._samples: list[Sample] = []
+        self._pending: list[Pending] = []
+        self._collector: Collector | None = None
+        self._steps, self._is_closed = 0, False
+        self._handle: RemovableHandle | None = None
+        if optimizer is not None:
+            self._handle = optimizer.register_step_post_hook(lambda *_: self.step())
+        self._begin()
+
+    def step(self) -> None:
+        """Ends a step, and begins the next one.
+
+        Raises:
+            RuntimeError: If the monitor is closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("Monitor: it is closed, and counts no more steps")
+        if self._collector is not None:
+            self._end(self._collector)
+        self._steps += 1
+        if self._steps % self.every == 0:
+            self._begin()
+
+    def close(self) -> None:
+        """Stops counting, and leaves nothing on the model or the optimizer. What was sampled stays; a step that is not over yet is not."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watch.close()
+        if self._handle is not None:
+            self._handle.remove()
+        if self._collector is not None:
+            self._collector.is_open, self._collector = False, None
+        self._arrive(wait=True)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        collector = self._collector = Collector()
+        self._watch.begin([LayerObserver(collector, number) for number in range(len(self._layers))])
+
+    def _end(self, collector: Collector) -> None:
+        self._collector = None
+        self._watch.end()
+        if not collector.tallies:
+            warnings.warn(
+                f"Monitor: no layer rounded anything in step {self._steps}; compiled code and replays of CUDA graphs are not watched",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._pending.append(Pending(self._steps, collector, self._label))
+        self._arrive(wait=False)
+
+    def _arrive(self, wait: bool) -> None:
+        """Takes over the samples that have arrived, and hands them on."""
+        while self._pending and (wait or self._pending[0].has_arrived):
+            self._samples.append(self._pending.pop(0).read())
+        if self._writer is not None:
+            for sample in self._samples[self._logged :]:
+                log(self._writer, sample)
+            self._logged = len(self._samples)
+
+    def _label(self, place: Place) -> Label:
+        name, module = self._layers[place.layer]
+        point = POINTS[place.point]
+        holder = module.points if isinstance(module, FivePointModule) else module
+        own = getattr(holder, point if isinstance(module, FivePointModule) else f"{point}_point")
+        # Points may have been exchanged for others meanwhile.
+        fits = isinstance(own, Quantizer) and own.format == place.format
+        return Label(name, point, short(own) if fits else next(iter(names(place.format)), repr(place.format)))
+
+    @property
+    def steps(self) -> int:
+        """How many steps are over."""
+        return self._steps
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """All samples whose step is over; this waits for the device."""
+        self._arrive(wait=True)
+        return tuple(self._samples)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A plain dictionary for each step, layer and point: shares and SQNR, as a study keeps them."""
+        return [entry for sample in self.samples for entry in sample.summary()]
+
+    def table(self, step: int | None = None) -> str:
+        """A table of one sample: the last one, or that of a step.
+
+        Raises:
+            ValueError: If that step was not sampled.
+        """
+        samples = {sample.step: sample for sample in self.samples}
+        if step is None and not samples:
+            return "no sample yet"
+        chosen = max(samples) if step is None else step
+        if chosen not in samples:
+            raise ValueError(f"step {chosen} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")
+        return samples[chosen].table()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def write(self, path: str) -> None:
+        """Writes all samples to a file, one line of JSON each. The file is replaced at once: nobody ever sees half of it."""
+        write_lines(path, [sample.to_json() for sample in self.samples])
+
+    def plot_exponents(self, layer: str, step: int | None = None) -> Figure:
+        """Draws, for each point of a layer, how magnitudes are distributed over powers of two, beside the range of the format.
+
+        Args:
+            layer: The layer's name.
+            step: Which sample; the last one by default.
+        """
+        from qsim.diagnostics.plots import exponents
+
+        return exponents(self.samples, layer, step)
+
+    def plot_shares(self, layer: str) -> Figure:
+        """Draws, for each point of a layer, the shares of what saturated and underflowed, and SQNR, over the steps."""
+        from qsim.diagnostics.plots import shares
+
+        return shares(self.samples, layer)
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Whatever rounds in a model, each module once, by the first of its names."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            where = f"its module {name!r}" if name else "the model"
+            raise ValueError(
+                f"Monitor: {where} is compiled, and compiled code is not watched: watch the model as it was, and run it eagerly"
+            )
+    rounding = (FivePointModule, Quantize)
+    found: list[tuple[str, nn.Module]] = [(name, module) for name, module in model.named_modules() if isinstance(module, rounding)]
+    if not any(not isinstance(module, FivePointModule) or not module.points.is_identity for _, module in found):
+        raise ValueError("Monitor: the model has no layer with points, and nothing to count: convert it first")
+    return found

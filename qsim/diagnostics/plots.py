@@ -1,0 +1,173 @@
+"""Figures of samples: the same fonts and colours throughout, and colours that differ in lightness too, so that they survive greyscale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from qsim.diagnostics.counts import Counts, Sample, by_place
+
+#: From dark to light; lines have dashes of their own beside.
+COLOURS = ("#1b1b3a", "#7a1f5c", "#c8553d", "#6d9f71", "#e9b44c", "#9fc5e8")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+}
+#: From so many parameters on, they are not named one by one.
+_NAMED = len(COLOURS) - 1
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """What all figures have in common."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) -> Figure:
+    """For each point of a layer, the distribution of magnitudes over powers of two, beside the range of the format.
+
+    Args:
+        samples: The samples.
+        layer: The layer's name.
+        step: Which sample; the last one with the layer by default.
+
+    Raises:
+        ValueError: If nothing was seen of the layer, or not in that step.
+    """
+    at_step = {sample.step: [counts for counts in sample.points if counts.layer == layer] for sample in samples}
+    steps = [number for number, points in at_step.items() if points]
+    _check_layer(samples, layer)
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ValueError(f"step {chosen} was not sampled with the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
+    points = at_step[chosen]
+    with style():
+        figure = Figure(figsize=(6.0, 0.9 + 1.15 * len(points)), layout="constrained")
+        # All points over the same powers of two, as wide as what there is and what the formats hold.
+        places: list[Axes] = list(figure.subplots(len(points), 1, sharex=True, squeeze=False)[:, 0])
+        for axes, counts in zip(places, points, strict=True):
+            _draw_exponents(axes, counts)
+        places[-1].set_xlabel(r"exponent $e$: magnitudes in $[2^e, 2^{e+1})$, after transform and scale")
+        places[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.supylabel("share of elements (%)", fontsize=9)
+        figure.suptitle(f"{_title(layer)}, step {chosen}", fontsize=10)
+        handles, labels = places[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _draw_exponents(axes: Axes, counts: Counts) -> None:
+    smallest, largest = (math.floor(math.log2(value)) for value in counts.range)
+    axes.axvspan(smallest, largest + 1, color="0.9", label="the format's range", zorder=0)
+    pairs = counts.exponents
+    shares = [100 * count / counts.elements for count in pairs.values()]
+    outside = [not smallest <= exponent <= largest for exponent in pairs]
+    for where, colour, hatch, label in ((False, COLOURS[0], None, "within"), (True, COLOURS[2], "////", "outside")):
+        chosen = [(e + 0.5, share) for e, share, out in zip(pairs, shares, outside, strict=True) if out == where]
+        bars: dict[str, Any] = {"width": 1.0, "color": colour, "edgecolor": "white", "linewidth": 0.3, "hatch": hatch}
+        axes.bar([e for e, _ in chosen], [share for _, share in chosen], label=f"magnitudes {label} it", **bars)
+    facts = counts.shares
+    zeros = 100 * counts.zero / counts.elements if counts.elements else math.nan
+    told = f"saturated {100 * facts['saturated']:.2g} %, underflowed {100 * facts['underflowed']:.2g} %, zeros {zeros:.2g} %"
+    axes.set_title(f"{counts.point}: {counts.quantizer}    {told}", loc="left", fontsize=8)
+    axes.set_ylim(bottom=0)
+
+
+def shares(samples: Sequence[Sample], layer: str) -> Figure:
+    """For each point of a layer, what saturated, what underflowed, and SQNR, over the steps.
+
+    Raises:
+        ValueError: If nothing was seen of the layer.
+    """
+    _check_layer(samples, layer)
+    places = {point: series for (name, point), series in by_place(samples).items() if name == layer}
+    with style():
+        figure = Figure(figsize=(6.0, 5.2), layout="constrained")
+        saturated, underflowed, quality = figure.subplots(3, 1, sharex=True)
+        for number, (point, series) in enumerate(places.items()):
+            look = _look(number, point, len(series))
+            steps = [step for step, _ in series]
+            saturated.plot(steps, [counts.shares["saturated"] for _, counts in series], **look)
+            underflowed.plot(steps, [counts.shares["underflowed"] for _, counts in series], **look)
+            quality.plot(steps, [counts.sqnr if math.isfinite(counts.sqnr) else math.nan for _, counts in series], **look)
+        for axes, title in ((saturated, "saturated"), (underflowed, "underflowed to zero")):
+            axes.set_title(title, loc="left")
+            axes.set_ylabel("share of\nelements (%)")
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+            # Where there is next to nothing, the axis does not make much of it.
+            axes.set_ylim(0, max(0.01, axes.get_ylim()[1]))
+        quality.set_title("signal to quantization noise", loc="left")
+        quality.set_ylabel("SQNR (dB)")
+        _finish(figure, quality, _title(layer))
+    return figure
+
+
+def cancelled(shares: Mapping[str, list[tuple[int, float]]], totals: list[tuple[int, float]]) -> Figure:
+    """The share of updates that are cancelled, over the steps: of each parameter if they are few, else of the whole and the spread.
+
+    Args:
+        shares: For each parameter, steps and shares.
+        totals: The same of all of them together.
+
+    Raises:
+        ValueError: If there is nothing to draw.
+    """
+    if not totals:
+        raise ValueError("no step has been sampled yet: there is nothing to draw")
+    with style():
+        figure = Figure(figsize=(6.0, 3.2), layout="constrained")
+        axes = figure.subplots()
+        if len(shares) <= _NAMED:
+            for number, (name, series) in enumerate(shares.items(), start=1):
+                axes.plot(*zip(*series, strict=True), **_look(number, name, len(series)))
+        else:
+            for number, series in enumerate(shares.values()):
+                axes.plot(*zip(*series, strict=True), color="0.75", linewidth=0.6, label=None if number else "each parameter")
+        axes.plot(*zip(*totals, strict=True), **(_look(0, "all parameters", len(totals)) | {"linewidth": 2.0}))
+        axes.set_ylabel("updates cancelled (%)")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        axes.set_ylim(0, 1)
+        _finish(figure, axes, None)
+    return figure
+
+
+def _look(number: int, label: str, length: int) -> dict[str, Any]:
+    """How the line of a number is drawn; a line of one point would not be seen."""
+    kind = number % len(COLOURS)
+    look = {"color": COLOURS[kind], "linestyle": _DASHES[kind], "label": label, "linewidth": 1.4}
+    # Lines along the edge of the axes are not cut in half.
+    return {**look, "marker": "o" if length == 1 else None, "clip_on": False}
+
+
+def _title(layer: str) -> str:
+    return f"layer {layer}" if layer else "the model"
+
+
+def _finish(figure: Figure, last: Axes, title: str | None) -> None:
+    last.set_xlabel("step")
+    last.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if title is not None:
+        figure.suptitle(title, fontsize=10)
+    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+
+
+def _check_layer(samples: Sequence[Sample], layer: str) -> None:
+    known = dict.fromkeys(counts.layer for sample in samples for counts in sample.points)
+    if layer not in known:
+        raise ValueError(f"nothing was seen of a layer {layer!r}; seen were {', '.join(map(repr, known)) or 'none'}")

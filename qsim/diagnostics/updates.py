@@ -1,0 +1,105 @@
+"""What became of the updates of one parameter in one step, and how that is found out on its device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.optim import Quantized
+from qsim.shards import local
+
+#: States of a parameter that its updates go along, by the names that torch's optimizers and qsim's give them.
+DIRECTIONS = ("momentum_buffer", "exp_avg")
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What became of the updates of one parameter in one step.
+
+    Attributes:
+        parameter: Its name, or its number in the optimizer.
+        step: The number of the step, from 0 on.
+        elements: Elements that it has.
+        updates: Those whose exact update is not zero.
+        cancelled: Those of them whose weight is what it was before.
+        carried: Those of the cancelled ones whose update is kept beside the weight: in Kahan's compensation, or in an accumulator.
+    """
+
+    parameter: str
+    step: int
+    elements: int
+    updates: int
+    cancelled: int
+    carried: int
+
+    @property
+    def share(self) -> float:
+        """The share of updates that were cancelled; NaN where there were none."""
+        return self.cancelled / self.updates if self.updates else math.nan
+
+    @property
+    def lost(self) -> float:
+        """The share of updates that were cancelled and are not carried."""
+        return (self.cancelled - self.carried) / self.updates if self.updates else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in plain strings and numbers that JSON can hold; a share of nothing is `None`."""
+        facts = {name: getattr(self, name) for name in ("parameter", "step", "elements", "updates", "cancelled", "carried")}
+        return facts | {"share": self.share if self.updates else None, "lost": self.lost if self.updates else None}
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a step begins with."""
+
+    weight: Tensor
+    kept: Tensor | None
+
+
+def kept_beside(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor | None:
+    """What keeps, beside a weight, the updates that the weight has no room for."""
+    if isinstance(optimizer, Quantized):
+        copy = optimizer.copies.get(parameter)
+        if copy is not None:
+            return copy
+    kept = optimizer.state[parameter].get("compensation") if parameter in optimizer.state else None
+    return kept if isinstance(kept, Tensor) else None
+
+
+def counted(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, before: Before) -> Tensor:
+    """How many updates of a parameter there were, how many were cancelled, and how many of these are carried, on its device."""
+    moves = _moves(optimizer, group, parameter, before.weight)
+    cancelled = moves & (local(parameter.detach()) == before.weight)
+    kept, earlier = kept_beside(optimizer, parameter), before.kept
+    if kept is not None and earlier is None:
+        # The first step has made it: a compensation of zeros, or a copy of the weight.
+        earlier = before.weight if isinstance(optimizer, Quantized) else torch.zeros_like(before.weight)
+    carried = torch.zeros_like(cancelled) if kept is None or earlier is None else cancelled & (local(kept.detach()) != earlier)
+    return torch.stack([moves.sum(), cancelled.sum(), carried.sum()])
+
+
+def _moves(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, weight: Tensor) -> Tensor:
+    """Where the exact update of a parameter is not zero."""
+    assert parameter.grad is not None
+    gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+    moves = local(gradient.detach()) != 0
+    for name in DIRECTIONS:
+        state = optimizer.state[parameter].get(name) if parameter in optimizer.state else None
+        if isinstance(state, Tensor) and state.shape == parameter.shape:
+            moves = moves | (local(state.detach()) != 0)
+    moves = moves | (_is_not_zero(group.get("weight_decay", 0.0), weight) & (weight != 0))
+    moves = moves & _is_not_zero(group.get("lr", 1.0), weight)
+    # A step in which a scaler has found infinities moves nothing.
+    found_inf = getattr(optimizer, "found_inf", None)
+    return moves if found_inf is None else moves & ~_is_not_zero(found_inf, weight)
+
+
+def _is_not_zero(number: float | Tensor, weight: Tensor) -> Tensor:
+    """On the weight's device, where a number that is a tensor may be already."""
+    if isinstance(number, Tensor):
+        return number.to(weight.device, non_blocking=True) != 0
+    return torch.full((), number != 0, device=weight.device)
