@@ -27,6 +27,7 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "cancelled-updates": "cancelled_updates.CancelledUpdates",
     "formats": "formats.Formats",
     "gradient-variance": "gradient_variance.GradientVariance",
     "learning-rate": "learning_rate.LearningRate",

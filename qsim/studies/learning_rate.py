@@ -38,8 +38,8 @@ class Settings:
     size: str = choice("tiny", "of the GPT: tiny, mini, small, medium")
     methods: tuple[str, ...] = choice((MIXED, STOCHASTIC), "mixed, stochastic, kahan, nearest")
     lowest: float = choice(2.0**-10, "learning rate")
-    highest: float = choice(2.0**-3, "learning rate; those between are powers of two times the lowest")
-    steps: int = choice(200, "updates")
+    highest: float = choice(2.0**-1, "learning rate; those between are powers of two times the lowest")
+    steps: int = choice(150, "updates")
     batch: int = choice(8, "sequences of an update")
     context: int = choice(32, "their length")
     clip: float = choice(1.0, "what the norm of all gradients may be; 0: any")
@@ -98,11 +98,8 @@ class LearningRate(Study[Settings, Run]):
         return Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
 
     def full(self) -> Settings:
-        """GPT-2 small, and plain BF16 too."""
-        return Settings(
-            size="small", methods=(MIXED, STOCHASTIC, "nearest"), lowest=2.0**-13, highest=2.0**-7, steps=400, batch=8, context=1024,
-            validation=64,
-        )  # fmt: skip
+        """GPT-2 small."""
+        return Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every method at every rate; the toy with exact and with stochastic updates."""

@@ -79,7 +79,7 @@ class RandomWalk(Study[Settings, Run]):
 
     def full(self) -> Settings:
         """More weights, and updates that are smaller."""
-        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 22, adam_weights=1 << 18)
+        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """To the next level by SGD, and down the linear loss by Adam."""
