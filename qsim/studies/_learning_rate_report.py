@@ -165,7 +165,7 @@ class Findings:
         return Claim(
             "Table 3, Section 5.1",
             "stochastic rounding is stable at rates at which mixed precision diverges",
-            f"largest stable rate: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
+            f"largest stable rate, of powers of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
             None if stochastic == mixed == self.rates[-1] else stochastic > mixed,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,8 @@ class _Walk:
         run = self._run
         self._weights = nn.Parameter(weights.to(torch.bfloat16 if run.method == STOCHASTIC else torch.float32))
         self._weights.grad = torch.ones_like(self._weights)
-        seed = (run.seed << 20) + self._drops
+        # Each run draws noise of its own: what is off in one is not off in the others as well.
+        seed = (zlib.crc32(repr(run).encode()) << 20) + self._drops
         update = "stochastic" if run.method == STOCHASTIC else "nearest"
         if run.optimizer == "adam":
             return qsim.optim.Adam([self._weights], eps=0.0, state="fp32", update=update, seed=seed)
@@ -168,7 +170,9 @@ class _Walk:
 def _next_level(settings: Settings, seed: int) -> list[Run]:
     """The runs to the next level."""
     # Of updates p, a share of exp(-20) takes more than 20 / p steps.
-    ways = [(CONSTANT, update, 0.0, round(20 / update)) for update in settings.constant]
-    ways += [(HALVED, 0.5, floor, round(20 / floor)) for floor in settings.floors]
-    ways.append((HARMONIC, 0.5, 0.0, settings.harmonic_steps))
-    return [Run("sgd", updates, first, floor, 0, 1, STOCHASTIC, settings.weights, steps, seed) for updates, first, floor, steps in ways]
+    count = settings.weights
+    ways = [(CONSTANT, update, 0.0, round(20 / update), count) for update in settings.constant]
+    ways += [(HALVED, 0.5, floor, round(20 / floor), count) for floor in settings.floors]
+    # Of decaying updates numbers of steps spread far: more weights, for a mean as exact.
+    ways.append((HARMONIC, 0.5, 0.0, settings.harmonic_steps, 8 * count))
+    return [Run("sgd", updates, first, floor, 0, 1, STOCHASTIC, weights, steps, seed) for updates, first, floor, steps, weights in ways]
