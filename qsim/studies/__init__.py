@@ -29,6 +29,7 @@ _STUDIES = {
     "batch-size": "batch_size.BatchSize",
     "formats": "formats.Formats",
     "gradient-variance": "gradient_variance.GradientVariance",
+    "llm": "llm.LLM",
     "points": "points.Points",
     "random-bits": "random_bits.RandomBits",
     "random-walk": "random_walk.RandomWalk",
