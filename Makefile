@@ -10,11 +10,8 @@ READY := $(VENV)/.ready
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## a tour of what qsim does, in under a minute
-	$(BIN)/qsim formats
-	$(BIN)/qsim inspect e4m3 0.3 --bits 3
-	$(BIN)/python examples/first_steps.py
-	$(BIN)/python examples/train_digits.py
+demo: $(READY) ## does a larger batch buy back bits? a study with figures, in under three minutes
+	$(BIN)/qsim study batch-size
 
 test: lint ## lint, then every test and every example in a docstring
 	$(BIN)/python -m pytest

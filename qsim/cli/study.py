@@ -100,9 +100,18 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
         device=chosen.device,
         workers=chosen.workers,
         part=chosen.part,
-        command=shlex.join(["qsim", "study", args.name, *args.options]),
+        command=shlex.join(["qsim", "study", args.name, *_without_out(args.options)]),
         settings=_choices.given(chosen, study.settings()),
     )
+
+
+def _without_out(words: list[str]) -> list[str]:
+    """The options that decide on results: where they went is the business of one machine."""
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if before != "--out" and word != "--out" and not word.startswith("--out=")
+    ]
 
 
 def _tell(plan: Plan) -> None:

@@ -27,8 +27,10 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "cancelled-updates": "cancelled_updates.CancelledUpdates",
     "formats": "formats.Formats",
     "gradient-variance": "gradient_variance.GradientVariance",
+    "learning-rate": "learning_rate.LearningRate",
     "llm": "llm.LLM",
     "points": "points.Points",
     "random-bits": "random_bits.RandomBits",

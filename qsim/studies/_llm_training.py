@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies._gpt import GPT, language_loss, size
+from qsim.studies._gpt_training import rate_at, warmup
 from qsim.studies._text import Text, text
 
-STOCHASTIC, NEAREST, KAHAN, O1, O2 = "stochastic", "nearest", "kahan", "o1", "o2"
+#: Weights in FP32 and products in BF16 by autocast; weights in BF16 and the updates of a copy in FP32. Other methods are all in BF16.
+O1, O2 = "o1", "o2"
 BF16, FP32 = "bf16", "fp32"
 MIB = 2**20
 #: nanoGPT's, which the paper follows.
@@ -43,18 +45,6 @@ class Run:
     rate: float
     seed: int
 
-    @property
-    def warmup(self) -> int:
-        """Steps in which the learning rate rises, and kernels are compiled."""
-        return max(1, self.steps // 10)
-
-    def rate_of(self, step: int) -> float:
-        """The learning rate of a step: up in a straight line, then down a cosine to a tenth."""
-        if step < self.warmup:
-            return self.rate * (step + 1) / self.warmup
-        way = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * way)))
-
 
 def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     """Trains.
@@ -76,11 +66,11 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     for first, last in pairwise([0, *_looks(run)]):
         begin = time.perf_counter()
         for step in range(first, last):
-            _learn(run, model, updates, found, order, run.rate_of(step))
+            _learn(run, model, updates, found, order, rate_at(run.rate, run.steps, step))
         _wait(device)
         seconds += time.perf_counter() - begin if first else 0.0
         curve.append((last, _validated(run, model, held_out)))
-    timed = (run.steps - run.warmup) * run.batch * run.context
+    timed = (run.steps - warmup(run.steps)) * run.batch * run.context
     return {
         "loss": curve[-1][1],
         "curve": curve,
@@ -160,14 +150,14 @@ def _loss(run: Run, model: nn.Module, sequences: Tensor) -> Tensor:
 @torch.no_grad()
 def _validated(run: Run, model: nn.Module, held_out: Tensor) -> float:
     parts = held_out.split(max(1, run.batch // run.micro_batches))
-    losses = [float(_loss(run, model, part)) * len(part) for part in parts]
-    return sum(losses) / len(held_out)
+    loss = sum(float(_loss(run, model, part)) * len(part) for part in parts) / len(held_out)
+    return loss if math.isfinite(loss) else math.inf
 
 
 def _looks(run: Run) -> list[int]:
     """After how many steps a model is looked at: when it is warm, and then in equal distances up to the last."""
-    rest = run.steps - run.warmup
-    return sorted({run.warmup + round(rest * part / _LOOKS) for part in range(_LOOKS + 1)})
+    warm = warmup(run.steps)
+    return sorted({warm + round((run.steps - warm) * part / _LOOKS) for part in range(_LOOKS + 1)})
 
 
 def _allocated(device: torch.device) -> int:

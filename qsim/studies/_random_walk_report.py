@@ -103,7 +103,7 @@ class Findings:
         chosen = self.settings
         return (
             "To the next level: bfloat16 weights, each by itself, under plain SGD whose updates are less than the distance of two levels; "
-            f"{chosen.weights * chosen.seeds} of them for each kind of updates. Down a linear loss: weights from 1.75 down by "
+            f"{chosen.weights * chosen.seeds} of them or more for each kind of updates. Down a linear loss: weights from 1.75 down by "
             f"{chosen.levels} levels, of 2^-7 each, under Adam, for which a gradient that stays the same makes updates of the learning "
             f"rate. That falls in a straight line from {chosen.first * _DISTANCE:.4g}, to be zero at step {chosen.length}, but not below "
             f"its minimum; {chosen.adam_weights * chosen.seeds} weights. What constants the paper took is not known: these are chosen so "

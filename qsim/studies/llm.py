@@ -10,7 +10,8 @@ import torch
 
 from qsim.studies._choices import choice
 from qsim.studies._gpt import size
-from qsim.studies._llm_training import BF16, FP32, KAHAN, NEAREST, O1, O2, STOCHASTIC, Run, outcome
+from qsim.studies._gpt_training import KAHAN, NEAREST, STOCHASTIC
+from qsim.studies._llm_training import BF16, FP32, O1, O2, Run, outcome
 from qsim.studies._report import Report
 from qsim.studies._study import Result, Study
 from qsim.studies._text import VOCABULARY

@@ -29,14 +29,14 @@ class Settings:
 
     constant: tuple[float, ...] = choice((0.5, 0.25, 0.0625, 0.015625), "updates that stay the same, to the next level")
     floors: tuple[float, ...] = choice((0.015625, 0.125), "where updates that are halved at each step, from a half on, stop decaying")
-    harmonic_steps: int = choice(256, "for how long to look at updates of 1/2, 1/4, 1/6, …")
+    harmonic_steps: int = choice(128, "for how long to look at updates of 1/2, 1/4, 1/6, …")
     weights: int = choice(1 << 17, "that walk to the next level, for each seed")
     levels: int = choice(64, "to go down the linear loss with Adam; at most 64")
     first: float = choice(0.02576, "Adam's first update, which decays in a straight line")
     length: int = choice(5000, "at which step it would be zero")
     minima: tuple[float, ...] = choice((55 / 65536, 320 / 65536), "Adam's least update: a low one and a high one")
     steps: int = choice(30000, "of Adam, at most")
-    adam_weights: int = choice(1 << 13, "that go down the linear loss, for each seed")
+    adam_weights: int = choice(1 << 15, "that go down the linear loss, for each seed")
     seeds: int = choice(2, "how many")
 
 
@@ -79,7 +79,7 @@ class RandomWalk(Study[Settings, Run]):
 
     def full(self) -> Settings:
         """More weights, and updates that are smaller."""
-        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 22, adam_weights=1 << 18)
+        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """To the next level by SGD, and down the linear loss by Adam."""

@@ -24,8 +24,8 @@ def codes_of(values, signs, coding, V: tl.constexpr):
         placed = values * coding.scale
         if V.far:
             placed *= coding.rest
-        # A shift, although a multiplication would be cheaper: NVIDIA's assembler takes the float and the integer factor, both known before a
-        # loop, for two of a kind, and multiplies them with one another first.
+        # A shift, although a multiplication would be cheaper: NVIDIA's assembler takes the float and the integer factor, both known before
+        # a loop, for two of a kind, and multiplies them with one another first.
         placed = placed.to(PATTERN, bitcast=True) << coding.lift
         if V.nan_is_zero:
             signs = tl.where(values == 0, 0, signs)
