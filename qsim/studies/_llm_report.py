@@ -15,7 +15,6 @@ from qsim.studies._study import Result
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: What is called no difference: one percent of perplexity, and three of speed.
@@ -97,7 +96,7 @@ class Findings:
         )
         return (
             f"A GPT (size {chosen.size}, {chosen.vocabulary} tokens, context {chosen.context}) learns {data}, byte by byte, in "
-            f"{chosen.steps} updates of {chosen.batch} sequences in {chosen.micro_batches} micro-batches: {self.tokens / 1e6:.3g} million "
+            f"{chosen.steps} updates of {chosen.batch} sequences in {chosen.micro_batches} micro-batches: {self.tokens:,} "
             "tokens, by AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1, and a learning rate that rises for a "
             f"tenth of the steps and falls along a cosine to a tenth. There are {chosen.seeds} seeds; all methods begin at the same "
             "weights and see the same sequences. Perplexity is that of a byte of held-out text, computed as the method computes. Tokens a "
@@ -145,8 +144,8 @@ class Findings:
         return [
             Picture(
                 "perplexity",
-                "Left: perplexity of held-out text over training, each method at its best rate. Right: perplexity at the end beside that "
-                "of O1 with the same seed, at O1's best rate. Bars: 95 % over seeds.",
+                "Perplexity of held-out text beside that of O1 with the same seed. Left: over training, each method at its best rate. "
+                "Right: at the end, both at the same rate. Bars: 95 % over seeds.",
                 self._draw_perplexity,
             ),
             *([cost] if self.on_gpu else []),
@@ -159,33 +158,38 @@ class Findings:
         ]
 
     def _draw_perplexity(self) -> Figure:
-        figure, (over, end) = _figures.panels(1, 2)
-        for look, (method, label) in zip(_figures.LOOKS, METHODS.items(), strict=False):
-            curves = [result["curve"] for result in self.results(method, self.best(method))]
-            steps = [steps for steps, _ in curves[0]]
-            tokens = [count * self.tokens / self.settings.steps / 1e6 for count in steps]
-            points = [exponential(mean([curve[at][1] for curve in curves])) for at in range(len(steps))]
-            over.plot(tokens, [point.value for point in points], label=label, **look())
-        over.set_yscale("log")
-        _figures.plain_numbers(over.yaxis)
-        over.set_xlabel("tokens in millions")
-        over.set_ylabel("perplexity of a byte")
-        self._draw_end(end)
+        figure, (over, end) = _figures.panels(1, 2, sharey=True)
+        drawn: list[Interval] = []
+        others = [(look, method) for look, method in zip(_figures.LOOKS, METHODS, strict=False) if method != O1]
+        for place, (look, method) in enumerate(others):
+            steps, ratios = self._over_training(method)
+            tokens = [(count + 0.01 * (place - 1.5) * steps[-1]) * self.tokens / self.settings.steps / 1e3 for count in steps]
+            _figures.band(over, tokens, ratios, look, METHODS[method])
+            at = [number + 0.15 * (place - 1.5) for number in range(len(self.settings.rates))]
+            found = [difference(self.losses(method, rate), self.losses(O1, rate)) for rate in self.settings.rates]
+            ends = [_in_percent(exponential(each)) for each in found]
+            _figures.band(end, at, ends, look.alone())
+            drawn += ratios + ends
+        for panel in (over, end):
+            panel.axhline(0, label=METHODS[O1], **_figures.REFERENCE())
+        over.set_xlabel("tokens in thousands")
+        over.set_ylabel("perplexity beside\nO1's, in %")
+        # Some intervals are so wide that nothing else could be seen, and a method that diverged is nowhere.
+        values = [each.value for each in drawn if abs(each.value) < 1e3]
+        aside = 0.75 * max(1.0, max(values) - min(values))
+        over.set_ylim(min(values) - aside, max(values) + aside)
+        end.set_xticks(range(len(self.settings.rates)), [f"{rate:g}" for rate in self.settings.rates])
+        end.set_xlim(-0.5, len(self.settings.rates) - 0.5)
+        end.set_xlabel("largest learning rate, of both")
         _figures.legend(figure, over, columns=3)
         return figure
 
-    def _draw_end(self, axes: Axes) -> None:
-        """Every method at every rate, in percent."""
-        rates, reference = self.settings.rates, self.losses(O1, self.best(O1))
-        for place, (look, method) in enumerate(zip(_figures.LOOKS, METHODS, strict=False)):
-            at = [place + 0.6 * ((number + 0.5) / len(rates) - 0.5) for number in range(len(rates))]
-            found = [_in_percent(exponential(difference(self.losses(method, rate), reference))) for rate in rates]
-            _figures.band(axes, at, found, look.alone())
-        axes.axhline(0, **_figures.REFERENCE())
-        axes.set_xticks(range(len(METHODS)), [label.replace(" + ", " +\n").replace(", ", ",\n") for label in METHODS.values()])
-        told = ", then ".join(f"{rate:g}" for rate in rates)
-        axes.set_xlabel(f"method, from left to right at rate{'s' if len(rates) > 1 else ''} {told}")
-        axes.set_ylabel("perplexity beside O1's best, in %")
+    def _over_training(self, method: str) -> tuple[list[int], list[Interval]]:
+        """After how many steps models were looked at, and the perplexity then beside that of O1, each at its best rate, in percent."""
+        own, other = ([result["curve"] for result in self.results(name, self.best(name))] for name in (method, O1))
+        steps = [step for step, _ in own[0]]
+        ahead = [difference(*([curve[at][1] for curve in curves] for curves in (own, other))) for at in range(len(steps))]
+        return steps, [_in_percent(exponential(each)) for each in ahead]
 
     def _draw_cost(self) -> Figure:
         figure, axes = _figures.panels(1, 2, height=2.2, sharey=True)
@@ -294,7 +298,7 @@ class Findings:
     def _meaning(self) -> str:
         ends = {method: exponential(mean(self.losses(method, self.best(method)))).value for method in (STOCHASTIC, O1, NEAREST)}
         found = (
-            f"After {self.tokens / 1e6:.3g} million tokens a GPT ({self.settings.size}) in BF16 with stochastic updates has a perplexity "
+            f"After {self.tokens:,} tokens a GPT ({self.settings.size}) in BF16 with stochastic updates has a perplexity "
             f"of {ends[STOCHASTIC]:.3f} a byte, one in mixed precision (O1) of {ends[O1]:.3f}, and one in BF16 with updates to nearest "
             f"of {ends[NEAREST]:.3f}"
         )
