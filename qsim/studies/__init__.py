@@ -31,6 +31,7 @@ _STUDIES = {
     "formats": "formats.Formats",
     "gradient-variance": "gradient_variance.GradientVariance",
     "learning-rate": "learning_rate.LearningRate",
+    "llm": "llm.LLM",
     "points": "points.Points",
     "random-bits": "random_bits.RandomBits",
     "random-walk": "random_walk.RandomWalk",

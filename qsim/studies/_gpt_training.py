@@ -45,11 +45,21 @@ class GPTTraining:
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        warmup = max(1, self.steps // 10)
-        if step < warmup:
-            return self.rate * (step + 1) / warmup
-        way = (step - warmup) / max(1, self.steps - warmup)
-        return self.rate * (0.55 + 0.45 * math.cos(math.pi * way))
+        return rate_at(self.rate, self.steps, step)
+
+
+def warmup(steps: int) -> int:
+    """In how many of the steps the learning rate rises."""
+    return max(1, steps // 10)
+
+
+def rate_at(highest: float, steps: int, step: int) -> float:
+    """The learning rate of a step, counted from 0: up in a straight line, then down half a cosine to a tenth."""
+    rising = warmup(steps)
+    if step < rising:
+        return highest * (step + 1) / rising
+    way = (step - rising) / max(1, steps - rising)
+    return highest * (0.55 + 0.45 * math.cos(math.pi * way))
 
 
 def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Optimizer]:
