@@ -26,7 +26,7 @@ dtypes                                 float32                                  
                                                                                      hold the format; else an error says which do
 `wl`                                   any; beyond 25 the limits are rounded         up to 25 in float32, up to 32 in float64
 empty tensors                          fail in blocks                                are fine
-strides                                the result is contiguous                      those of the input
+strides                                the result is contiguous                      those of the input, but for blocks
 gradient of `float_quantize` and co.   none: the result is cut from the graph        passes straight through
 `clamping_grad_zero`                   not without a `backward_number`               always
 `backward_hooks`                       only with both of these                       always, before `backward_number`
