@@ -46,7 +46,13 @@ _HOMES = {
 
 
 def names() -> list[str]:
-    """The studies there are."""
+    """The studies there are.
+
+    Example:
+        >>> from qsim import studies
+        >>> "batch-size" in studies.names()
+        True
+    """
     return sorted(_STUDIES)
 
 
