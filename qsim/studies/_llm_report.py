@@ -175,7 +175,7 @@ class Findings:
         over.set_xlabel("tokens in thousands")
         over.set_ylabel("perplexity beside\nO1's, in %")
         # Some intervals are so wide that nothing else could be seen, and a method that diverged is nowhere.
-        values = [each.value for each in drawn if abs(each.value) < 1e3]
+        values = [each.value for each in drawn if abs(each.value) < 1e3] or [0.0]
         aside = 0.75 * max(1.0, max(values) - min(values))
         over.set_ylim(min(values) - aside, max(values) + aside)
         end.set_xticks(range(len(self.settings.rates)), [f"{rate:g}" for rate in self.settings.rates])
