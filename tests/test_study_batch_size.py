@@ -8,8 +8,8 @@ import pytest
 
 import qsim
 from qsim import studies
-from qsim.studies._study import Result
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run
+from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
 

@@ -9,8 +9,8 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies._study import Result
 from qsim.studies.formats import FULL, Formats, Run
+from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")

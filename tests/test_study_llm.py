@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies import _llm_training as training
-from qsim.studies._gpt import GPT, size
-from qsim.studies._gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies._llm_report import Findings
-from qsim.studies._llm_training import BF16, FP32, O1, O2, Run, Updates, outcome
-from qsim.studies._study import Result
-from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
+from qsim.studies.learners.gpt import GPT, size
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
+from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
+from qsim.studies.llm.report import Findings
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, Updates, outcome
+from qsim.studies.study import Result
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 CPU = torch.device("cpu")

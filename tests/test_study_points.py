@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies._study import Result
 from qsim.studies.points import NONE, POINTS, Points, Run
+from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")

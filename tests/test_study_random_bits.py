@@ -7,8 +7,8 @@ import torch
 
 from bounds import bernstein
 from qsim import studies
-from qsim.studies._study import Result
 from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run
+from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
 

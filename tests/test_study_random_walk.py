@@ -11,9 +11,9 @@ import torch
 
 from bounds import ERROR_PROBABILITY, bernstein
 from qsim import studies
-from qsim.studies._random_walk_report import Findings
-from qsim.studies._walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps, late, moments
 from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalk, Run
+from qsim.studies.random_walk.report import Findings
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps, late, moments
 
 CPU = torch.device("cpu")
 

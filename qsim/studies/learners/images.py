@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qsim.studies._wide_resnet import WideResNet
+from qsim.studies.learners.wide_resnet import WideResNet
 
 DIGITS = "digits"
 

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Quantizer, diagnostics
-from qsim.studies import _nets as nets
-from qsim.studies._choices import choice
-from qsim.studies._images import images
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._training import Training, full_precision, train
+from qsim.studies.choices import choice
+from qsim.studies.learners import nets
+from qsim.studies.learners.images import images
+from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
@@ -128,7 +128,7 @@ class BatchSize(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and what batch buys back a bit."""
-        from qsim.studies._batch_size_report import Findings
+        from qsim.studies.batch_size.report import Findings
 
         return Findings(self, settings, results).report()
 

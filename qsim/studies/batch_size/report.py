@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.studies import _figures
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval, difference, exponential, mean, resampled, slope
-from qsim.studies._study import Result
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run, Settings
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, exponential, mean, resampled, slope
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

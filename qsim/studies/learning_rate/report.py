@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.studies import _figures
-from qsim.studies._gpt_training import MIXED, STOCHASTIC
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval, difference, mean
-from qsim.studies._study import Result
-from qsim.studies._text import VOCABULARY
+from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC
+from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, mean
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

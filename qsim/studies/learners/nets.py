@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint
-from qsim.studies._images import Images, images
-from qsim.studies._training import Training, accuracy, full_precision, squared_gradient, train
+from qsim.studies.learners.images import Images, images
+from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, train
 
 #: A loss times this and the number of images: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 IN_RANGE = 64.0

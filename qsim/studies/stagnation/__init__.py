@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from qsim.studies._choices import choice
-from qsim.studies._least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
+from qsim.studies.choices import choice
+from qsim.studies.report import Report
+from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
+from qsim.studies.study import Result, Study
 
 #: How many points a curve has.
 _POINTS = 48
@@ -120,7 +120,7 @@ class Stagnation(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Distances beside the theorems' bounds."""
-        from qsim.studies._stagnation_report import Findings
+        from qsim.studies.stagnation.report import Findings
 
         return Findings(self, settings, results).report()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from qsim.studies._choices import choice
-from qsim.studies._gpt import size
-from qsim.studies._gpt_training import KAHAN, NEAREST, STOCHASTIC
-from qsim.studies._llm_training import BF16, FP32, O1, O2, Run, outcome
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._text import VOCABULARY
+from qsim.studies.choices import choice
+from qsim.studies.learners.gpt import size
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
+from qsim.studies.learners.text import VOCABULARY
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
 
 #: The methods, and what the report calls them.
 METHODS = {
@@ -89,7 +89,7 @@ class LLM(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Perplexity, time and memory of the methods, and what more bits change."""
-        from qsim.studies._llm_report import Findings
+        from qsim.studies.llm.report import Findings
 
         return Findings(self, settings, results).report()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qsim.studies._statistics import Interval, mean, slope
-from qsim.studies._study import Result
 from qsim.studies.gradient_variance import BACKWARD, WEIGHTS, Run, Settings, ends, middle, swept
+from qsim.studies.statistics import Interval, mean, slope
+from qsim.studies.study import Result
 
 
 class Findings:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from qsim.studies import _figures
-from qsim.studies._gpt_training import KAHAN, NEAREST, STOCHASTIC
-from qsim.studies._llm_training import BF16, FP32, O1, O2, Run
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval, difference, exponential, mean
-from qsim.studies._study import Result
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies._gpt import GPT, language_loss, size
-from qsim.studies._gpt_training import rate_at, warmup
-from qsim.studies._text import Text, text
+from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt_training import rate_at, warmup
+from qsim.studies.learners.text import Text, text
 
 #: Weights in FP32 and products in BF16 by autocast; weights in BF16 and the updates of a copy in FP32. Other methods are all in BF16.
 O1, O2 = "o1", "o2"

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies._choices import choice
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps
+from qsim.studies.choices import choice
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
 
 EXACT, STOCHASTIC = "exact", "stochastic"
 #: The distance of bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as to 1.25.
@@ -119,7 +119,7 @@ class RandomWalk(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Means beside the closed form."""
-        from qsim.studies._random_walk_report import Findings
+        from qsim.studies.random_walk.report import Findings
 
         return Findings(self, settings, results).report()
 

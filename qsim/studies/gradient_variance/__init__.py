@@ -14,11 +14,11 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.diagnostics import batch_for, gradient_error
-from qsim.studies._choices import choice
-from qsim.studies._images import images
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._training import Training, full_precision, train
+from qsim.studies.choices import choice
+from qsim.studies.learners.images import images
+from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
 
 #: What is rounded: the operands of the backward products, or the weights of both passes.
 BACKWARD, WEIGHTS = "backward", "weights"
@@ -116,8 +116,8 @@ class GradientVariance(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Variances over batch size and bits, the bias of weights beside its bound."""
-        from qsim.studies._gradient_variance_findings import Findings
-        from qsim.studies._gradient_variance_report import Writer
+        from qsim.studies.gradient_variance.findings import Findings
+        from qsim.studies.gradient_variance.report import Writer
 
         return Writer(self, Findings(settings, results)).report()
 

@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 import qsim
-from qsim.studies._store import Store
-from qsim.studies._study import Result, Study
+from qsim.studies.store import Store
+from qsim.studies.study import Result, Study
 
 
 def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, device: torch.device, workers: int) -> None:

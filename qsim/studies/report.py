@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from qsim.studies._study import Result, Study
+    from qsim.studies.study import Result, Study
 
 
 @dataclass(frozen=True)

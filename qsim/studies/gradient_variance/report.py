@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from qsim.studies import _gradient_variance_figures
-from qsim.studies._gradient_variance_findings import Findings
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval
-from qsim.studies.gradient_variance import GradientVariance
+from qsim.studies.gradient_variance import GradientVariance, figures
+from qsim.studies.gradient_variance.findings import Findings
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval
 
 #: How far from what the lemmas say a slope over the batch size, and a factor for a bit, may lie.
 SLOPE, FACTOR = 0.05, 0.3
@@ -78,8 +77,8 @@ class Writer:
             "weights; dashed, the bounds of Lemma 1. Bars: 95 % over seeds."
         )
         return [
-            Picture("batch", by_batch, partial(_gradient_variance_figures.by_batch, self._found)),
-            Picture("bits", by_bits, partial(_gradient_variance_figures.by_bits, self._found)),
+            Picture("batch", by_batch, partial(figures.by_batch, self._found)),
+            Picture("bits", by_bits, partial(figures.by_bits, self._found)),
         ]
 
     def _claims(self) -> list[Claim]:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import qsim
 from qsim.studies import _figures
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval, difference, exponential, mean
-from qsim.studies._study import Result
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Run, Settings, made
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

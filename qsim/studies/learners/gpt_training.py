@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies._gpt import GPT, language_loss, size
-from qsim.studies._text import VOCABULARY, Text
+from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.text import VOCABULARY, Text
 
 #: Everything in bfloat16, by how weights are updated; or float32 weights and updates, and products in bfloat16.
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from qsim.studies._report import Report
+    from qsim.studies.report import Report
 
 SettingsT = TypeVar("SettingsT")
 RunT = TypeVar("RunT")

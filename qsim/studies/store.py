@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from qsim.studies._study import Result, Study
+from qsim.studies.study import Result, Study
 
 
 @dataclass(frozen=True)

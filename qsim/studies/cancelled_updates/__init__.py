@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 import qsim
 from qsim.diagnostics import cancelled_updates
-from qsim.studies._choices import choice
-from qsim.studies._images import DIGITS, Images, images
-from qsim.studies._least_squares import carrier
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._training import accuracy, full_precision
+from qsim.studies.choices import choice
+from qsim.studies.learners.images import DIGITS, Images, images
+from qsim.studies.learners.training import accuracy, full_precision
+from qsim.studies.report import Report
+from qsim.studies.stagnation.least_squares import carrier
+from qsim.studies.study import Result, Study
 
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
@@ -111,7 +111,7 @@ class CancelledUpdates(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Shares over time, and accuracy against memory."""
-        from qsim.studies._cancelled_updates_report import Findings
+        from qsim.studies.cancelled_updates.report import Findings
 
         return Findings(self, settings, results).report()
 

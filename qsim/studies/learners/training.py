@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qsim.studies._images import Images
+from qsim.studies.learners.images import Images
 
 #: Steps before the capture, in which kernels are compiled and the optimizer makes its state.
 _EAGER = 3

@@ -9,12 +9,12 @@ import numpy as np
 
 import qsim
 from qsim.studies import _figures
-from qsim.studies._least_squares import COMPUTE, EXACT, KAHAN, METHODS, NEAREST, STOCHASTIC
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._stagnation_bounds import Array, Curves
-from qsim.studies._statistics import Interval, exponential, mean
-from qsim.studies._study import Result
+from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.stagnation import Run, Settings, Stagnation, single, whole
+from qsim.studies.stagnation.bounds import Array, Curves
+from qsim.studies.stagnation.least_squares import COMPUTE, EXACT, KAHAN, METHODS, NEAREST, STOCHASTIC
+from qsim.studies.statistics import Interval, exponential, mean
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies._choices import choice
-from qsim.studies._correlations import Correlations
-from qsim.studies._gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
-from qsim.studies._report import Report
-from qsim.studies._study import Result, Study
-from qsim.studies._text import LIBRARY, VOCABULARY, Text, text
+from qsim.studies.choices import choice
+from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
+from qsim.studies.learning_rate.correlations import Correlations
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
 
 TRAINING, TOY = "training", "toy"
 #: Of how many groups of weights the toy's correlation is taken, each by itself.
@@ -140,7 +140,7 @@ class LearningRate(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Loss against learning rate, and the rates up to which it is stable."""
-        from qsim.studies._learning_rate_report import Findings
+        from qsim.studies.learning_rate.report import Findings
 
         return Findings(self, settings, results).report()
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.studies import _figures
-from qsim.studies._gradient_variance_findings import Findings
-from qsim.studies._statistics import Interval, exponential, mean
+from qsim.studies.gradient_variance.findings import Findings
+from qsim.studies.statistics import Interval, exponential, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from qsim.studies import named
-from qsim.studies._report import Report, origin
-from qsim.studies._running import carry_out, default_workers, machine, measured
-from qsim.studies._store import Part, Store
-from qsim.studies._study import Result, Study
+from qsim.studies.report import Report, origin
+from qsim.studies.running import carry_out, default_workers, machine, measured
+from qsim.studies.store import Part, Store
+from qsim.studies.study import Result, Study
 
 FORMS = ("default", "quick", "full")
 

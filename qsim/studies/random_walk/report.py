@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.studies import _figures
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval
-from qsim.studies._study import Result
-from qsim.studies._walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, Run, Settings
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval
+from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,8 @@ class Findings:
             f"its minimum; {chosen.adam_weights * chosen.seeds} weights. What constants the paper took is not known: these were fitted "
             "to the numbers of steps that it reports, 4600, 7700 and 4600, so that the claims show that such constants exist, and how much "
             "a minimum rate does, but confirm no number. Means count weights that have not arrived at "
-            "the last step as if they had then, and so does the closed form (`qsim/studies/_walks.py` derives it). Intervals hold 95 %, "
+            "the last step as if they had then, and so does the closed form (`qsim/studies/random_walk/walks.py` derives it). "
+            "Intervals hold 95 %, "
             "over weights."
         )
 
