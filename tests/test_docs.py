@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from qsim import studies
 from qsim.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -64,8 +65,10 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """A folder where pages may write, and torch as they find it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
-    state = torch.random.get_rng_state()
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are not worth a second thread
     yield
+    torch.set_num_threads(threads)
     torch.random.set_rng_state(state)
     torch._dynamo.reset()
 
@@ -115,6 +118,18 @@ def test_files_that_commands_name_exist() -> None:
     ]
     assert any(path == "examples/train_gpt.py" for _, path in named)
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_tests_and_studies_that_pages_name_exist() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"tests/test_\w+\.py", text)
+        assert [path for path in named if not (ROOT / path).exists()] == [], name_of(page)
+        assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == [], name_of(page)
+        assert set(re.findall(r"[Ss]tudy `([\w-]+)`|qsim study ([a-z][\w-]*)", text)) <= {
+            pair for name in studies.names() for pair in ((name, ""), ("", name))
+        }, name_of(page)
 
 
 def public_modules() -> dict[str, types.ModuleType]:
