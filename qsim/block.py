@@ -91,7 +91,7 @@ class Block:
         return Blocks(self.size, dim, format=self.scale, rule=self.rule, outer=self.outer)
 
 
-#: OCP's MXFP8 with E4M3 elements: blocks of 32 under powers of two.
+#: OCP's MXFP8 with E4M3 elements, blocks of 32 under powers of two.
 MXFP8_E4M3 = Block(E4M3, 32)
 #: The same with E5M2 elements.
 MXFP8_E5M2 = Block(E5M2, 32)
@@ -99,11 +99,11 @@ MXFP8_E5M2 = Block(E5M2, 32)
 MXFP6_E3M2 = Block(E3M2, 32)
 #: The same with E2M3 elements.
 MXFP6_E2M3 = Block(E2M3, 32)
-#: OCP's MXFP4: E2M1 elements.
+#: OCP's MXFP4, with E2M1 elements.
 MXFP4 = Block(E2M1, 32)
-#: OCP's MXINT8: elements are multiples of 1/64.
+#: OCP's MXINT8, whose elements are multiples of 1/64.
 MXINT8 = Block(Fixed(8, 6), 32)
-#: NVIDIA's NVFP4: E2M1 elements, E4M3 scales of 16 of them, under one scale of the whole tensor.
+#: NVIDIA's NVFP4, with E2M1 elements, E4M3 scales of 16 of them, under one scale of the whole tensor.
 NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=Tensor(FP32))
 #: E4M3 elements under powers of two, one for 128 neighbours.
 FP8_1X128 = Block(E4M3, 128, rule="ceil")

@@ -47,7 +47,7 @@ class FivePoint:
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
 
-    #: Whether a point has scales or a transform: told once for all calls, and no field, because it follows from the others.
+    #: Whether a point has scales or a transform, told once for all calls, and no field, because it follows from the others.
     is_scaled: ClassVar[bool] = False
     #: Whether the scale of a point follows from a history, which a layer has to keep.
     is_delayed: ClassVar[bool] = False

@@ -89,7 +89,7 @@ class Plain(Rounding):
 NEAREST = Plain(Mode.NEAREST)
 #: Ties go away from zero.
 NEAREST_AWAY = Plain(Mode.NEAREST_AWAY)
-#: Ties go toward +infinity: Definition 2 of *Training with Fewer Bits*.
+#: Ties go toward +infinity, as in Definition 2 of *Training with Fewer Bits*.
 NEAREST_UP = Plain(Mode.NEAREST_UP)
 #: The neighbour of smaller magnitude.
 TOWARD_ZERO = Plain(Mode.TOWARD_ZERO)
