@@ -193,6 +193,22 @@ def test_checkpoints_replay_the_noise() -> None:
     assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_compiled_code_rounds_alike(number: Number) -> None:
+    x = torch.randn(7, 9) * 10
+    compiled = torch.compile(lambda x: number.round(x, "nearest"), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), number.round(x, "nearest"))
+    quant = quantizer(number, number, "nearest", "nearest")
+    outputs = []
+    for call in (quant, torch.compile(quant, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        got = call(leaf)
+        got.backward(x / 3)
+        assert leaf.grad is not None
+        outputs.append(torch.stack([got.detach(), leaf.grad]))
+    assert torch.equal(*outputs)
+
+
 class Net(nn.Module):
     """Two stacks, a list, and one layer in two places."""
 
@@ -252,10 +268,10 @@ def test_modules_lie_where_they_lie_in_qtorch() -> None:
     from qsim.compat.qtorch.auto_low.auto_low import lower as as_there
     from qsim.compat.qtorch.optim.optim_low import OptimLP
     from qsim.compat.qtorch.quant.quant_function import quantizer as function
-    from qsim.compat.qtorch.quant.quant_module import Quantizer as module
+    from qsim.compat.qtorch.quant.quant_module import Quantizer as Module
 
     assert qtorch.quant.quantizer is function
-    assert qtorch.quant.Quantizer is module
+    assert qtorch.quant.Quantizer is Module
     assert qtorch.auto_low.lower is as_there
     assert qtorch.optim.OptimLP is OptimLP
     assert issubclass(qtorch.FixedPoint, qtorch.Number)
