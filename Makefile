@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo docs test lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,7 +13,10 @@ help: ## show this list
 demo: $(READY) ## does a larger batch buy back bits? a study with figures, in under three minutes
 	$(BIN)/qsim study batch-size
 
-test: lint ## lint, then every test and every example in a docstring
+docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
+
+test: lint docs ## lint and the site, then every test, every example in a docstring and all code on the site
 	$(BIN)/python -m pytest
 
 lint: $(READY) ## ruff and mypy
@@ -22,7 +25,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 clean: ## remove the virtual environment and everything that tools have left behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist docs/_build docs/_drawn *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp makes a second call instant. The build tools come first, at the tested versions, so that pip need not fetch its own.
@@ -30,5 +33,5 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("qsim needs Python 3.10 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,docs]'
 	@touch $@

@@ -13,6 +13,21 @@ from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, form
 from qsim.formats.base import check_integer
 from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
 
+__all__ = [
+    "FP8_128X128",
+    "FP8_1X128",
+    "MXFP4",
+    "MXFP6_E2M3",
+    "MXFP6_E3M2",
+    "MXFP8_E4M3",
+    "MXFP8_E5M2",
+    "MXINT8",
+    "NAMED",
+    "NVFP4",
+    "Block",
+    "resolve",
+]
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Block:
@@ -76,18 +91,26 @@ class Block:
         return Blocks(self.size, dim, format=self.scale, rule=self.rule, outer=self.outer)
 
 
+#: OCP's MXFP8 with E4M3 elements: blocks of 32 under powers of two.
 MXFP8_E4M3 = Block(E4M3, 32)
+#: The same with E5M2 elements.
 MXFP8_E5M2 = Block(E5M2, 32)
+#: OCP's MXFP6 with E3M2 elements.
 MXFP6_E3M2 = Block(E3M2, 32)
+#: The same with E2M3 elements.
 MXFP6_E2M3 = Block(E2M3, 32)
+#: OCP's MXFP4: E2M1 elements.
 MXFP4 = Block(E2M1, 32)
+#: OCP's MXINT8: elements are multiples of 1/64.
 MXINT8 = Block(Fixed(8, 6), 32)
-#: E4M3 scales of 16 elements, under one scale of the whole tensor.
+#: NVIDIA's NVFP4: E2M1 elements, E4M3 scales of 16 of them, under one scale of the whole tensor.
 NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=Tensor(FP32))
-#: Powers of two as scales of a row's 128 neighbours, and of square tiles.
+#: E4M3 elements under powers of two, one for 128 neighbours.
 FP8_1X128 = Block(E4M3, 128, rule="ceil")
+#: E4M3 elements under powers of two, one for each tile of 128 × 128.
 FP8_128X128 = Block(E4M3, (128, 128), rule="ceil")
 
+#: Every block format that has a name, by that name.
 NAMED: dict[str, Block] = {
     "mxfp8": MXFP8_E4M3,
     "mxfp8_e4m3": MXFP8_E4M3,

@@ -33,6 +33,8 @@ from torch import Tensor, distributed
 
 from qsim_kernels import reference
 
+__all__ = ["philox4x32", "random_bits", "shared_seed", "stream"]
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF

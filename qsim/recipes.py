@@ -26,6 +26,24 @@ from qsim.recipe import Recipe
 from qsim.scaling import Channel, Scaling, Tensor
 from qsim.transforms import Hadamard
 
+__all__ = [
+    "NAMED",
+    "describe",
+    "fp8_blockwise",
+    "fp8_hybrid",
+    "hfp8",
+    "int8",
+    "listing",
+    "mxfp4",
+    "mxfp6",
+    "mxfp8",
+    "nearest_everywhere",
+    "nvfp4",
+    "resolve",
+    "stochastic_backward",
+    "weight_only",
+]
+
 #: A format, with or without blocks.
 Spec = str | torch.dtype | Format | Block
 
@@ -61,6 +79,11 @@ def fp8_blockwise(last: int = 1) -> Recipe:
     Args:
         last: How many of the last layers are left in high precision: the paper leaves the output head, and embeddings and attention's own
             products, which are not converted anyway.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.fp8_blockwise())
+        fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, weight_bwd=same, grad=fp8_1x128; high precision: the last layer
     """
     points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
@@ -70,6 +93,12 @@ def hfp8() -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
     There are no scales: the bias is what moves E4M3's range to where inputs and weights are. Gradients are to be scaled with the loss.
+
+    Example:
+        >>> import qsim
+        >>> recipe = qsim.recipes.hfp8()
+        >>> print(recipe.points.act.format, recipe.first, recipe.last)
+        Float(4, 3, bias=4) 1 1
     """
     operand = Float(4, 3, bias=4)
     points = FivePoint(operand, operand, "same", "same", E5M2)
@@ -82,6 +111,11 @@ def mxfp8() -> Recipe:
 
     OCP's own rule takes the floor, under which the largest elements of a block may saturate: the paper saw training diverge that way.
     Every operand is rounded along what its product sums over, so each of them twice.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.mxfp8().points.grad.scale
+        Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
     points = FivePoint(block, block, block, block, block)
@@ -93,6 +127,11 @@ def mxfp6() -> Recipe:
 
     Precision goes where values are, range where gradients are; which of the two formats stands where is this recipe's choice. Under OCP's
     rule the largest elements of a block may saturate.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.mxfp6())
+        mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
     points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
@@ -130,6 +169,12 @@ def nvfp4(last: int = 1) -> Recipe:
     Args:
         last: How many of the last layers are left in high precision. The paper leaves about 15 % of the linear ones, most of them at the
             end.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.recipes.nvfp4().points
+        >>> points.weight.scale.extent((64, 64)), points.grad.rounding, points.grad_w.transform.size
+        ((16, 16), Stochastic(), 16)
     """
     weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=Tensor())
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
@@ -143,6 +188,12 @@ def int8() -> Recipe:
     """Integers from -127 to 127 with a scale for each row, that is for each sum of a product; gradients are rounded stochastically.
 
     -128 is left out: the largest magnitude of a row lands on 127 with either sign, and no number is rounded otherwise than its negative.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.recipes.int8().points
+        >>> print(points.weight.format, points.weight.scale, points.grad.rounding)
+        Int(8, symmetric=True) channel Stochastic()
     """
     integers = Int(8, symmetric=True)
     nearest, noisy = Quantizer(integers, scale=Channel(0)), Quantizer(integers, "stochastic", scale=Channel(0))
@@ -174,6 +225,11 @@ def weight_only(format: Spec) -> Recipe:
 
     Args:
         format: The weight's. Its scales, if it has any, must be those of square tiles.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.weight_only("e4m1"))
+        weight_only: weight=Float(4, 1), weight_bwd=same
     """
     return Recipe("weight_only", FivePoint(weight=format, weight_bwd="same"), source=_FEWER_BITS.format("section 3.2"))
 
@@ -183,6 +239,11 @@ def nearest_everywhere(format: Spec) -> Recipe:
 
     Args:
         format: That of all points.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.nearest_everywhere("e4m1"))
+        nearest_everywhere: act=Float(4, 1), weight=Float(4, 1), act_bwd=Float(4, 1), weight_bwd=Float(4, 1), grad=Float(4, 1)
     """
     points = FivePoint(format, format, format, format, format)
     return Recipe("nearest_everywhere", points, source=_FEWER_BITS.format("section 3.1"))
@@ -239,7 +300,13 @@ def resolve(name: str) -> Recipe:
 
 
 def listing() -> str:
-    """All recipes, each with what it is."""
+    """All recipes, each with what it is.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.listing().splitlines()[0])
+        fp8_hybrid                   E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range
+    """
     calls = {f"{name}(format)" if _needs_format(make) else name: make for name, make in NAMED.items()}
     width = max(map(len, calls))
     return "\n".join(f"{call:<{width}}  {_summary(make)}" for call, make in calls.items())

@@ -20,6 +20,23 @@ from typing import Literal, get_args
 from qsim.calls import read_call
 from qsim_kernels.grid import Mode, Rule, spell
 
+__all__ = [
+    "DEFAULT_BITS",
+    "DOWN",
+    "NAMED",
+    "NEAREST",
+    "NEAREST_AWAY",
+    "NEAREST_UP",
+    "ODD",
+    "Overflow",
+    "Rounding",
+    "Stochastic",
+    "TOWARD_ZERO",
+    "UP",
+    "resolve",
+]
+
+#: What becomes of numbers beyond the largest value.
 Overflow = Literal["saturate", "nonfinite"]
 
 #: How many random bits stochastic rounding uses, by the width of a tensor's dtype, where it does not say.

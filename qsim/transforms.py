@@ -18,6 +18,8 @@ from qsim.scaling.geometry import dim_of
 from qsim_kernels.reference.hadamard import signs_of
 from qsim_kernels.scales import Turn
 
+__all__ = ["Hadamard", "resolve"]
+
 
 @dataclass(frozen=True)
 class Hadamard:

@@ -268,10 +268,10 @@ def test_modules_lie_where_they_lie_in_qtorch() -> None:
     from qsim.compat.qtorch.auto_low.auto_low import lower as as_there
     from qsim.compat.qtorch.optim.optim_low import OptimLP
     from qsim.compat.qtorch.quant.quant_function import quantizer as function
-    from qsim.compat.qtorch.quant.quant_module import Quantizer as Module
+    from qsim.compat.qtorch.quant.quant_module import Quantizer
 
     assert qtorch.quant.quantizer is function
-    assert qtorch.quant.Quantizer is Module
+    assert qtorch.quant.Quantizer is Quantizer
     assert qtorch.auto_low.lower is as_there
     assert qtorch.optim.OptimLP is OptimLP
     assert issubclass(qtorch.FixedPoint, qtorch.Number)

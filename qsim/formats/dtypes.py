@@ -52,7 +52,13 @@ def contains(outer: Float, fmt: Format) -> bool:
 
 
 def holders(fmt: Format) -> list[torch.dtype]:
-    """The dtypes that can carry a format, narrowest first."""
+    """The dtypes that can carry a format, narrowest first.
+
+    Example:
+        >>> import qsim
+        >>> qsim.formats.holders(qsim.formats.E4M3)
+        [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+    """
     return [dtype for dtype in FLOATS if holds(dtype, fmt)]
 
 

@@ -51,7 +51,14 @@ def conv2d(
     *,
     stream: int = 0,
 ) -> Tensor:
-    """`torch.nn.functional.conv2d` with its operands and gradients rounded."""
+    """`torch.nn.functional.conv2d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([1.0, 3.3]).view(1, 1, 1, 2), torch.tensor([0.3, 1.0]).view(1, 1, 1, 2)
+        >>> qsim.nn.functional.conv2d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
+        tensor([3.5625])
+    """
     return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream)
 
 
@@ -67,7 +74,14 @@ def conv3d(
     *,
     stream: int = 0,
 ) -> Tensor:
-    """`torch.nn.functional.conv3d` with its operands and gradients rounded."""
+    """`torch.nn.functional.conv3d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([1.0, 3.3]).view(1, 1, 1, 1, 2), torch.tensor([0.3, 1.0]).view(1, 1, 1, 1, 2)
+        >>> qsim.nn.functional.conv3d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
+        tensor([3.5625])
+    """
     return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream)
 
 
@@ -84,7 +98,14 @@ def conv_transpose1d(
     *,
     stream: int = 0,
 ) -> Tensor:
-    """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded."""
+    """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([1.0, 3.3]).view(1, 1, 2), torch.tensor([0.3, 1.0]).view(1, 1, 2)
+        >>> qsim.nn.functional.conv_transpose1d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
+        tensor([0.3125, 2.0156, 3.2500])
+    """
     return _conv(1, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
@@ -101,7 +122,14 @@ def conv_transpose2d(
     *,
     stream: int = 0,
 ) -> Tensor:
-    """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded."""
+    """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([1.0, 3.3]).view(1, 1, 1, 2), torch.tensor([0.3, 1.0]).view(1, 1, 1, 2)
+        >>> qsim.nn.functional.conv_transpose2d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
+        tensor([0.3125, 2.0156, 3.2500])
+    """
     return _conv(2, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 
@@ -118,7 +146,14 @@ def conv_transpose3d(
     *,
     stream: int = 0,
 ) -> Tensor:
-    """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded."""
+    """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded.
+
+    Example:
+        >>> import torch, qsim
+        >>> x, w = torch.tensor([1.0, 3.3]).view(1, 1, 1, 1, 2), torch.tensor([0.3, 1.0]).view(1, 1, 1, 1, 2)
+        >>> qsim.nn.functional.conv_transpose3d(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3")).flatten()
+        tensor([0.3125, 2.0156, 3.2500])
+    """
     return _conv(3, x, weight, bias, stride, padding, dilation, groups, points, stream, output_padding)
 
 

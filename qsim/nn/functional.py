@@ -81,7 +81,14 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
 
 
 def bmm(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
-    """`torch.bmm` of two inputs; see `matmul`."""
+    """`torch.bmm` of two inputs; see `matmul`.
+
+    Example:
+        >>> import torch, qsim
+        >>> a, b = torch.tensor([[[1.0, 3.3]]]), torch.tensor([[[0.3], [1.0]]])
+        >>> qsim.nn.functional.bmm(a, b, qsim.FivePoint(act="e4m3", weight="e4m3"))
+        tensor([[[3.5625]]])
+    """
     if a.dim() != 3 or b.dim() != 3:
         raise ValueError(f"bmm: both must be batches of matrices, got shapes {tuple(a.shape)} and {tuple(b.shape)}")
     if a.shape[0] != b.shape[0]:

@@ -19,6 +19,8 @@ from qsim_kernels import scales as numbers
 #: The points at which tensors go forward; others see gradients, or what the backward pass takes.
 _FORWARD = ("act", "weight", "forward_point")
 
+_NOT_COMPILED = "compiled code cannot keep the history of delayed scales: call torch.compiler.disable on the layer"
+
 
 class History:
     """The largest magnitudes at one point of a layer, the latest in place of the oldest. They lie in two buffers of the layer.
@@ -52,7 +54,7 @@ class History:
     def used(self, amaxes: Tensor) -> Tensor:
         """The largest magnitude that the scale follows from, given the tensor's own, which is recorded."""
         if torch.compiler.is_compiling():
-            raise RuntimeError("compiled code cannot keep the history of delayed scales: call torch.compiler.disable on the layer")
+            raise RuntimeError(_NOT_COMPILED)
         if self._last is not None and self.point in _FORWARD and torch._C._current_graph_task_id() != -1:
             return self._last
         # Tensor-parallel plans make distributed tensors of buffers, which every process holds whole.
@@ -125,6 +127,8 @@ class RemembersAmaxes(nn.Module):
 
     def keep_histories(self, points: Mapping[str, Any]) -> None:
         """Makes a history for each point with a delayed scale, where there is none of its length yet, and drops all others."""
+        if torch.compiler.is_compiling():
+            raise RuntimeError(_NOT_COMPILED)
         known = self.histories
         wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
         for name, history in known.items():

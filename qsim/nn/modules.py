@@ -113,7 +113,14 @@ class _Convolution(FivePointModule):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`torch.nn.Conv1d` rounded at five points."""
+    """`torch.nn.Conv1d` rounded at five points.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.Conv1d(1, 2, 3, points=qsim.FivePoint(weight="e4m3"))
+        >>> layer(torch.zeros(1, 1, 8)).shape
+        torch.Size([1, 2, 6])
+    """
 
 
 class Conv2d(_Convolution, nn.Conv2d):
@@ -128,7 +135,14 @@ class Conv2d(_Convolution, nn.Conv2d):
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`torch.nn.Conv3d` rounded at five points."""
+    """`torch.nn.Conv3d` rounded at five points.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.Conv3d(1, 2, 3, points=qsim.FivePoint(weight="e4m3"))
+        >>> layer(torch.zeros(1, 1, 8, 8, 8)).shape
+        torch.Size([1, 2, 6, 6, 6])
+    """
 
 
 class _TransposedConvolution(FivePointModule):
@@ -149,15 +163,36 @@ class _TransposedConvolution(FivePointModule):
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d` rounded at five points."""
+    """`torch.nn.ConvTranspose1d` rounded at five points.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.ConvTranspose1d(1, 2, 3, points=qsim.FivePoint(weight="e4m3"))
+        >>> layer(torch.zeros(1, 1, 8)).shape
+        torch.Size([1, 2, 10])
+    """
 
 
 class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d` rounded at five points."""
+    """`torch.nn.ConvTranspose2d` rounded at five points.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.ConvTranspose2d(1, 2, 3, points=qsim.FivePoint(weight="e4m3"))
+        >>> layer(torch.zeros(1, 1, 8, 8)).shape
+        torch.Size([1, 2, 10, 10])
+    """
 
 
 class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d` rounded at five points."""
+    """`torch.nn.ConvTranspose3d` rounded at five points.
+
+    Example:
+        >>> import torch, qsim
+        >>> layer = qsim.nn.ConvTranspose3d(1, 2, 3, points=qsim.FivePoint(weight="e4m3"))
+        >>> layer(torch.zeros(1, 1, 8, 8, 8)).shape
+        torch.Size([1, 2, 10, 10, 10])
+    """
 
 
 class Embedding(FivePointModule, nn.Embedding):

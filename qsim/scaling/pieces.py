@@ -24,6 +24,13 @@ class Channel(Scaling):
         rule: See `Scaling`.
         margin: See `Scaling`.
         outer: See `Scaling`.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([[0.1, 0.2, 0.3, 0.4], [10.0, 20.0, 30.0, 40.0]])
+        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Channel(0))
+        tensor([[ 0.1000,  0.2000,  0.2667,  0.4000],
+                [10.0000, 20.0000, 26.6667, 40.0000]])
     """
 
     dim: int
@@ -54,6 +61,11 @@ class Blocks(Scaling):
         rule: See `Scaling`.
         margin: See `Scaling`.
         outer: See `Scaling`.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.quantize(torch.tensor([0.1, 0.2, 0.3, 40.0]), "e2m1", scale=qsim.scaling.Blocks(2))
+        tensor([ 0.1000,  0.2000,  0.0000, 40.0000])
     """
 
     size: int
@@ -92,6 +104,13 @@ class Tiles(Scaling):
         rule: See `Scaling`.
         margin: See `Scaling`.
         outer: See `Scaling`.
+
+    Example:
+        >>> import torch, qsim
+        >>> x = torch.tensor([[0.1, 0.2, 0.3, 0.4], [10.0, 20.0, 30.0, 40.0]])
+        >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Tiles(2, 2))
+        tensor([[ 0.0000,  0.0000,  0.0000,  0.0000],
+                [10.0000, 20.0000, 26.6667, 40.0000]])
     """
 
     height: int

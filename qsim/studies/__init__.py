@@ -27,8 +27,11 @@ __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Tab
 
 _STUDIES = {
     "batch-size": "batch_size.BatchSize",
+    "cancelled-updates": "cancelled_updates.CancelledUpdates",
     "formats": "formats.Formats",
     "gradient-variance": "gradient_variance.GradientVariance",
+    "learning-rate": "learning_rate.LearningRate",
+    "llm": "llm.LLM",
     "points": "points.Points",
     "random-bits": "random_bits.RandomBits",
     "random-walk": "random_walk.RandomWalk",
@@ -43,7 +46,13 @@ _HOMES = {
 
 
 def names() -> list[str]:
-    """The studies there are."""
+    """The studies there are.
+
+    Example:
+        >>> from qsim import studies
+        >>> "batch-size" in studies.names()
+        True
+    """
     return sorted(_STUDIES)
 
 

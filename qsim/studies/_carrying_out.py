@@ -168,6 +168,13 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
 
     Raises:
         ValueError: If the options make no sense, or results of other parts are missing.
+
+    Example:
+        >>> import tempfile
+        >>> from qsim import studies
+        >>> report = studies.run("formats", form="quick", settings={"steps": 2}, out=tempfile.mkdtemp())
+        >>> report.study.question
+        'How many bits does a net need, and where: exponent or mantissa?'
     """
     prepared = plan(study, **options)
     prepared.carry_out()

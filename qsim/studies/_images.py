@@ -7,6 +7,7 @@ import pickle
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,8 @@ def images(data: str, device: torch.device) -> Images:
     """
     parts = _digits() if data == DIGITS else _from_files(Path(data))
     x, y, test_x, test_y = parts
+    if (len(x), len(test_x)) != (len(y), len(test_y)):
+        raise ValueError(f"data: {data!r} has {len(x)} and {len(test_x)} images, but {len(y)} and {len(test_y)} labels")
     mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
 
@@ -126,17 +129,45 @@ def _cifar_python(folder: Path) -> _Parts | None:
     names = [f"data_batch_{number}" for number in range(1, 6)]
     if not all((folder / name).exists() for name in (*names, "test_batch")):
         return None
-    read = [pickle.loads((folder / name).read_bytes(), encoding="bytes") for name in (*names, "test_batch")]
-    pixels = [torch.from_numpy(np.asarray(batch[b"data"], np.uint8)).view(-1, 3, 32, 32).float() for batch in read]
+    read = [_read_cifar_python(folder / name) for name in (*names, "test_batch")]
+    pixels = [torch.from_numpy(batch[b"data"]).view(-1, 3, 32, 32).float() for batch in read]
     labels = [torch.tensor(batch[b"labels"]) for batch in read]
     return torch.cat(pixels[:5]), torch.cat(labels[:5]), pixels[5], labels[5]
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays and plain values; other pickles may do anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.partition(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct"), ("_codecs", "encode")}:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _read_cifar_python(file: Path) -> dict[bytes, Any]:
+    try:
+        with file.open("rb") as content:
+            batch = _Arrays(content, encoding="bytes").load()
+        pixels, labels = batch[b"data"], batch[b"labels"]
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
+            raise ValueError(f"its array is {pixels.shape} of {pixels.dtype}")
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
+    return {b"data": pixels, b"labels": labels}
 
 
 def _cifar_binary(folder: Path) -> _Parts | None:
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]
     if not all((folder / name).exists() for name in (*names, "test_batch.bin")):
         return None
-    read = [torch.from_numpy(np.frombuffer((folder / name).read_bytes(), np.uint8).reshape(-1, 3073).copy()) for name in names]
-    test = torch.from_numpy(np.frombuffer((folder / "test_batch.bin").read_bytes(), np.uint8).reshape(-1, 3073).copy())
-    train = torch.cat(read)
+    read = [_read_cifar_binary(folder / name) for name in (*names, "test_batch.bin")]
+    train, test = torch.cat(read[:5]), read[5]
     return train[:, 1:].reshape(-1, 3, 32, 32).float(), train[:, 0].long(), test[:, 1:].reshape(-1, 3, 32, 32).float(), test[:, 0].long()
+
+
+def _read_cifar_binary(file: Path) -> Tensor:
+    """Images, each with its label before its pixels."""
+    content = file.read_bytes()
+    if not content or len(content) % 3073:
+        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not some times 3073")
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())

@@ -103,11 +103,12 @@ class Findings:
         chosen = self.settings
         return (
             "To the next level: bfloat16 weights, each by itself, under plain SGD whose updates are less than the distance of two levels; "
-            f"{chosen.weights * chosen.seeds} of them for each kind of updates. Down a linear loss: weights from 1.75 down by "
+            f"{chosen.weights * chosen.seeds} of them or more for each kind of updates. Down a linear loss: weights from 1.75 down by "
             f"{chosen.levels} levels, of 2^-7 each, under Adam, for which a gradient that stays the same makes updates of the learning "
             f"rate. That falls in a straight line from {chosen.first * _DISTANCE:.4g}, to be zero at step {chosen.length}, but not below "
-            f"its minimum; {chosen.adam_weights * chosen.seeds} weights. What constants the paper took is not known: these are chosen so "
-            "that, in the default form, exact weights take the 4600 steps that it reports. Means count weights that have not arrived at "
+            f"its minimum; {chosen.adam_weights * chosen.seeds} weights. What constants the paper took is not known: these were fitted "
+            "to the numbers of steps that it reports, 4600, 7700 and 4600, so that the claims show that such constants exist, and how much "
+            "a minimum rate does, but confirm no number. Means count weights that have not arrived at "
             "the last step as if they had then, and so does the closed form (`qsim/studies/_walks.py` derives it). Intervals hold 95 %, "
             "over weights."
         )

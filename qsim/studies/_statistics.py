@@ -72,7 +72,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
 
     Example:
         >>> print(f"{slope([1, 2, 4, 8], [8.0, 4.1, 1.9, 1.0]):.2f}")
-        -1.01 [-1.10, -0.92]
+        -1.01 [-1.11, -0.91]
     """
     found = stats.linregress(np.log(x), np.log(y))
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * found.stderr)

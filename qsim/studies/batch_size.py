@@ -85,7 +85,7 @@ class BatchSize(Study[Settings, Run]):
 
     def quick(self) -> Settings:
         """Two formats, two batch sizes, few steps."""
-        return Settings(formats=("e4m0", "e4m1"), batches=(16, 128), steps=100, seeds=2)
+        return Settings(formats=("e4m0", "e4m1"), batches=(16, 128), steps=50, seeds=2)
 
     def full(self) -> Settings:
         """Five batch sizes, for a GPU."""

@@ -1,0 +1,66 @@
+"""How the site is built: `make docs`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "kernels"), str(HERE / "_ext")]
+
+import qsim  # noqa: E402 (from the clone that this file lies in)
+
+project = "qsim"
+author = "the qsim contributors"
+release = version = qsim.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "drawn",
+    "listed_studies",
+]
+exclude_patterns = ["_build", "_drawn"]
+
+# Markdown.
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# The API: docstrings are Google's style; a name in backticks is a link where there is such a name.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autosummary_generate = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_preprocess_types = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 90
+add_module_names = False
+viewcode_line_numbers = True
+
+# Every reference must lead somewhere, but for words in docstrings' backticks that are no names, and types that are others' or internal.
+nitpicky = True
+nitpick_ignore_regex = [(r"py:obj", r".*"), (r"py:(class|func|meth|exc|attr|data)", r"(?!qsim\.).*"), (r"py:class", r"qsim\.[\w.]*\._?\w+")]
+
+# Looks.
+html_theme = "furo"
+html_title = "qsim"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0b62a8", "color-brand-content": "#0b62a8", "color-brand-visited": "#6a4c93"},
+    "dark_css_variables": {"color-brand-primary": "#79b8f3", "color-brand-content": "#79b8f3", "color-brand-visited": "#b79ee0"},
+}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"

@@ -1,0 +1,19 @@
+"""What a monitor sees at one point of a layer: from which powers of two gradients come, and which of them E4M3 holds."""
+
+import torch
+from matplotlib.figure import Figure
+
+import qsim
+
+
+def draw() -> Figure:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 10))
+    qsim.convert(model, qsim.FivePoint(act="e4m3", weight="e4m3", grad="e4m3"))
+    with qsim.diagnostics.Monitor(model) as monitor:
+        loss = torch.nn.functional.cross_entropy(model(torch.randn(256, 64)), torch.randint(10, (256,)))
+        loss.backward()
+        monitor.step()
+    figure = monitor.plot_exponents("0")
+    figure.set_size_inches(7.4, 3.0)
+    return figure

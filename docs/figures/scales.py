@@ -1,0 +1,31 @@
+"""What survives in FP4 beside an outlier: under no scale, one of the tensor, and one for each block of 16."""
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+import qsim
+from qsim import scaling
+
+SCALES = {
+    "no scale": None,
+    "one scale of the tensor": scaling.Tensor(),
+    "blocks of 16": scaling.Blocks(16),
+}
+
+
+def draw() -> Figure:
+    x = 0.1 * torch.randn(64, generator=torch.Generator().manual_seed(3))
+    x[40] = 3.0
+    figure, panels = plt.subplots(1, 3, figsize=(7.4, 2.7), sharey=True)
+    for axes, (title, scale) in zip(panels, SCALES.items(), strict=True):
+        rounded = qsim.quantize(x, "e2m1", scale=scale)
+        axes.vlines(range(64), 0, x, linewidth=1, color=plt.rcParams["grid.color"])
+        axes.plot(x, ".", markersize=3, color=plt.rcParams["text.color"], alpha=0.5, label="before")
+        axes.plot(rounded, ".", markersize=4, label="after")
+        axes.set_title(f"{title}\n{int((rounded == 0).sum())} of 64 become 0", fontsize=9)
+        axes.set_xlabel("index")
+        axes.set_yscale("symlog", linthresh=0.2)
+        axes.set_yticks([-0.2, -0.1, 0, 0.1, 0.2, 1, 3], ["−0.2", "−0.1", "0", "0.1", "0.2", "1", "3"])
+    panels[0].legend(loc="upper left", fontsize=8)
+    return figure

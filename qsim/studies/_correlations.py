@@ -1,0 +1,62 @@
+"""How much what training does in one step is like what it did in the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Correlations:
+    """How much gradients and updates of a model are alike from one step to the next: the cosine of their angle.
+
+    Args:
+        model: What is trained.
+        first: From which step on.
+    """
+
+    def __init__(self, model: nn.Module, first: int) -> None:
+        self._weights, self._first = list(model.parameters()), first
+        self._gradients: list[Tensor] | None = None
+        self._before: list[Tensor] | None = None
+        self._update: list[Tensor] | None = None
+        self._found: dict[str, list[Tensor]] = {"gradients": [], "updates": []}
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> None:
+        """After a backward pass and before the update."""
+        if step < self._first:
+            return
+        gradients = [weight.grad.float() for weight in self._weights if weight.grad is not None]
+        if self._gradients is not None:
+            self._found["gradients"].append(_cosine(gradients, self._gradients))
+        weights = [weight.detach().float() for weight in self._weights]
+        if self._before is not None:
+            update = torch._foreach_sub(weights, self._before)
+            if self._update is not None:
+                self._found["updates"].append(_cosine(update, self._update))
+            self._update = list(update)
+        # `float` copies bfloat16, but not float32.
+        self._gradients, self._before = [g.clone() for g in gradients], [w.clone() for w in weights]
+
+    @property
+    def gradients(self) -> float | None:
+        """The mean over steps; None if there were none, or one was no number."""
+        return self._mean("gradients")
+
+    @property
+    def updates(self) -> float | None:
+        """The same of updates."""
+        return self._mean("updates")
+
+    def _mean(self, name: str) -> float | None:
+        found = self._found[name]
+        mean = torch.stack(found).mean().item() if found else float("nan")
+        return mean if mean == mean else None
+
+
+def _cosine(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    products = [torch.stack([(a * b).sum() for a, b in zip(x, y, strict=True)]).sum() for x, y in
+                ((first, second), (first, first), (second, second))]  # fmt: skip
+    return products[0] / (products[1] * products[2]).sqrt()

@@ -1,0 +1,168 @@
+"""Images as studies read them: files that are written here, nets for them, and what is said of other files."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qsim.studies._images import DIGITS, Images, images
+from qsim.studies._wide_resnet import WideResNet
+
+CPU = torch.device("cpu")
+
+
+def random(shape: tuple[int, ...], below: int = 256) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(below, size=shape, dtype=np.uint8)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """Two zero bytes, 8 for bytes, the number of dimensions; each as four bytes, the highest first; what is in them."""
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def check(found: Images, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
+    """Pixels to learn from have no mean and unit variance, channel by channel; those of the test are moved in the same way."""
+    mean, spread = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True, ddof=1)
+    # Float32 sums of thousands of pixels up to 255.
+    assert np.allclose(found.x.numpy(), (x - mean) / spread, atol=1e-4)
+    assert np.allclose(found.test_x.numpy(), (test_x - mean) / spread, atol=1e-4)
+    assert found.y.tolist() == y.tolist()
+    assert found.test_y.tolist() == test_y.tolist()
+    assert found.y.dtype == torch.int64
+    assert found.net()(found.test_x).shape == (len(test_y), 10)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_idx_files(tmp_path: Path, zipped: bool) -> None:
+    parts = {
+        "train-images-idx3-ubyte": random((20, 28, 28)),
+        "train-labels-idx1-ubyte": random((20,), 10),
+        "t10k-images-idx3-ubyte": random((7, 28, 28)),
+        "t10k-labels-idx1-ubyte": random((7,), 10),
+    }
+    for name, array in parts.items():
+        (tmp_path / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(idx(array)) if zipped else idx(array))
+    x, y, test_x, test_y = parts.values()
+    check(images(str(tmp_path), CPU), x[:, None], y, test_x[:, None], test_y)
+
+
+def cifar() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Pixels and labels of five batches to learn from and one to be tested on."""
+    return [random((4 + number, 3072)) for number in range(6)], [random((4 + number,), 10) for number in range(6)]
+
+
+def write_python(folder: Path) -> None:
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    for name, pixels, labels in zip(names, *cifar(), strict=True):
+        (folder / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2))
+
+
+def write_binary(folder: Path) -> None:
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    for name, pixels, labels in zip(names, *cifar(), strict=True):
+        (folder / name).write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
+
+
+@pytest.mark.parametrize("write", [write_python, write_binary])
+def test_cifar_10(tmp_path: Path, write: object) -> None:
+    write(tmp_path)  # type: ignore[operator]
+    pixels, labels = cifar()
+    coloured = [each.reshape(-1, 3, 32, 32) for each in pixels]
+    found = images(str(tmp_path), CPU)
+    check(found, np.concatenate(coloured[:5]), np.concatenate(labels[:5]), coloured[5], labels[5])
+    assert isinstance(found.net(), WideResNet)
+
+
+def test_digits_come_with_scikit_learn() -> None:
+    pytest.importorskip("sklearn")
+    found = images(DIGITS, CPU)
+    assert (len(found.y), len(found.test_y)) == (898, 899)
+    assert found.x.shape[1:] == (1, 8, 8)
+    assert found.net()(found.x[:3]).shape == (3, 10)
+
+
+def test_a_wide_resnet_16_4_has_its_parameters() -> None:
+    """From its definition: a convolution, three groups of two blocks, of which the first has a shortcut, and a linear layer."""
+    due = 3 * 16 * 9
+    for inputs, outputs in ((16, 64), (64, 128), (128, 256)):
+        due += 9 * (inputs * outputs + 3 * outputs * outputs) + inputs * outputs
+        due += 2 * (inputs + 3 * outputs)  # what normalizes before each convolution of three by three
+    due += 2 * 256 + 256 * 10 + 10
+    net = WideResNet(10)
+    assert sum(parameter.numel() for parameter in net.parameters()) == due
+    # 2.7 million, as its paper's table has it.
+    assert round(due / 1e6, 1) == 2.7
+    # Sixteen layers: the first, four in each group, the last, and beside them a shortcut in each group.
+    layers = [module for module in net.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    assert len(layers) - 3 == 1 + 3 * 4 + 1
+    # Each group but the first halves both sides.
+    assert net.blocks(net.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 256, 8, 8)
+
+
+def test_folders_that_hold_nothing_known_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data: must be 'digits' or a folder with images; there is no folder '.*none'"):
+        images(str(tmp_path / "none"), CPU)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(random((2, 28, 28))))
+    with pytest.raises(ValueError, match=r"holds neither MNIST's files \(train-images-idx3-ubyte, …\) nor CIFAR-10's \(data_batch_1, …\)"):
+        images(str(tmp_path), CPU)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0\0\x08", b"\0\0\x09\1\0\0\0\1a", b"\0\0\x08\0a", b"\0\0\x08\1\0\0\0\2a", b"\0\0\x08\1\0\0\0\1ab", b"\0\0\x08\3\0\0\0\1"],
+)
+def test_files_that_are_no_idx_files_are_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
+    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (tmp_path / name).write_bytes(idx(random((2,))))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte is not an idx file of bytes"):
+        images(str(tmp_path), CPU)
+
+
+def test_images_without_labels_are_told(tmp_path: Path) -> None:
+    for part, labels in (("train", 3), ("t10k", 2)):
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(random((2, 28, 28))))
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(random((labels,), 10)))
+    with pytest.raises(ValueError, match=r"data: '.*' has 2 and 2 images, but 3 and 2 labels"):
+        images(str(tmp_path), CPU)
+
+
+class Harmful:
+    """Pickled, a call of a function."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("harm",)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"no pickle", "invalid load key"),
+        (pickle.dumps({b"data": random((1, 3072))}), "b'labels'"),
+        (pickle.dumps({b"data": random((2, 3072)), b"labels": [1]}), r"its array is \(2, 3072\) of uint8"),
+        (pickle.dumps({b"data": Harmful(), b"labels": [1]}), "it asks for .*print"),
+    ],
+)
+def test_batches_that_are_no_pickles_of_arrays_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    write_python(tmp_path)
+    (tmp_path / "data_batch_2").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"data: .*data_batch_2 is not a batch of CIFAR-10's Python version \(.*{told}"):
+        images(str(tmp_path), CPU)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("length", [0, 3072, 3074])
+def test_batches_of_another_length_are_told(tmp_path: Path, length: int) -> None:
+    write_binary(tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes(bytes(length))
+    with pytest.raises(ValueError, match=rf"test_batch.bin is not a batch of CIFAR-10's binary version: it has {length} bytes"):
+        images(str(tmp_path), CPU)
