@@ -29,6 +29,21 @@ def check_share(successes: int, trials: int, p: float, tests: int = 1) -> None:
     assert bound * tests >= ERROR_PROBABILITY, f"{successes} of {trials} where {p:.6g} was due: at most {bound:.1e} likely"
 
 
+def bernstein(variance: float, width: float, count: int, tests: int = 1) -> float:
+    """How far a mean of independent numbers may be off that differ from each other by at most a width.
+
+    Bernstein's inequality.
+
+    Args:
+        variance: Of one number, or a bound on it.
+        width: The width.
+        count: How many numbers.
+        tests: How many such means are looked at.
+    """
+    log = math.log(2 * tests / ERROR_PROBABILITY)
+    return math.sqrt(2 * variance * log / count) + width * log / (3 * count)
+
+
 def surprise_of_mean(t: float, degrees: int) -> float:
     """An upper bound on the probability that Student's t is at least as far off, on either side.
 

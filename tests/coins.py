@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from qsim.studies import Claim, Picture, Report, Result, Study, Table
-from qsim.studies._choices import choice
+from qsim.studies.choices import choice
 
 
 @dataclass(frozen=True)

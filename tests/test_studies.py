@@ -13,8 +13,8 @@ import torch
 from coins import Coins, Settings, Toss
 from qsim import studies
 from qsim.studies import Part, Result, Study
-from qsim.studies._running import machine
-from qsim.studies._store import Store
+from qsim.studies.running import machine
+from qsim.studies.store import Store
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies._cancelled_updates_report import Findings
-from qsim.studies._images import images
-from qsim.studies._study import Result
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Settings, layers_of, made, net
+from qsim.studies.cancelled_updates.report import Findings
+from qsim.studies.learners.images import images
+from qsim.studies.study import Result
 
 CPU = torch.device("cpu")
 LAYERS = 5

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from qsim.studies._images import DIGITS, Images, images
-from qsim.studies._wide_resnet import WideResNet
+from qsim.studies.learners.images import DIGITS, Images, images
+from qsim.studies.learners.wide_resnet import WideResNet
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from qsim.studies._gpt import GPT, SIZES, language_loss, size
-from qsim.studies._text import VOCABULARY, text
+from qsim.studies.learners.gpt import GPT, SIZES, language_loss, size
+from qsim.studies.learners.text import VOCABULARY, text
 
 CPU = torch.device("cpu")
 

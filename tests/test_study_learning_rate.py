@@ -13,12 +13,12 @@ import torch
 
 from bounds import ERROR_PROBABILITY
 from qsim import studies
-from qsim.studies._correlations import Correlations
-from qsim.studies._gpt_training import METHODS, MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
-from qsim.studies._learning_rate_report import Findings, _formula, _lowest
-from qsim.studies._study import Result
-from qsim.studies._text import Text, text
+from qsim.studies.learners.gpt_training import METHODS, MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
+from qsim.studies.learners.text import Text, text
 from qsim.studies.learning_rate import TRAINING, LearningRate, Run, Settings, frequencies_loss, toy, toy_correlations
+from qsim.studies.learning_rate.correlations import Correlations
+from qsim.studies.learning_rate.report import Findings, _formula, _lowest
+from qsim.studies.study import Result
 
 CPU = torch.device("cpu")
 

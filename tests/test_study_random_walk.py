@@ -9,19 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from bounds import ERROR_PROBABILITY
+from bounds import ERROR_PROBABILITY, bernstein
 from qsim import studies
-from qsim.studies._random_walk_report import Findings
-from qsim.studies._walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps, late, moments
 from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalk, Run
+from qsim.studies.random_walk.report import Findings
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps, late, moments
 
 CPU = torch.device("cpu")
-
-
-def bernstein(variance: float, width: float, count: int, tests: int = 1) -> float:
-    """How far a mean of independent numbers may be off that differ from each other by at most a width."""
-    log = math.log(2 * tests / ERROR_PROBABILITY)
-    return math.sqrt(2 * variance * log / count) + width * log / (3 * count)
 
 
 @pytest.fixture(scope="module")

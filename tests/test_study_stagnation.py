@@ -10,9 +10,22 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies._least_squares import ALL, COMPUTE, EXACT, KAHAN, METHODS, NEAREST, ONE, STOCHASTIC, Descent, Problems, Weights, problems
-from qsim.studies._stagnation_report import Findings
 from qsim.studies.stagnation import Stagnation
+from qsim.studies.stagnation.least_squares import (
+    ALL,
+    COMPUTE,
+    EXACT,
+    KAHAN,
+    METHODS,
+    NEAREST,
+    ONE,
+    STOCHASTIC,
+    Descent,
+    Problems,
+    Weights,
+    problems,
+)
+from qsim.studies.stagnation.report import Findings
 
 #: Of rounding to bfloat16, relative to the number: the paper's machine epsilon.
 EPSILON = 2.0**-8

@@ -71,7 +71,7 @@ def _check_installed() -> None:
 
 
 def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
-    from qsim.studies import _choices
+    from qsim.studies import choices
 
     parser = argparse.ArgumentParser(
         prog=f"qsim study {study.name}", description=f"{study.question} Source: {study.source}.", allow_abbrev=False
@@ -86,12 +86,12 @@ def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="list the runs and the time they will take")
     parser.set_defaults(form="default")
     settings = parser.add_argument_group("settings of this study, with their defaults on a processor")
-    _choices.add_options(settings, study.settings())
+    choices.add_options(settings, study.settings())
     return parser.parse_args(words)
 
 
 def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Namespace) -> Plan:
-    from qsim.studies import _choices
+    from qsim.studies import choices
 
     return studies.plan(
         study,
@@ -101,7 +101,7 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
         workers=chosen.workers,
         part=chosen.part,
         command=shlex.join(["qsim", "study", args.name, *_without_out(args.options)]),
-        settings=_choices.given(chosen, study.settings()),
+        settings=choices.given(chosen, study.settings()),
     )
 
 

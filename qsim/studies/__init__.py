@@ -18,10 +18,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsim.studies._carrying_out import Plan, plan, run
-    from qsim.studies._report import Claim, Picture, Report, Table
-    from qsim.studies._store import Part
-    from qsim.studies._study import Result, Study
+    from qsim.studies.carrying_out import Plan, plan, run
+    from qsim.studies.report import Claim, Picture, Report, Table
+    from qsim.studies.store import Part
+    from qsim.studies.study import Result, Study
 
 __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
@@ -38,10 +38,10 @@ _STUDIES = {
     "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
-    "_carrying_out": ("Plan", "plan", "run"),
-    "_report": ("Claim", "Picture", "Report", "Table"),
-    "_store": ("Part",),
-    "_study": ("Result", "Study"),
+    "carrying_out": ("Plan", "plan", "run"),
+    "report": ("Claim", "Picture", "Report", "Table"),
+    "store": ("Part",),
+    "study": ("Result", "Study"),
 }
 
 

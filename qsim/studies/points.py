@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qsim import FivePoint, Quantizer, scaling
-from qsim.studies import _figures, _nets as nets
-from qsim.studies._choices import choice
-from qsim.studies._report import Claim, Picture, Report, Table
-from qsim.studies._statistics import Interval, difference, mean
-from qsim.studies._study import Result, Study
-from qsim.studies._training import Training
+from qsim.studies import _figures
+from qsim.studies.choices import choice
+from qsim.studies.learners import nets
+from qsim.studies.learners.training import Training
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, mean
+from qsim.studies.study import Result, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

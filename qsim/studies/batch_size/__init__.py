@@ -1,0 +1,152 @@
+"""Batch size against precision: does a larger batch make up for fewer bits of the backward pass, and for which rounding?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, Quantizer, diagnostics
+from qsim.studies.choices import choice
+from qsim.studies.learners import nets
+from qsim.studies.learners.images import images
+from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
+
+FULL = "fp32"
+PLAIN, IN_RANGE = "none", "in range"
+#: Of how many batches, and of how many draws of each, variances are measured.
+_BATCHES, _DRAWS = 24, 6
+_PAPER = "Liu et al., Training with Fewer Bits"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    formats: tuple[str, ...] = choice(("e4m0", "e4m1", "e4m2"), "of the backward pass's inputs and gradients, from coarse to fine")
+    roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "of both")
+    batches: tuple[int, ...] = choice((8, 32, 128, 512), "images of an update, from few to many")
+    micro_batches: int = choice(4, "also sum up the largest batch, in the coarsest format, from so many parts; 1: do not")
+    steps: int = choice(200, "updates")
+    rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
+    seeds: int = choice(3, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One net that is trained; or, if `like` names a format, one that is measured: how much more its gradients vary than in that format."""
+
+    data: str
+    like: str
+    format: str
+    rounding: str
+    batch: int
+    micro_batches: int
+    loss_scale: str
+    steps: int
+    rate: float
+    seed: int
+
+    @property
+    def points(self) -> FivePoint | None:
+        """What the backward pass rounds."""
+        return None if self.format == FULL else _backward(self.format, self.rounding)
+
+    @property
+    def training(self) -> Training:
+        """Steps, batch and loss scale."""
+        scale = nets.IN_RANGE * self.batch / self.micro_batches if self.loss_scale == IN_RANGE else 1.0
+        return Training(self.steps, self.batch, self.micro_batches, scale)
+
+
+def _backward(format: str, rounding: str) -> FivePoint:
+    """Inputs and gradients rounded, as Figure 3 of the paper has it but for the weights."""
+    rounds = Quantizer(format, rounding)
+    return FivePoint(act_bwd=rounds, grad=rounds)
+
+
+class BatchSize(Study[Settings, Run]):
+    """Trains a net at several batch sizes with the backward pass in a few bits."""
+
+    name = "batch-size"
+    question = "Does a larger batch buy back bits of precision?"
+    source = f"{_PAPER}, Figures 1, 5 and 6, Tables 1 to 3"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Two formats, two batch sizes, few steps."""
+        return Settings(formats=("e4m0", "e4m1"), batches=(16, 128), steps=50, seeds=2)
+
+    def full(self) -> Settings:
+        """Five batch sizes, for a GPU."""
+        return Settings(batches=(8, 32, 128, 512, 2048), steps=1000)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every format, rounding and batch size, with and without a loss scale; full precision once; each bit's factor."""
+        rest = (settings.steps, settings.rate)
+        coarse, most, middle = settings.formats[0], settings.batches[-1], settings.batches[len(settings.batches) // 2]
+        found = []
+        for seed in range(settings.seeds):
+            for batch in settings.batches:
+                found.append(Run(settings.data, "", FULL, "nearest", batch, 1, PLAIN, *rest, seed))
+                found += [
+                    Run(settings.data, "", name, rounding, batch, 1, scale, *rest, seed)
+                    for name in settings.formats
+                    for rounding in settings.roundings
+                    for scale in (PLAIN, IN_RANGE)
+                ]
+            if settings.micro_batches > 1:
+                found.append(Run(settings.data, "", coarse, "stochastic", most, settings.micro_batches, PLAIN, *rest, seed))
+            found += [
+                Run(settings.data, fine, few, "stochastic", middle, 1, scale, *rest, seed)
+                for few, fine in pairwise(settings.formats)
+                for scale in (PLAIN, IN_RANGE)
+            ]
+        return found
+
+    def work(self, run: Run) -> float:
+        """A step costs something whatever its size, and then by the image."""
+        if run.like:
+            return (_BATCHES * (2 * _DRAWS + 1) + run.steps / 10) * (100 + run.batch) * 2
+        return run.steps * (run.micro_batches * 100 + run.batch) * (1 if run.format == FULL else 2)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """What the net has learnt, or the factor."""
+        if run.like:
+            return _factor(run, device)
+        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device)
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Curves over the batch size, and what batch buys back a bit."""
+        from qsim.studies.batch_size.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+def _factor(run: Run, device: torch.device) -> dict[str, Any]:
+    """How many times larger the batch must be, from the variances of a net's gradients when a tenth of its training is done."""
+    found = images(run.data, device)
+    torch.manual_seed(run.seed)
+    model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
+    with full_precision(device):
+        train(model, found, torch.optim.SGD(model.parameters(), lr=run.rate), how, run.seed)
+        order = torch.Generator().manual_seed(run.seed + 1)
+        batches = [torch.randint(len(found.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
+
+        def loss(model: nn.Module, chosen: Tensor) -> Tensor:
+            return F.cross_entropy(model(found.x[chosen]), found.y[chosen]) * how.loss_scale
+
+        qsim.convert(model, FivePoint())
+        points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
+        factor = diagnostics.batch_for(model, loss, batches, points, like, _DRAWS, seed=run.seed).factor
+    return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

@@ -1,0 +1,278 @@
+"""What the nets of the study `batch-size` say: curves over the batch size, and the batch that makes up for a bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qsim.studies import _figures
+from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run, Settings
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, exponential, mean, resampled, slope
+from qsim.studies.study import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: What is called failing: so much less accuracy.
+FAILS = 0.05
+_SCALES = {PLAIN: "the loss as it is", IN_RANGE: "loss scaled into range"}
+
+
+class Findings:
+    """The results of a study, by what they belong to.
+
+    Args:
+        study: The study.
+        settings: What was chosen.
+        results: Of all runs.
+    """
+
+    def __init__(self, study: BatchSize, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings = study, settings
+        self._of = {result.run: result for result in results}
+        self.coarse, self.fine = settings.formats[0], settings.formats[-1]
+        self.least, self.most = settings.batches[0], settings.batches[-1]
+
+    def report(self) -> Report:
+        """All of it."""
+        return Report(
+            self.study, [self._setting(), self._accuracies(), *self._pictures(), self._factors()], self._claims(), self._meaning()
+        )
+
+    def seeds(self, what: str, format: str, rounding: str, batch: int, scale: str, micro_batches: int = 1) -> list[float]:
+        """One number of each seed."""
+        chosen = self.settings
+        if format == FULL:
+            rounding, scale = "nearest", PLAIN
+        runs = [
+            Run(chosen.data, "", format, rounding, batch, micro_batches, scale, chosen.steps, chosen.rate, seed)
+            for seed in range(chosen.seeds)
+        ]
+        return [float(self._of[run][what]) for run in runs]
+
+    def factor(self, coarse: str, fine: str, scale: str) -> Interval:
+        """How many times larger the batch must be for gradients in the coarser format to vary as little, over seeds."""
+        found = [
+            result for result in self._of.values() if (result.run.like, result.run.format, result.run.loss_scale) == (fine, coarse, scale)
+        ]
+        return exponential(mean([math.log(result["factor"]) for result in found]))
+
+    def reached(self, coarse: str, fine: str, scale: str) -> Interval:
+        """How many times larger the batch must be for the coarser format to come to the same squared gradient; NaN if no batch tried is."""
+        table = {
+            name: np.log([self.seeds("squared_gradient", name, "stochastic", batch, scale) for batch in self.settings.batches])
+            for name in (coarse, fine)
+        }
+        return resampled(partial(_shift, np.log(self.settings.batches), table[coarse], table[fine]), self.settings.seeds)
+
+    def _setting(self) -> str:
+        chosen = self.settings
+        return (
+            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD at a rate of {chosen.rate:g}; there are "
+            f"{chosen.seeds} seeds. "
+            "Only the backward pass rounds: the inputs of each layer and the gradients of its outputs, as in Figure 3 of the paper, whose "
+            "weights are rounded too. The loss is the mean over a batch, so that a larger batch makes the gradient of each image smaller, "
+            "down to where a format has no numbers left. The control multiplies the loss by 64 times the (micro-)batch's size and divides "
+            "the weights' gradients by as much: this changes nothing but the range in which gradients are rounded. Squared gradients are "
+            "those of full precision, over all images to learn from, in the last quarter of the steps. Intervals hold 95 %, over seeds."
+        )
+
+    def _accuracies(self) -> Table:
+        rows = []
+        for name in (FULL, *self.settings.formats):
+            for rounding in self.settings.roundings if name != FULL else ("-",):
+                for scale in _SCALES if name != FULL else (PLAIN,):
+                    cells = [f"{mean(self.seeds('accuracy', name, rounding, batch, scale)).value:.1%}" for batch in self.settings.batches]
+                    rows.append([name, rounding, _SCALES[scale] if name != FULL else "-", *cells])
+        return Table(
+            "Accuracy on test images, mean over seeds",
+            ["format", "rounding", "loss", *(f"b = {batch}" for batch in self.settings.batches)],
+            rows,
+        )
+
+    def _pictures(self) -> list[Picture]:
+        return [
+            Picture(
+                "error",
+                "Share of test images told wrong, against batch size. Bars: 95 % over seeds.",
+                lambda: self._curves(self._error, "test error in %"),
+            ),
+            Picture(
+                "gradient",
+                "Squared norm of the true gradient at the end of training, beside that of full precision with the same seed and batches. "
+                "Bars: 95 % over seeds.",
+                lambda: self._curves(self._excess, "squared gradient norm\n÷ that of full precision"),
+            ),
+        ]
+
+    def _curves(self, point: Callable[[str, str, int, str], Interval], label: str) -> Figure:
+        figure, axes = _figures.panels(1, len(_SCALES))
+        batches = self.settings.batches
+        for panel, (scale, title) in zip(axes, _SCALES.items(), strict=True):
+            full = [point(FULL, "nearest", batch, scale).value for batch in batches]
+            drawn_points: list[Interval] = []
+            for place, (name, look) in enumerate(zip(self.settings.formats, _figures.LOOKS, strict=False)):
+                for rounding in self.settings.roundings:
+                    drawn = look if rounding == self.settings.roundings[0] else look.dashed()
+                    # A little aside of each other, so that bars can be told apart.
+                    beside = [batch * 1.06**place for batch in batches]
+                    found = [point(name, rounding, batch, scale) for batch in batches]
+                    drawn_points += found
+                    _figures.band(panel, beside, found, drawn, f"{name.upper()}, {rounding}")
+            panel.plot(batches, full, label="full precision", **_figures.REFERENCE())
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            # Some intervals are so wide that nothing else could be seen.
+            values = [found.value for found in drawn_points]
+            panel.set_ylim(min(values) / 2, max(values) * 2)
+            _figures.plain_numbers(panel.yaxis)
+            panel.set_xticks(batches, [str(batch) for batch in batches])
+            panel.set_xlabel("batch size in images")
+            panel.set_title(title)
+        axes[0].set_ylabel(label)
+        _figures.legend(figure, axes[0], columns=len(self.settings.formats) + 1)
+        return figure
+
+    def _error(self, format: str, rounding: str, batch: int, scale: str) -> Interval:
+        # Of a net that tells all images right the logarithm knows no more than that less than one in a thousand was wrong.
+        wrong = [max(1 - value, 1e-3) for value in self.seeds("accuracy", format, rounding, batch, scale)]
+        return exponential(mean(np.log(100 * np.array(wrong)).tolist()), most=100.0)
+
+    def _excess(self, format: str, rounding: str, batch: int, scale: str) -> Interval:
+        own, full = (self.seeds("squared_gradient", name, rounding, batch, scale) for name in (format, FULL))
+        return exponential(difference(np.log(own).tolist(), np.log(full).tolist()))
+
+    def _factors(self) -> Table:
+        rows = [
+            [f"{fine} to {coarse}", _SCALES[scale], f"{self.factor(coarse, fine, scale):.3f}", _told(self.reached(coarse, fine, scale))]
+            for coarse, fine in pairwise(self.settings.formats)
+            for scale in _SCALES
+        ]
+        return Table(
+            "How many times larger the batch must be, for a bit less",
+            ["from, to", "loss", "for gradients that vary as little", "for as small a gradient at the end"],
+            rows,
+        )
+
+    def _claims(self) -> list[Claim]:
+        return [*map(self._grows, _SCALES), self._nearest_fails(), self._by_bias(), self._falls(), *self._bits(), *self._accumulates()]
+
+    def _gain(self, rounding: str, scale: str, format: str = "") -> Interval:
+        """The accuracy with the largest batch beside that with the smallest."""
+        return difference(*(self.seeds("accuracy", format or self.coarse, rounding, batch, scale) for batch in (self.most, self.least)))
+
+    def _grows(self, scale: str) -> Claim:
+        gain = self._gain("stochastic", scale)
+        return Claim(
+            "Figure 1",
+            "stochastic rounding reaches higher accuracy with larger batches",
+            f"{_SCALES[scale]}: {self._span} {gain:+.1%} (full precision {self._gain('', scale, FULL):+.1%})",
+            True if gain.low > 0 else False if gain.high < 0 else None,
+        )
+
+    def _nearest_fails(self) -> Claim:
+        gain = self._gain("nearest", PLAIN)
+        least = mean(self.seeds("accuracy", self.coarse, "nearest", self.most, PLAIN))
+        return Claim(
+            "Figures 1 and 5",
+            "rounding to nearest does not gain from larger batches, and fails at this precision",
+            f"{_SCALES[PLAIN]}: {self._span} {gain:+.1%}, to {least.value:.1%}",
+            True if gain.high < 0 else False if gain.low > 0 else None,
+        )
+
+    def _by_bias(self) -> Claim:
+        ahead = difference(*(self.seeds("accuracy", self.coarse, rounding, self.most, IN_RANGE) for rounding in ("stochastic", "nearest")))
+        return Claim(
+            "Section 3.1",
+            f"what makes nearest rounding fail is its bias: then it fails, by more than {FAILS:.0%}, with gradients in range as well",
+            f"{_SCALES[IN_RANGE]}: {self.coarse}, {self.most} images, stochastic is {ahead:+.1%} ahead of nearest",
+            True if ahead.low > FAILS else False if ahead.high < FAILS else None,
+        )
+
+    def _falls(self) -> Claim:
+        found, full = self._slope(self.coarse, "stochastic", IN_RANGE), self._slope(FULL, "", PLAIN)
+        return Claim(
+            "Figure 5b, Theorem 1",
+            "the true gradient at the end is smaller with larger batches: a term of its square goes as 1/b",
+            f"{_SCALES[IN_RANGE]}: {self.coarse} as b to the {found:.2f}; full precision as b to the {full:.2f}"
+            + ("" if full.high < 0 else ", for after so few steps the theorem's other term, which no batch changes, is the larger one"),
+            True if found.high < 0 else False if found.low > 0 and full.high < 0 else None,
+        )
+
+    @property
+    def _span(self) -> str:
+        return f"{self.coarse}, from {self.least} to {self.most} images"
+
+    def _slope(self, format: str, rounding: str, scale: str) -> Interval:
+        values = [self.seeds("squared_gradient", format, rounding, batch, scale) for batch in self.settings.batches]
+        batches = [batch for batch, found in zip(self.settings.batches, values, strict=True) for _ in found]
+        return slope(batches, [value for found in values for value in found])
+
+    def _bits(self) -> list[Claim]:
+        claims = []
+        for coarse, fine in pairwise(self.settings.formats):
+            factors = {scale: self.factor(coarse, fine, scale) for scale in _SCALES}
+            told = "; ".join(f"{_SCALES[scale]}: {factor:.2f} times" for scale, factor in factors.items())
+            agrees = (
+                True
+                if all(each.high < 4 for each in factors.values())
+                else False
+                if any(each.low > 4 for each in factors.values())
+                else None
+            )
+            claims.append(
+                Claim("Figure 4", f"a bit less ({fine} to {coarse}) is made up for by a batch at most 4 times as large", told, agrees)
+            )
+        return claims
+
+    def _accumulates(self) -> list[Claim]:
+        parts = self.settings.micro_batches
+        if parts == 1:
+            return []
+        whole, summed = (self.seeds("accuracy", self.coarse, "stochastic", self.most, PLAIN, count) for count in (1, parts))
+        ahead = difference(summed, whole)
+        claim = Claim(
+            "Section 6.1",
+            "a batch may be summed up from micro-batches",
+            f"{self.coarse}, {self.most} images in {parts} parts: {ahead:+.1%} beside one part",
+            ahead.high >= 0,
+        )
+        return [claim]
+
+    def _meaning(self) -> str:
+        plain, in_range = (
+            {
+                rounding: mean(self.seeds("accuracy", self.coarse, rounding, self.most, scale)).value
+                for rounding in ("stochastic", "nearest")
+            }
+            for scale in (PLAIN, IN_RANGE)
+        )
+        return (
+            f"With the backward pass in {self.coarse.upper()} and {self.most} images an update, stochastic rounding reaches "
+            f"{plain['stochastic']:.0%} and nearest {plain['nearest']:.0%}; a loss scale that keeps gradients in range brings them to "
+            f"{in_range['stochastic']:.0%} and {in_range['nearest']:.0%}: of what nearest loses, underflow is "
+            f"{in_range['nearest'] - plain['nearest']:.1%} and bias {in_range['stochastic'] - in_range['nearest']:.1%}."
+        )
+
+
+def _shift(batches: np.ndarray, coarse: np.ndarray, fine: np.ndarray, seeds: Sequence[int]) -> float:
+    """How far to the right, in the logarithm of the batch, the coarse curve lies; NaN where it never comes as low as the fine one."""
+    low, high = coarse[:, seeds].mean(1), fine[:, seeds].mean(1)
+    # Curves fall; where noise lets one rise, what was reached before counts.
+    falling = np.minimum.accumulate(low)
+    shifts = [
+        float(np.interp(-level, -falling, batches)) - batch
+        for batch, level in zip(batches, high, strict=True)
+        if falling[-1] <= level <= falling[0]
+    ]
+    return math.exp(float(np.mean(shifts))) if shifts else math.nan
+
+
+def _told(factor: Interval) -> str:
+    return "no batch that was tried" if math.isnan(factor.value) else f"{factor:.2f} times"

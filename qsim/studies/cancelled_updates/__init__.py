@@ -1,0 +1,182 @@
+"""Cancelled updates: how many of them rounding undoes while a net is trained, what that costs, and what mending it takes in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import qsim
+from qsim.diagnostics import cancelled_updates
+from qsim.studies.choices import choice
+from qsim.studies.learners.images import DIGITS, Images, images
+from qsim.studies.learners.training import accuracy, full_precision
+from qsim.studies.report import Report
+from qsim.studies.stagnation.least_squares import carrier
+from qsim.studies.study import Result, Study
+
+FULL = "fp32"
+NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
+UPDATES = (NEAREST, STOCHASTIC, KAHAN)
+#: Hidden layers of the perceptron for digits, and their width.
+_HIDDEN, _WIDTH = 4, 48
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    data: str = choice(DIGITS, "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m5", "e5m3"), "of the weights, from fine to coarse")
+    mixed: str = choice("bf16", "of these the format in which some layers have Kahan's updates and the others stochastic ones")
+    rate: float = choice(0.1, "learning rate at the beginning; it falls to zero in a straight line")
+    momentum: float = choice(0.9, "of SGD")
+    steps: int = choice(300, "updates")
+    batch: int = choice(64, "images of an update")
+    looks: int = choice(30, "steps of which the updates are counted")
+    seeds: int = choice(3, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One net that is trained. Its last `kahan_layers` layers have Kahan's updates, whatever `update` says."""
+
+    data: str
+    format: str
+    update: str
+    kahan_layers: int
+    rate: float
+    momentum: float
+    steps: int
+    batch: int
+    looks: int
+    seed: int
+
+
+class CancelledUpdates(Study[Settings, Run]):
+    """Trains a net whose weights are rounded after each update, and counts the updates that are lost."""
+
+    name = "cancelled-updates"
+    question = "How many weight updates does rounding cancel, and what brings them back?"
+    source = "Zamirai et al., Revisiting BFloat16 Training, Section 4, Figure 5, Appendix D.3"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Two formats, few steps."""
+        return Settings(formats=("bf16", "e5m3"), steps=60, looks=12, seeds=1)
+
+    def full(self) -> Settings:
+        """More steps and seeds."""
+        return Settings(steps=3000, looks=60, seeds=5)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every format and update; full precision once; and in one format the ways between all stochastic and all Kahan."""
+        if settings.mixed not in settings.formats:
+            raise ValueError(f"mixed: must be one of the formats {', '.join(settings.formats)}; got {settings.mixed!r}")
+        layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
+        found = []
+        for seed in range(settings.seeds):
+            found.append(made(settings, FULL, NEAREST, 0, seed))
+            found += [made(settings, name, update, 0, seed) for name in settings.formats for update in UPDATES]
+            found += [made(settings, settings.mixed, STOCHASTIC, count, seed) for count in range(1, layers)]
+        return found
+
+    def work(self, run: Run) -> float:
+        """A step costs about the same whatever is rounded."""
+        return run.steps * (1000 + run.batch)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Trains and counts."""
+        found = images(run.data, device)
+        torch.manual_seed(run.seed)
+        dtype = torch.float32 if run.format == FULL else carrier(run.format)
+        own = replace(found, x=found.x.to(dtype), test_x=found.test_x.to(dtype))
+        model = net(found).to(device, dtype)
+        with torch.no_grad():
+            for weight in model.parameters():
+                qsim.quantize_(weight, run.format)
+        optimizer = _optimizer(run, model)
+        counted = cancelled_updates(optimizer, every=max(1, run.steps // run.looks), model=model)
+        with full_precision(device), counted:
+            _train(run, model, optimizer, own)
+            told, loss = accuracy(model, own), _training_loss(model, own)
+        totals = [[entry.step, entry.updates, entry.cancelled, entry.carried] for entry in counted.totals]
+        return {"accuracy": told, "loss": loss, "counts": totals, "memory": _memory(optimizer)}
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Shares over time, and accuracy against memory."""
+        from qsim.studies.cancelled_updates.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:
+    """The run of a net."""
+    s = settings
+    return Run(s.data, format, update, kahan_layers, s.rate, s.momentum, s.steps, s.batch, s.looks, seed)
+
+
+def net(found: Images) -> nn.Module:
+    """The net for images: for digits a perceptron that is deeper than that of other studies, for its layers are treated one by one."""
+    height = found.x.shape[2]
+    if height >= 16:
+        return found.net()
+    widths = [height * height, *[_WIDTH] * _HIDDEN]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], found.classes))
+
+
+def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of each layer that has some, in the model's order."""
+    return [own for own in (list(layer.parameters(recurse=False)) for layer in model.modules()) if own]
+
+
+def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+    layers = layers_of(model)
+    first = len(layers) - run.kahan_layers
+    groups = [
+        {"params": [weight for layer in part for weight in layer], "update": update}
+        for part, update in ((layers[:first], run.update), (layers[first:], KAHAN))
+        if part
+    ]
+    return qsim.optim.SGD(groups, lr=run.rate, momentum=run.momentum, weight=run.format, seed=run.seed)
+
+
+def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: Images) -> None:
+    """Step by step: updates that a CUDA graph makes would not be counted."""
+    order = torch.Generator().manual_seed(run.seed)
+    for step in range(run.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = run.rate * (1 - step / run.steps)
+        chosen = torch.randint(len(found.y), (run.batch,), generator=order).to(found.y.device)
+        optimizer.zero_grad()
+        F.cross_entropy(model(found.x[chosen]), found.y[chosen]).backward()
+        optimizer.step()
+
+
+def _memory(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes for each weight and what Kahan's summation keeps beside it, over all weights."""
+    bytes_ = numbers = 0
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            kept = optimizer.state[weight].get("compensation")
+            bytes_ += weight.numel() * weight.element_size() + (kept.numel() * kept.element_size() if kept is not None else 0)
+            numbers += weight.numel()
+    return bytes_ / numbers
+
+
+@torch.no_grad()
+def _training_loss(model: nn.Module, found: Images) -> float:
+    model.eval()
+    chunks = zip(found.x.split(10_000), found.y.split(10_000), strict=True)
+    total = sum(F.cross_entropy(model(x).float(), y, reduction="sum").item() for x, y in chunks)
+    model.train()
+    return total / len(found.y)

@@ -1,0 +1,231 @@
+"""Lemmas 1 to 3 measured: how the error of a layer's gradients follows the batch size and the bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, Fixed, Float, Quantizer
+from qsim.diagnostics import batch_for, gradient_error
+from qsim.studies.choices import choice
+from qsim.studies.learners.images import images
+from qsim.studies.learners.training import Training, full_precision, train
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
+
+#: What is rounded: the operands of the backward products, or the weights of both passes.
+BACKWARD, WEIGHTS = "backward", "weights"
+#: Exponents enough that all errors are relative, as in the analysis: nothing underflows, and float32 holds all values.
+_EXPONENT = 7
+#: Bits of a weight above its steps: enough for all of them.
+_WHOLE = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    mantissas: tuple[int, ...] = choice((0, 1, 2, 3, 4, 5), "bits of the backward pass's operands, one after the other")
+    batches: tuple[int, ...] = choice((4, 8, 16, 32, 64, 128), "images of a batch, from few to many")
+    fractions: tuple[int, ...] = choice((2, 4, 6), "bits behind the point of rounded weights")
+    images: int = choice(512, "that batches are made of, a multiple of the largest batch and at least 3 of them")
+    draws: int = choice(2, "of each batch, if it were the smallest; of larger ones as many more as they are larger")
+    steps: int = choice(50, "updates of the net before it is looked at")
+    seeds: int = choice(4, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to round, of batches of one size."""
+
+    data: str
+    rounded: str
+    bits: int
+    rounding: str
+    batch: int
+    images: int
+    draws: int
+    steps: int
+    seed: int
+
+    @property
+    def points(self) -> FivePoint:
+        """What the layer rounds."""
+        if self.rounded == WEIGHTS:
+            return FivePoint(weight=Quantizer(Fixed(_WHOLE + self.bits, self.bits), self.rounding), weight_bwd="same")
+        spec = Quantizer(Float(_EXPONENT, self.bits), self.rounding)
+        return FivePoint(act_bwd=spec, grad=spec)
+
+
+class GradientVariance(Study[Settings, Run]):
+    """Measures bias and variance of the last layer's gradients."""
+
+    name = "gradient-variance"
+    question = "How does the error of gradients follow the batch size and the bits of precision?"
+    source = "Liu et al., Training with Fewer Bits, Lemmas 1 to 3, Theorem 1, Figure 4"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Two batch sizes and two bits."""
+        return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
+
+    def full(self) -> Settings:
+        """More of everything; a GPU does not make a layer as small as this one faster."""
+        return Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every bit at the middle batch size, and every batch size with the fewest and the middle bits; weights at three batch sizes."""
+        _check(settings)
+        chosen, found = settings, []
+        for seed in range(chosen.seeds):
+            rest = (chosen.images, chosen.draws, chosen.steps, seed)
+            for mantissa in chosen.mantissas:
+                for batch in chosen.batches if mantissa in swept(chosen) else (middle(chosen),):
+                    # As many gradients of every size: the time is the same, and so is the precision.
+                    draws = chosen.draws * batch // chosen.batches[0]
+                    found.append(Run(chosen.data, BACKWARD, mantissa, "stochastic", batch, chosen.images, draws, *rest[2:]))
+            for fraction in chosen.fractions:
+                for rounding in ("nearest", "stochastic"):
+                    found += [Run(chosen.data, WEIGHTS, fraction, rounding, batch, chosen.images, 2, *rest[2:]) for batch in ends(chosen)]
+        return found
+
+    def work(self, run: Run) -> float:
+        """Passes through the layer, and some for the net before."""
+        passes = run.images // run.batch * run.draws
+        return 200 + passes * (4 if run.rounded == BACKWARD else 2) * (1 + run.batch / 200)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Trains a net a little, and looks at the gradients of its last layer."""
+        with full_precision(device):
+            layer, inputs, labels = last_layer(run, device)
+            count = run.images // run.batch
+            batches = list(zip(inputs.split(run.batch)[:count], labels.split(run.batch)[:count], strict=True))
+            qsim.convert(layer, run.points)
+            if run.rounded == BACKWARD:
+                return _of_backward(layer, batches, run)
+            return _of_weights(layer, batches, run) | {"bound": bound_of_bias(layer.weight, inputs, run)}
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Variances over batch size and bits, the bias of weights beside its bound."""
+        from qsim.studies.gradient_variance.findings import Findings
+        from qsim.studies.gradient_variance.report import Writer
+
+        return Writer(self, Findings(settings, results)).report()
+
+
+def _check(settings: Settings) -> None:
+    """Refuses what no slope or factor can be computed of."""
+    for name in ("mantissas", "batches"):
+        given = getattr(settings, name)
+        if len(given) < 2 or list(given) != sorted(set(given)):
+            raise ValueError(f"{name}: must be at least two, from few to many, got {given}")
+    largest, smallest = settings.batches[-1], settings.batches[0]
+    if settings.images % largest or settings.images < 3 * largest:
+        raise ValueError(f"images: must be a multiple of the largest batch and at least 3 of them, {largest} each, got {settings.images}")
+    if any(batch % smallest for batch in settings.batches):
+        raise ValueError(f"batches: must be multiples of the smallest, got {settings.batches}")
+    for name, least in (("draws", 2), ("seeds", 2)):
+        if getattr(settings, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(settings, name)}")
+
+
+def middle(settings: Settings) -> int:
+    """The batch size at which bits are compared."""
+    return settings.batches[len(settings.batches) // 2]
+
+
+def swept(settings: Settings) -> tuple[int, ...]:
+    """The mantissas that are looked at with all batch sizes."""
+    return tuple(sorted({settings.mantissas[0], settings.mantissas[len(settings.mantissas) // 2]}))
+
+
+def ends(settings: Settings) -> tuple[int, ...]:
+    """The batch sizes with which weights are rounded."""
+    return tuple(sorted({settings.batches[0], middle(settings), settings.batches[-1]}))
+
+
+def last_layer(run: Run, device: torch.device) -> tuple[nn.Linear, Tensor, Tensor]:
+    """The last layer of a net after some updates, and what comes into it from images in an order that the seed says, with their labels."""
+    data = images(run.data, device)
+    torch.manual_seed(run.seed)
+    net = data.net().to(device)
+    train(net, data, torch.optim.SGD(net.parameters(), lr=0.1), Training(run.steps, 32), run.seed)
+    layer = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
+    order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(run.seed))[: run.images].to(device)
+    if len(order) < run.images:
+        raise ValueError(f"images: {run.data} has {len(order)} to learn from, got {run.images}")
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        net(data.x[order])
+    hook.remove()
+    return layer, seen[0], data.y[order]
+
+
+def loss(layer: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over a batch, as the sums of the lemmas are normalized."""
+    x, y = batch
+    return F.cross_entropy(layer(x), y)
+
+
+def bound_of_bias(weight: Tensor, inputs: Tensor, run: Run) -> float:
+    """`B_W` of Lemma 1.
+
+    The loss is convex in the last layer's weight: its second derivative is the mean of `(diag(p) - p pᵀ) ⊗ x xᵀ`, whose first factor has no
+    eigenvalue above 1/2. So it is smooth with half the largest eigenvalue of the mean of `x xᵀ`.
+    """
+    second = inputs.double().T @ inputs.double() / len(inputs)
+    smoothness = 0.5 * float(torch.linalg.eigvalsh(second)[-1])
+    step = 2.0**-run.bits
+    return smoothness * math.sqrt(weight.numel()) * step * (0.5 if run.rounding == "nearest" else 1.0)
+
+
+def _of_backward(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
+    found = gradient_error(layer, loss, batches, run.draws, seed=run.seed)
+    both = found.of("all")
+    return {
+        "rounding": both.rounding.value,
+        "rounding_of_inputs": found.of("act_bwd").rounding.value,
+        "rounding_of_gradients": found.of("grad").rounding.value,
+        "sampling": both.sampling.value,
+        "squared_bias": both.bias.value,
+        "squared_gradient": both.gradient.value,
+        "inputs_gradient": _of_inputs(layer, batches, run),
+    }
+
+
+def _of_inputs(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> float:
+    """The variance of `∇A = Q(∇A_out) Q(W)`, relative to the square of `∇A`, so that the 1/b of the loss cancels."""
+    spec = Quantizer(Float(_EXPONENT, run.bits), run.rounding)
+    points, plain = FivePoint(weight_bwd=spec, grad=spec), FivePoint()
+    spread, square = 0.0, 0.0
+    with torch.random.fork_rng(devices=[layer.weight.device] if layer.weight.is_cuda else []):
+        for k, (x, y) in enumerate(batches):
+            drawn = []
+            for j in range(run.draws):
+                # Weights, too, are drawn anew: their seed follows from this one.
+                torch.manual_seed(qsim.random.stream("gradient of inputs", run.seed, k, j))
+                drawn.append(_gradient_of_input(layer, x, y, points))
+            spread += float(torch.stack(drawn).double().var(0).sum())
+            square += float(_gradient_of_input(layer, x, y, plain).double().square().sum())
+    return spread / square
+
+
+def _gradient_of_input(layer: nn.Linear, x: Tensor, y: Tensor, points: FivePoint) -> Tensor:
+    given = x.detach().requires_grad_()
+    out = qsim.nn.functional.linear(given, layer.weight, layer.bias, points)
+    return torch.autograd.grad(F.cross_entropy(out, y), given)[0]
+
+
+def _of_weights(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
+    found = batch_for(layer, loss, batches, run.points, draws=run.draws, seed=run.seed).factors[-1]
+    return {"squared_bias": found.bias.value, "sampling": found.sampling.value, "squared_gradient": found.gradient.value}

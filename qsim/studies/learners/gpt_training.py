@@ -1,0 +1,125 @@
+"""Training a GPT on text in several precisions: what is float32 and what bfloat16, and how weights are updated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.text import VOCABULARY, Text
+
+#: Everything in bfloat16, by how weights are updated; or float32 weights and updates, and products in bfloat16.
+STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
+MIXED = "mixed"
+METHODS = (MIXED, STOCHASTIC, KAHAN, NEAREST)
+
+
+@dataclass(frozen=True)
+class GPTTraining:
+    """How to train.
+
+    Attributes:
+        size: Of the GPT; see `_gpt.SIZES`.
+        method: One of `METHODS`.
+        rate: The highest learning rate of AdamW. It rises in a straight line, and falls along half a cosine to a tenth.
+        steps: How many updates; the rate rises for a tenth of them.
+        batch: Sequences of an update.
+        context: Their length.
+        clip: What the norm of all gradients may be; 0 for any.
+        seed: Of the first weights, of the batches and of rounding.
+    """
+
+    size: str
+    method: str
+    rate: float
+    steps: int
+    batch: int
+    context: int
+    clip: float
+    seed: int
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return rate_at(self.rate, self.steps, step)
+
+
+def warmup(steps: int) -> int:
+    """In how many of the steps the learning rate rises."""
+    return max(1, steps // 10)
+
+
+def rate_at(highest: float, steps: int, step: int) -> float:
+    """The learning rate of a step, counted from 0: up in a straight line, then down half a cosine to a tenth."""
+    rising = warmup(steps)
+    if step < rising:
+        return highest * (step + 1) / rising
+    way = (step - rising) / max(1, steps - rising)
+    return highest * (0.55 + 0.45 * math.cos(math.pi * way))
+
+
+def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Optimizer]:
+    """A model and its optimizer. All methods begin at the same weights, which are bfloat16 numbers.
+
+    Raises:
+        ValueError: If there is no such size or method.
+    """
+    if how.method not in METHODS:
+        raise ValueError(f"method: must be one of {', '.join(METHODS)}; got {how.method!r}")
+    torch.manual_seed(how.seed)
+    model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
+    if how.method == MIXED:
+        model.float()
+    # Matrices decay, as nanoGPT has it; biases and what normalizes do not.
+    groups = [
+        {"params": [weight for weight in model.parameters() if weight.dim() > 1], "weight_decay": 0.1},
+        {"params": [weight for weight in model.parameters() if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
+    betas = (0.9, 0.95)
+    if how.method == MIXED:
+        return model, torch.optim.AdamW(groups, lr=how.rate, betas=betas, fused=device.type == "cuda")
+    return model, qsim.optim.AdamW(groups, lr=how.rate, betas=betas, update=how.method, seed=how.seed)
+
+
+def train_gpt(
+    how: GPTTraining, model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, look: Callable[[int, Tensor], None] | None = None
+) -> None:
+    """Trains a model in place.
+
+    Args:
+        how: How.
+        model: Gives logits.
+        optimizer: Of the model's parameters.
+        text: What to learn.
+        look: Called after each backward pass, before the update, with the number of updates done and the loss.
+    """
+    order = torch.Generator().manual_seed(how.seed)
+    for step in range(how.steps):
+        optimizer.zero_grad()
+        loss = autocast_loss(how.method, model, text.batch(how.batch, how.context, order))
+        loss.backward()
+        if look is not None:
+            look(step, loss.detach())
+        if how.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), how.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = how.rate_at(step)
+        optimizer.step()
+
+
+@torch.no_grad()
+def validation_loss(how: GPTTraining, model: nn.Module, text: Text, count: int) -> float:
+    """The mean loss on sequences of the held-out text; infinite where it is no number."""
+    parts = text.validation(count, how.context).split(how.batch)
+    found = torch.stack([autocast_loss(how.method, model, part).double() * len(part) for part in parts]).sum().item() / count
+    return found if math.isfinite(found) else math.inf
+
+
+def autocast_loss(method: str, model: nn.Module, sequences: Tensor) -> Tensor:
+    """The loss as a method computes it."""
+    with torch.autocast(sequences.device.type, torch.bfloat16, enabled=method == MIXED):
+        return language_loss(model, sequences)

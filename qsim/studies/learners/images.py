@@ -1,0 +1,173 @@
+"""Labelled images, and nets that learn them: scikit-learn's digits, which install with it, or files of Fashion-MNIST and CIFAR-10."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qsim.studies.learners.wide_resnet import WideResNet
+
+DIGITS = "digits"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images to learn from and to be tested on.
+
+    Attributes:
+        x: Pixels to learn from, with zero mean and unit variance: images × channels × height × width.
+        y: Their labels.
+        test_x: Pixels to be tested on.
+        test_y: Their labels.
+        classes: How many labels there are.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int = 10
+
+    def net(self) -> nn.Module:
+        """A net for images like these: a perceptron for digits, convolutions for grey images, a WideResNet-16-4 for coloured ones."""
+        _, channels, height, _ = self.x.shape
+        if channels == 3:
+            return WideResNet(self.classes)
+        if height < 16:
+            return nn.Sequential(nn.Flatten(), *_hidden(height * height, 64), nn.Linear(64, self.classes))
+        quarter = height // 4
+        return nn.Sequential(
+            *_convolution(channels, 16),
+            *_convolution(16, 32),
+            nn.Flatten(),
+            *_hidden(32 * quarter * quarter, 128),
+            nn.Linear(128, self.classes),
+        )
+
+
+@lru_cache(maxsize=2)
+def images(data: str, device: torch.device) -> Images:
+    """Images by what the option `--data` names.
+
+    Args:
+        data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python or binary version).
+        device: Where to keep them.
+
+    Raises:
+        ValueError: If the folder is not there or holds neither.
+    """
+    parts = _digits() if data == DIGITS else _from_files(Path(data))
+    x, y, test_x, test_y = parts
+    if (len(x), len(test_x)) != (len(y), len(test_y)):
+        raise ValueError(f"data: {data!r} has {len(x)} and {len(test_x)} images, but {len(y)} and {len(test_y)} labels")
+    mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
+    return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
+
+
+def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), nn.ReLU()]
+
+
+def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+_Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _digits() -> _Parts:
+    """Half of scikit-learn's 1797 images to learn from, half to be tested on."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    x, y = torch.tensor(pixels, dtype=torch.float32)[order].view(-1, 1, 8, 8), torch.tensor(labels)[order].long()
+    half = len(y) // 2
+    return x[:half], y[:half], x[half:], y[half:]
+
+
+def _from_files(folder: Path) -> _Parts:
+    if not folder.is_dir():
+        raise ValueError(f"data: must be {DIGITS!r} or a folder with images; there is no folder {str(folder)!r}")
+    for reader in (_idx, _cifar_python, _cifar_binary):
+        parts = reader(folder)
+        if parts is not None:
+            return parts
+    raise ValueError(f"data: {str(folder)!r} holds neither MNIST's files (train-images-idx3-ubyte, …) nor CIFAR-10's (data_batch_1, …)")
+
+
+def _idx(folder: Path) -> _Parts | None:
+    found = []
+    for part in ("train", "t10k"):
+        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+            file = next((path for path in sorted(folder.glob(f"{part}-{kind}*")) if path.suffix in ("", ".gz")), None)
+            if file is None:
+                return None
+            found.append(_read_idx(file))
+    x, y, test_x, test_y = found
+    return x[:, None].float(), y.long(), test_x[:, None].float(), test_y.long()
+
+
+def _read_idx(file: Path) -> Tensor:
+    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    dims = content[3] if len(content) > 3 and content[:3] == b"\0\0\x08" else 0
+    shape = np.frombuffer(content, ">u4", dims, 4).tolist() if len(content) >= 4 + 4 * dims else []
+    if not dims or len(content) != 4 + 4 * dims + int(np.prod(shape)):
+        raise ValueError(f"data: {file} is not an idx file of bytes")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape).copy())
+
+
+def _cifar_python(folder: Path) -> _Parts | None:
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    if not all((folder / name).exists() for name in (*names, "test_batch")):
+        return None
+    read = [_read_cifar_python(folder / name) for name in (*names, "test_batch")]
+    pixels = [torch.from_numpy(batch[b"data"]).view(-1, 3, 32, 32).float() for batch in read]
+    labels = [torch.tensor(batch[b"labels"]) for batch in read]
+    return torch.cat(pixels[:5]), torch.cat(labels[:5]), pixels[5], labels[5]
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays and plain values; other pickles may do anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module.partition(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct"), ("_codecs", "encode")}:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _read_cifar_python(file: Path) -> dict[bytes, Any]:
+    try:
+        with file.open("rb") as content:
+            batch = _Arrays(content, encoding="bytes").load()
+        pixels, labels = batch[b"data"], batch[b"labels"]
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
+            raise ValueError(f"its array is {pixels.shape} of {pixels.dtype}")
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
+    return {b"data": pixels, b"labels": labels}
+
+
+def _cifar_binary(folder: Path) -> _Parts | None:
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    if not all((folder / name).exists() for name in (*names, "test_batch.bin")):
+        return None
+    read = [_read_cifar_binary(folder / name) for name in (*names, "test_batch.bin")]
+    train, test = torch.cat(read[:5]), read[5]
+    return train[:, 1:].reshape(-1, 3, 32, 32).float(), train[:, 0].long(), test[:, 1:].reshape(-1, 3, 32, 32).float(), test[:, 0].long()
+
+
+def _read_cifar_binary(file: Path) -> Tensor:
+    """Images, each with its label before its pixels."""
+    content = file.read_bytes()
+    if not content or len(content) % 3073:
+        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not some times 3073")
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())

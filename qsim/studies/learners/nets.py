@@ -1,0 +1,65 @@
+"""One net that learns images with points on its layers, and what full precision says of it afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint
+from qsim.studies.learners.images import Images, images
+from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, train
+
+#: A loss times this and the number of images: gradients of outputs are below it, well inside the range of formats with four exponent bits.
+IN_RANGE = 64.0
+
+
+def outcome(
+    data: str, points: FivePoint | None, how: Training, rate: float, seed: int, device: torch.device, looks: int = 10
+) -> dict[str, Any]:
+    """Trains a net by plain SGD at a constant rate, as the papers' theorems have it.
+
+    Args:
+        data: What to learn; see `images`.
+        points: Of every layer; None: full precision.
+        how: Steps, batch and loss scale.
+        rate: The learning rate.
+        seed: Decides on weights, batches and random bits.
+        device: Where.
+        looks: How often the true gradient is looked at, in the last quarter of the steps.
+
+    Returns:
+        Of the net with its weights as they are, in full precision: `accuracy` and `loss` on the test images; `squared_gradient`, over all
+        images to learn from, in the mean over the looks. And `own_accuracy` and `own_loss`, on the test images, of the
+        net as it rounds.
+    """
+    found = images(data, device)
+    torch.manual_seed(seed)
+    model, judge = found.net().to(device), found.net().to(device)
+    if points is not None:
+        qsim.convert(model, points)
+    norms: list[float] = []
+
+    def look(done: int) -> None:
+        if done > 0.75 * how.steps:
+            judge.load_state_dict(model.state_dict())
+            norms.append(squared_gradient(judge, found))
+
+    with full_precision(device):
+        train(model, found, torch.optim.SGD(model.parameters(), lr=rate), how, seed, look, max(1, how.steps // (4 * looks)))
+        judge.load_state_dict(model.state_dict())
+        return {
+            "accuracy": accuracy(judge, found),
+            "loss": _loss(judge, found),
+            "own_accuracy": accuracy(model, found),
+            "own_loss": _loss(model, found),
+            "squared_gradient": sum(norms) / len(norms),
+        }
+
+
+@torch.no_grad()
+def _loss(model: torch.nn.Module, found: Images) -> float:
+    model.eval()
+    return F.cross_entropy(model(found.test_x), found.test_y).item()

@@ -1,0 +1,145 @@
+"""Training on images as studies do it: a fixed number of steps, batches that follow from the seed, on a GPU replayed from a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qsim.studies.learners.images import Images
+
+#: Steps before the capture, in which kernels are compiled and the optimizer makes its state.
+_EAGER = 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    Attributes:
+        steps: How many updates.
+        batch: Images of an update.
+        micro_batches: In how many parts its gradient is summed up; each part is rounded by itself.
+        loss_scale: What the loss is multiplied by before the backward pass, and gradients divided by after it.
+    """
+
+    steps: int
+    batch: int
+    micro_batches: int = 1
+    loss_scale: float = 1.0
+
+
+def train(
+    model: nn.Module,
+    images: Images,
+    optimizer: torch.optim.Optimizer,
+    how: Training,
+    seed: int,
+    look: Callable[[int], None] | None = None,
+    every: int = 0,
+) -> None:
+    """Trains a model in place.
+
+    Args:
+        model: Gives logits.
+        images: What to learn.
+        optimizer: Of the model's parameters.
+        how: How.
+        seed: Decides on the batches.
+        look: Called with the number of steps done, whenever that is a multiple of `every`.
+        every: See `look`.
+    """
+    order = torch.Generator().manual_seed(seed)
+    chosen = torch.empty(how.batch, dtype=torch.long, device=images.y.device)
+    step = _replayed(_step(model, images, optimizer, how, chosen)) if chosen.is_cuda else _step(model, images, optimizer, how, chosen)
+    for done in range(1, how.steps + 1):
+        chosen.copy_(torch.randint(len(images.y), (how.batch,), generator=order))
+        step()
+        if look is not None and every and done % every == 0:
+            look(done)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Images) -> float:
+    """The share of test images that a model tells right."""
+    model.eval()
+    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in _chunks(images.test_x, images.test_y))
+    model.train()
+    return right / len(images.test_y)
+
+
+def squared_gradient(model: nn.Module, images: Images) -> float:
+    """The squared norm of the loss's gradient over all images to learn from; for a model without points this is the true one.
+
+    Batch normalization sees its running statistics, so that the gradient does not hang on how the images are cut into pieces.
+    """
+    model.eval()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    total = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    for x, y in _chunks(images.x, images.y):
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        for sum_, part in zip(total, torch.autograd.grad(loss, weights), strict=True):
+            sum_ += part
+    model.train()
+    return sum(float((sum_ / len(images.y)).square().sum()) for sum_ in total)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """In here a GPU computes products of float32 numbers in float32, convolutions too."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = before and device.type != "cuda"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _chunks(x: Tensor, y: Tensor, size: int = 5_000) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(x.split(size), y.split(size), strict=True)
+
+
+def _step(model: nn.Module, images: Images, optimizer: torch.optim.Optimizer, how: Training, chosen: Tensor) -> Callable[[], None]:
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in chosen.chunk(how.micro_batches):
+            loss = F.cross_entropy(model(images.x[part]), images.y[part])
+            (loss * (how.loss_scale / how.micro_batches)).backward()
+        if how.loss_scale != 1:
+            torch._foreach_div_([weight.grad for weight in weights if weight.grad is not None], how.loss_scale)
+        optimizer.step()
+
+    return step
+
+
+def _replayed(step: Callable[[], None]) -> Callable[[], None]:
+    """A step that is called some times, then captured, then replayed."""
+    aside = torch.cuda.Stream()
+    graph: torch.cuda.CUDAGraph | None = None
+    calls = 0
+
+    def replay() -> None:
+        nonlocal graph, calls
+        calls += 1
+        if graph is not None:
+            graph.replay()
+            return
+        # Capture wants what came before on a stream of its own, as PyTorch's documentation has it.
+        if calls <= _EAGER:
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                step()
+            torch.cuda.current_stream().wait_stream(aside)
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        graph.replay()
+
+    return replay

@@ -1,0 +1,185 @@
+"""Learning rates up to which training is stable, in mixed precision and in BF16 with stochastic rounding; and Proposition 1, measured.
+
+Proposition 1 is of weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn anew, both are 0 or 1. From one step to
+the next the correlation of such gradients, over weights, is `var X / (var X + var Y)`. Stochastic rounding adds a perturbation `Z` to what
+a step does. By Lemma 1, for an update `g` shorter than the levels' distance `D`, in units of gradients, `Z` has mean 0 and variance
+`|g| * (D - |g|)`, whatever `g` is: it is correlated with nothing, and the correlation falls to `var X / (var X + var Y + E |g| (D - |g|))`.
+The paper takes `Z` for independent of the gradient; all that is needed is that its mean is 0 for each gradient. With `X` and `Y` of mean
+1/2, `E |g| = 1` and `E g**2 = 3/2`, so that this is `(1/4) / (1/2 + D - 3/2)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.studies.choices import choice
+from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
+from qsim.studies.learning_rate.correlations import Correlations
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
+
+TRAINING, TOY = "training", "toy"
+#: Of how many groups of weights the toy's correlation is taken, each by itself.
+_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    data: str = choice(LIBRARY, "library, or a file or folder of text")
+    size: str = choice("tiny", "of the GPT: tiny, mini, small, medium")
+    methods: tuple[str, ...] = choice((MIXED, STOCHASTIC), "mixed, stochastic, kahan, nearest")
+    lowest: float = choice(2.0**-10, "learning rate")
+    highest: float = choice(2.0**-1, "learning rate; those between are powers of two times the lowest")
+    steps: int = choice(150, "updates")
+    batch: int = choice(8, "sequences of an update")
+    context: int = choice(32, "their length")
+    clip: float = choice(1.0, "what the norm of all gradients may be; 0: any")
+    validation: int = choice(256, "sequences of the held-out text")
+    levels: tuple[float, ...] = choice((4.0, 16.0, 64.0), "distance of levels in the toy, divided by the learning rate")
+    weights: int = choice(1 << 18, "in the toy")
+    seeds: int = choice(3, "how many")
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates, by factors of two."""
+        found = [self.lowest]
+        while 2 * found[-1] <= self.highest:
+            found.append(2 * found[-1])
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A GPT that is trained, or the toy of Proposition 1.
+
+    In the toy `size`, `data`, `batch`, `context`, `clip` and `validation` say nothing, and `rate` is the learning rate in units of the
+    levels' distance.
+    """
+
+    experiment: str
+    method: str
+    rate: float
+    steps: int
+    data: str
+    size: str
+    batch: int
+    context: int
+    clip: float
+    validation: int
+    weights: int
+    seed: int
+
+    @property
+    def training(self) -> GPTTraining:
+        """How the GPT is trained."""
+        return GPTTraining(self.size, self.method, self.rate, self.steps, self.batch, self.context, self.clip, self.seed)
+
+
+class LearningRate(Study[Settings, Run]):
+    """Trains a small transformer at learning rates that double, until it learns nothing any more."""
+
+    name = "learning-rate"
+    question = "Does stochastic rounding stand higher learning rates than mixed precision?"
+    source = "Ozkara et al., Stochastic Rounding for LLM Training, Table 3, Proposition 1"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Three rates, few steps."""
+        return Settings(lowest=2.0**-8, highest=2.0**-6, steps=30, validation=32, levels=(4.0, 16.0), weights=1 << 16, seeds=1)
+
+    def full(self) -> Settings:
+        """GPT-2 small."""
+        return Settings(size="small", lowest=2.0**-12, highest=2.0**-8, steps=250, context=1024, validation=64)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Every method at every rate; the toy with exact and with stochastic updates."""
+        found = []
+        for seed in range(settings.seeds):
+            found += [trained(settings, method, rate, seed) for method in settings.methods for rate in settings.rates]
+            found += [toy(settings, method, ratio, seed) for method in (MIXED, STOCHASTIC) for ratio in settings.levels]
+        return found
+
+    def work(self, run: Run) -> float:
+        """Optimizers in plain torch are what takes time on small models."""
+        if run.experiment == TOY:
+            return run.weights / 2000
+        return run.steps * (1 if run.method == MIXED else 4)
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Trains and validates; in the last half gradients and updates are held against those before them."""
+        if run.experiment == TOY:
+            return {"correlations": toy_correlations(run, device)}
+        how, words = run.training, text(run.data, run.context, device)
+        model, optimizer = begin(how, device)
+        watch = Correlations(model, run.steps // 2)
+        losses: list[Tensor] = []
+
+        def look(step: int, loss: Tensor) -> None:
+            watch(step)
+            losses.append(loss)
+
+        train_gpt(how, model, optimizer, words, look)
+        every = max(1, run.steps // 50)
+        return {
+            "loss": validation_loss(how, model, words, run.validation),
+            "frequencies": frequencies_loss(words),
+            "curve": torch.stack(losses)[every - 1 :: every].tolist(),
+            "gradients": watch.gradients,
+            "updates": watch.updates,
+        }
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Loss against learning rate, and the rates up to which it is stable."""
+        from qsim.studies.learning_rate.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
+    """The run that trains a GPT."""
+    s = settings
+    return Run(TRAINING, method, rate, s.steps, s.data, s.size, s.batch, s.context, s.clip, s.validation, 0, seed)
+
+
+def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:
+    """The run of Proposition 1."""
+    return Run(TOY, method, 1 / levels, 2, "", "", 0, 0, 0.0, 0, settings.weights, seed)
+
+
+def frequencies_loss(words: Text) -> float:
+    """The loss on the held-out text of who knows how frequent each byte is, and nothing else."""
+    learnt, held = (torch.bincount(part.long(), minlength=VOCABULARY).double() for part in words.tokens.tensor_split((words.held_out,)))
+    learnt += 1
+    return float(-(held / held.sum() * (learnt / learnt.sum()).log()).sum())
+
+
+def toy_correlations(run: Run, device: torch.device) -> list[float]:
+    """What two steps in a row do to weights whose gradients are alike in part, in groups of weights.
+
+    A weight's gradient is `X + Y`, both 0 or 1 at random: `X` is the same in both steps and `Y` is not. What a step has done is the change
+    of the weight divided by the learning rate: the gradient itself, and what rounding adds to it.
+    """
+    draw = torch.Generator().manual_seed(run.seed)
+    lasting, *passing = (torch.randint(2, (run.weights,), generator=draw).float().to(device) for _ in range(3))
+    start = torch.full((run.weights,), 1.5, device=device)
+    weights = nn.Parameter(start.bfloat16() if run.method == STOCHASTIC else start)
+    update = "stochastic" if run.method == STOCHASTIC else "nearest"
+    optimizer = qsim.optim.SGD([weights], lr=run.rate * 2.0**-7, update=update, seed=run.seed)
+    done = []
+    for other in passing:
+        before = weights.detach().double()
+        weights.grad = (lasting + other).to(weights.dtype)
+        optimizer.step()
+        done.append(before - weights.detach().double())
+    pairs = torch.stack(done, 1).chunk(_GROUPS)
+    return [float(torch.corrcoef(pair.T)[0, 1]) for pair in pairs]

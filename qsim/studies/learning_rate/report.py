@@ -1,0 +1,270 @@
+"""What the transformers of the study `learning-rate` say: loss against learning rate, and correlations in time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qsim.studies import _figures
+from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC
+from qsim.studies.learners.text import VOCABULARY
+from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.statistics import Interval, difference, mean
+from qsim.studies.study import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The loss of who knows nothing: what is above counts as that.
+_NOTHING = math.log(VOCABULARY)
+
+
+class Findings:
+    """The results of a study, by what they belong to."""
+
+    def __init__(self, study: LearningRate, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings, self.rates = study, settings, settings.rates
+        self._of = {result.run: result for result in results}
+        self.frequencies = float(self._of[trained(settings, settings.methods[0], self.rates[0], 0)]["frequencies"])
+
+    def report(self) -> Report:
+        """All of it."""
+        return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
+
+    def losses(self, method: str, rate: float) -> list[float]:
+        """The validation loss of each seed."""
+        found = [float(self._of[trained(self.settings, method, rate, seed)]["loss"]) for seed in range(self.settings.seeds)]
+        return [min(loss, _NOTHING) for loss in found]
+
+    def stable(self, method: str) -> float:
+        """The largest rate up to which all seeds learn more than how frequent bytes are; NaN if there is none."""
+        found = math.nan
+        for rate in self.rates:
+            if max(self.losses(method, rate)) >= self.frequencies:
+                break
+            found = rate
+        return found
+
+    def best(self, method: str) -> list[float]:
+        """For each seed the logarithm to the base of 2 of the rate with the lowest loss, by a parabola through its neighbours."""
+        return [_lowest(np.log2(self.rates), losses) for losses in np.array([self.losses(method, rate) for rate in self.rates]).T]
+
+    def lowest(self, method: str) -> list[float]:
+        """For each seed the lowest loss of all rates."""
+        return [min(losses) for losses in zip(*(self.losses(method, rate) for rate in self.rates), strict=True)]
+
+    def correlations(self, method: str, rate: float, what: str) -> list[float]:
+        """Of gradients or updates with those of the step before, for each seed; NaN where training diverged."""
+        found = [self._of[trained(self.settings, method, rate, seed)][what] for seed in range(self.settings.seeds)]
+        return [math.nan if value is None else float(value) for value in found]
+
+    def toy(self, method: str, levels: float) -> Interval:
+        """The correlation of Proposition 1."""
+        runs = [toy(self.settings, method, levels, seed) for seed in range(self.settings.seeds)]
+        return mean([value for run in runs for value in self._of[run]["correlations"]])
+
+    def _setting(self) -> str:
+        chosen = self.settings
+        return (
+            f"A GPT ({chosen.size}) is trained on bytes of {chosen.data} by {chosen.steps} updates of AdamW, each of {chosen.batch} "
+            f"sequences of {chosen.context}; {chosen.seeds} seeds. `mixed` has float32 weights and products in bfloat16 (autocast), the "
+            "others have everything in bfloat16 and update weights as they are called. The learning rate rises for a tenth of the steps "
+            "and falls along half a cosine to a tenth. A rate counts as stable if, with it and all lower ones, every seed ends with a "
+            "lower loss on held-out text than who knows no more than how frequent each byte is "
+            f"({self.frequencies:.3f}). Intervals hold 95 %, over seeds; those of the toy, over groups of weights."
+        )
+
+    def _tables(self) -> list[Table]:
+        methods = self.settings.methods
+        rows = [[_power(rate), *(f"{mean(self.losses(method, rate)):.3f}" for method in methods)] for rate in self.rates]
+        ends = [
+            [method, self._told_stable(method), f"2^{mean(self.best(method)):.2f}", f"{mean(self.lowest(method)):.3f}"]
+            for method in methods
+        ]
+        return [
+            Table("Validation loss", ["learning rate", *methods], rows),
+            Table("Rates", ["method", "largest stable", "best, by a parabola", "loss at the best"], ends),
+        ]
+
+    def _told_stable(self, method: str) -> str:
+        found = self.stable(method)
+        if math.isnan(found):
+            return "none of these"
+        return f"{_power(found)} or more" if found == self.rates[-1] else _power(found)
+
+    def _pictures(self) -> list[Picture]:
+        return [
+            Picture(
+                "loss",
+                "Validation loss against learning rate. Bars: 95 % over seeds. Dotted: who knows how frequent each byte is.",
+                self._losses,
+            ),
+            Picture(
+                "correlation",
+                "Proposition 1. Left: the toy, measured (marks) and by the formula (lines). Right: gradients in training and those of the "
+                "step before. Bars: 95 %.",
+                self._correlations,
+            ),
+        ]
+
+    def _losses(self) -> Figure:
+        figure, (panel,) = _figures.panels(width=4.6, height=3.0)
+        for place, (method, look) in enumerate(zip(self.settings.methods, _figures.LOOKS, strict=False)):
+            _figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
+                          look, method)  # fmt: skip
+        panel.axhline(self.frequencies, label="frequencies of bytes", **_figures.REFERENCE())
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("learning rate")
+        panel.set_ylabel("validation loss in nats")
+        _figures.legend(figure, panel, columns=3)
+        return figure
+
+    def _correlations(self) -> Figure:
+        figure, (left, right) = _figures.panels(1, 2)
+        levels = self.settings.levels
+        fine = np.geomspace(levels[0], levels[-1], 100)
+        for method, look in ((MIXED, _figures.LOOKS[0]), (STOCHASTIC, _figures.LOOKS[1])):
+            left.plot(fine, [_formula(method, number) for number in fine], color=look.color)
+            points = _figures.Look(look.color, look.marker, "")
+            _figures.band(left, levels, [self.toy(method, number) for number in levels], points)
+        left.set_xscale("log", base=2)
+        left.set_xlabel("distance of levels / learning rate")
+        left.set_ylabel("correlation in time")
+        left.set_title("toy: with and without rounding")
+        for method, look in zip(self.settings.methods, _figures.LOOKS, strict=False):
+            found = [mean(self.correlations(method, rate, "gradients")) for rate in self.rates]
+            shown = [(rate, interval) for rate, interval in zip(self.rates, found, strict=True) if not math.isnan(interval.value)]
+            _figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
+        right.set_xscale("log", base=2)
+        right.set_xlabel("learning rate")
+        right.set_title("training: gradients")
+        _figures.legend(figure, right, columns=3)
+        return figure
+
+    def _claims(self) -> list[Claim]:
+        if not {MIXED, STOCHASTIC} <= set(self.settings.methods):
+            return self._toys()
+        return [self._higher(), self._larger(), self._better_beyond(), self._lower(), *self._toys(), self._decorrelates()]
+
+    def _higher(self) -> Claim:
+        ahead = difference(self.best(STOCHASTIC), self.best(MIXED))
+        return Claim(
+            "Table 3",
+            "the best learning rate with stochastic rounding is higher than in mixed precision: 1 to 3.5 times",
+            f"2 to the {ahead:.2f} times, by a parabola through the lowest losses",
+            True if ahead.low > 0 else False if ahead.high < 0 else None,
+        )
+
+    def _larger(self) -> Claim:
+        stochastic, mixed = self.stable(STOCHASTIC), self.stable(MIXED)
+        beyond = {method: self._told_stable(method) for method in (STOCHASTIC, MIXED)}
+        return Claim(
+            "Table 3, Section 5.1",
+            "stochastic rounding is stable at rates at which mixed precision diverges",
+            f"largest stable rate, of powers of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
+            None if stochastic == mixed == self.rates[-1] else stochastic > mixed,
+        )
+
+    def _better_beyond(self) -> Claim:
+        beyond = [rate for rate in self.rates if math.log2(rate) > max(self.best(MIXED))] or [self.rates[-1]]
+        per_seed = [np.mean([self.losses(method, rate) for rate in beyond], 0).tolist() for method in (STOCHASTIC, MIXED)]
+        ahead = difference(*per_seed)
+        return Claim(
+            "Section 5.1",
+            "at rates above the best one of mixed precision, stochastic rounding is the more robust",
+            f"loss {ahead:+.3f} beside mixed precision, mean over {len(beyond)} rates",
+            True if ahead.high < 0 else False if ahead.low > 0 else None,
+        )
+
+    def _lower(self) -> Claim:
+        ahead = difference(self.lowest(STOCHASTIC), self.lowest(MIXED))
+        return Claim(
+            "Table 2",
+            "each at its best rate, stochastic rounding reaches a slightly lower loss than mixed precision",
+            f"{ahead:+.3f} beside mixed precision",
+            True if ahead.high < 0 else False if ahead.low > 0 else None,
+        )
+
+    def _toys(self) -> list[Claim]:
+        levels = self.settings.levels
+        exact, rounded = ([self.toy(method, number) for number in levels] for method in (MIXED, STOCHASTIC))
+        return [
+            Claim(
+                "Proposition 1",
+                "without rounding the correlation of gradients in time is var X / (var X + var Y)",
+                f"{exact[0]:.4f}, where the formula gives {_formula(MIXED, levels[0]):.4f}",
+                _near(exact[0], _formula(MIXED, levels[0])),
+            ),
+            Claim(
+                "Proposition 1",
+                "the variance that stochastic rounding adds reduces it",
+                "; ".join(f"levels {number:g} gradients apart: {found:.4f}, formula {_formula(STOCHASTIC, number):.4f}"
+                          for number, found in zip(levels, rounded, strict=True)),
+                all(_near(found, _formula(STOCHASTIC, number)) and found.high < exact[0].low
+                    for number, found in zip(levels, rounded, strict=True)),
+            ),
+        ]  # fmt: skip
+
+    def _decorrelates(self) -> Claim:
+        def falls(what: str) -> Interval:
+            pairs = [
+                (first, second)
+                for rate in self.rates
+                for first, second in zip(*(self.correlations(method, rate, what) for method in (STOCHASTIC, MIXED)), strict=True)
+            ]
+            kept = [(first, second) for first, second in pairs if not math.isnan(first + second)]
+            return difference(*zip(*kept, strict=True)) if kept else Interval(math.nan, -math.inf, math.inf)
+
+        gradients, updates = falls("gradients"), falls("updates")
+        return Claim(
+            "Section 2.3",
+            "stochastic rounding decorrelates gradients in training",
+            f"cosine with the step before, beside mixed precision: {gradients:+.4f} of gradients, {updates:+.4f} of updates; means over "
+            "rates and seeds",
+            True if gradients.high < 0 else False if gradients.low > 0 else None,
+        )
+
+    def _meaning(self) -> str:
+        rates = ", ".join(f"{method} {self._told_stable(method)}" for method in self.settings.methods)
+        best = ", ".join(f"{method} 2^{mean(self.best(method)).value:.1f}" for method in self.settings.methods)
+        return f"Largest stable learning rates: {rates}; best ones: {best}."
+
+
+def _formula(method: str, levels: float) -> float:
+    """The correlation of Proposition 1: in `learning_rate` it is derived."""
+    rounding = levels - 1.5 if method == STOCHASTIC else 0.0
+    return 0.25 / (0.5 + rounding)
+
+
+def _near(found: Interval, expected: float) -> bool:
+    """Whether an estimate may be of a number: within twice its interval, which chance leaves about once in a thousand times."""
+    return abs(found.value - expected) <= found.high - found.low
+
+
+def _lowest(x: np.ndarray, y: np.ndarray) -> float:
+    """Where a parabola through the least of some values and its neighbours is lowest; at an end, the end."""
+    at = int(np.argmin(y))
+    if at in (0, len(y) - 1):
+        return float(x[at])
+    left, middle, right = y[at - 1 : at + 2]
+    bend = left - 2 * middle + right
+    return float(x[at] + (x[at + 1] - x[at]) * (0.5 * (left - right) / bend if bend else 0.0))
+
+
+def _power(rate: float) -> str:
+    power = math.log2(rate)
+    return f"2^{power:.0f}" if power == round(power) else f"{rate:g}"
+
+
+def _drawn(losses: Sequence[float]) -> Interval:
+    """An interval that a figure can hold."""
+    found = mean(losses)
+    return Interval(found.value, max(found.low, 0.0), min(found.high, _NOTHING))
+
+
+def _finite(interval: Interval) -> Interval:
+    return Interval(interval.value, max(interval.low, -1.0), min(interval.high, 1.0))

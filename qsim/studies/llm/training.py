@@ -1,0 +1,174 @@
+"""One GPT that learns a text in some mixture of BF16 and FP32: where it ends, how fast it goes, how much memory that takes."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt_training import rate_at, warmup
+from qsim.studies.learners.text import Text, text
+
+#: Weights in FP32 and products in BF16 by autocast; weights in BF16 and the updates of a copy in FP32. Other methods are all in BF16.
+O1, O2 = "o1", "o2"
+BF16, FP32 = "bf16", "fp32"
+MIB = 2**20
+#: nanoGPT's, which the paper follows.
+_BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.1, 1.0
+#: How often a model is looked at, and on how many sequences of the held-out text.
+_LOOKS, _VALIDATION = 5, 64
+_DTYPES = {BF16: torch.bfloat16, FP32: torch.float32}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One GPT that is trained; `states` and `gradients` say in which format moments and gradients are kept."""
+
+    data: str
+    size: str
+    vocabulary: int
+    context: int
+    method: str
+    states: str
+    gradients: str
+    batch: int
+    micro_batches: int
+    steps: int
+    rate: float
+    seed: int
+
+
+def outcome(run: Run, device: torch.device) -> dict[str, Any]:
+    """Trains.
+
+    Returns:
+        `curve`: pairs of steps done and the mean loss on the held-out text then, in nats a byte. `loss`: the last of them.
+        `tokens_per_second`: in training, without the steps of the warm-up and without validation. `peak_mib`: the most memory that torch
+        had handed out at one time, beyond what there was before; None where there is no GPU.
+    """
+    found = text(run.data, run.context, device)
+    held_out = found.validation(_VALIDATION, run.context)
+    before = _allocated(device)
+    torch.manual_seed(run.seed)
+    with device:
+        model = GPT(size(run.size), run.vocabulary, run.context)
+    updates = Updates(run, model)
+    order = torch.Generator().manual_seed(run.seed)
+    curve, seconds = [], 0.0
+    for first, last in pairwise([0, *_looks(run)]):
+        begin = time.perf_counter()
+        for step in range(first, last):
+            _learn(run, model, updates, found, order, rate_at(run.rate, run.steps, step))
+        _wait(device)
+        seconds += time.perf_counter() - begin if first else 0.0
+        curve.append((last, _validated(run, model, held_out)))
+    timed = (run.steps - warmup(run.steps)) * run.batch * run.context
+    return {
+        "loss": curve[-1][1],
+        "curve": curve,
+        "tokens_per_second": timed / seconds,
+        "peak_mib": (torch.cuda.max_memory_allocated(device) - before) / MIB if device.type == "cuda" else None,
+    }
+
+
+class Updates:
+    """Moves a model's weights by their gradients, which are clipped, by AdamW as a method does it.
+
+    Weights are given the method's dtype; all methods begin at the same ones, which are numbers of BF16.
+
+    Args:
+        run: Which method, with which states and gradients.
+        model: What is trained.
+
+    Attributes:
+        weights: The model's parameters.
+        moved: What the optimizer moves: the weights, or copies of them in FP32.
+        optimizer: The optimizer.
+    """
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        model.bfloat16()
+        if run.method == O1:
+            model.float()
+        self.weights: list[Tensor] = list(model.parameters())
+        self.moved = self.weights
+        if run.method == O2:
+            self.moved = [weight.detach().float() for weight in self.weights]
+        dtype = _DTYPES[run.gradients]
+        if dtype != self.weights[0].dtype and not hasattr(torch.Tensor, "grad_dtype"):
+            raise RuntimeError(
+                f"llm: gradients in {run.gradients} of weights in BF16 need torch 2.10 or later; this is {torch.__version__}"
+            )
+        for weight in self.weights:
+            # In this dtype autograd adds up the gradients of micro-batches.
+            weight.grad_dtype = dtype
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in self.moved if each.dim() > 1], "weight_decay": _DECAY},
+            {"params": [each for each in self.moved if each.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer: torch.optim.Optimizer
+        if run.method in (O1, O2):
+            self.optimizer = torch.optim.AdamW(groups, betas=_BETAS, fused=self.weights[0].is_cuda)
+        else:
+            self.optimizer = qsim.optim.AdamW(groups, betas=_BETAS, update=run.method, state=run.states, seed=run.seed)
+
+    def step(self, rate: float) -> None:
+        """Moves the weights, and lets go of the gradients."""
+        nn.utils.clip_grad_norm_(self.weights, _CLIP)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        copied = self.moved[0] is not self.weights[0]
+        if copied:
+            for copy, weight in zip(self.moved, self.weights, strict=True):
+                copy.grad, weight.grad = weight.grad, None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, self.moved)
+
+
+def _learn(run: Run, model: nn.Module, updates: Updates, found: Text, order: torch.Generator, rate: float) -> None:
+    for part in found.batch(run.batch, run.context, order).chunk(run.micro_batches):
+        (_loss(run, model, part) / run.micro_batches).backward()
+    updates.step(rate)
+
+
+def _loss(run: Run, model: nn.Module, sequences: Tensor) -> Tensor:
+    with torch.autocast(sequences.device.type, torch.bfloat16, enabled=run.method == O1):
+        return language_loss(model, sequences)
+
+
+@torch.no_grad()
+def _validated(run: Run, model: nn.Module, held_out: Tensor) -> float:
+    parts = held_out.split(max(1, run.batch // run.micro_batches))
+    loss = sum(float(_loss(run, model, part)) * len(part) for part in parts) / len(held_out)
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _looks(run: Run) -> list[int]:
+    """After how many steps a model is looked at: when it is warm, and then in equal distances up to the last."""
+    warm = warmup(run.steps)
+    return sorted({warm + round((run.steps - warm) * part / _LOOKS) for part in range(_LOOKS + 1)})
+
+
+def _allocated(device: torch.device) -> int:
+    """How much memory is handed out already, from where the peak is counted. Of runs before this nothing may be left."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,178 @@
+"""Random walks: how many steps it takes to a level when updates are smaller than the levels' distance."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.studies.choices import choice
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps
+from qsim.studies.report import Report
+from qsim.studies.study import Result, Study
+
+EXACT, STOCHASTIC = "exact", "stochastic"
+#: The distance of bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as to 1.25.
+_DISTANCE, _START, MOST_LEVELS = 2.0**-7, 1.75, 64
+#: How many points a curve has.
+_POINTS = 60
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen. Updates are in units of the levels' distance."""
+
+    constant: tuple[float, ...] = choice((0.5, 0.25, 0.0625, 0.015625), "updates that stay the same, to the next level")
+    floors: tuple[float, ...] = choice((0.015625, 0.125), "where updates that are halved at each step, from a half on, stop decaying")
+    harmonic_steps: int = choice(128, "for how long to look at updates of 1/2, 1/4, 1/6, …")
+    weights: int = choice(1 << 17, "that walk to the next level, for each seed")
+    levels: int = choice(64, "to go down the linear loss with Adam; at most 64")
+    first: float = choice(0.02576, "Adam's first update, which decays in a straight line")
+    length: int = choice(5000, "at which step it would be zero")
+    minima: tuple[float, ...] = choice((55 / 65536, 320 / 65536), "Adam's least update: a low one and a high one")
+    steps: int = choice(30000, "of Adam, at most")
+    adam_weights: int = choice(1 << 15, "that go down the linear loss, for each seed")
+    seeds: int = choice(2, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Many weights that walk the same way."""
+
+    optimizer: str
+    updates: str
+    first: float
+    floor: float
+    length: int
+    levels: int
+    method: str
+    weights: int
+    steps: int
+    seed: int
+
+    @property
+    def schedule(self) -> Updates:
+        """What each step adds."""
+        return Updates(self.updates, self.first, self.floor, self.length)
+
+
+class RandomWalk(Study[Settings, Run]):
+    """Counts the steps of weights to a level, with exact updates and with stochastic rounding."""
+
+    name = "random-walk"
+    question = "How long do small updates take under stochastic rounding?"
+    source = "Ozkara et al., Stochastic Rounding for LLM Training, Section 2.2"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Updates that are not so small."""
+        return Settings(
+            constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
+            levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
+        )  # fmt: skip
+
+    def full(self) -> Settings:
+        """More weights, and updates that are smaller."""
+        return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """To the next level by SGD, and down the linear loss by Adam."""
+        if not 1 <= settings.levels <= MOST_LEVELS:
+            raise ValueError(f"levels: must lie in [1, {MOST_LEVELS}], where they are equally far apart; got {settings.levels}")
+        found = [run for seed in range(settings.seeds) for run in _next_level(settings, seed)]
+        for minimum in settings.minima:
+            down = ("adam", LINEAR, settings.first, minimum, settings.length, settings.levels)
+            found.append(Run(*down, EXACT, 1, settings.steps, 0))
+            found += [Run(*down, STOCHASTIC, settings.adam_weights, settings.steps, seed) for seed in range(settings.seeds)]
+        return found
+
+    def work(self, run: Run) -> float:
+        """A step costs something whatever its size, and then by the weight; those that have arrived are not moved any more."""
+        return exact_steps(run.schedule(run.steps), run.levels) * (run.weights + 20_000) + run.steps * 20_000
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Takes steps until all weights are there or the steps are taken."""
+        walk = _Walk(run, device)
+        points = {round(step) for step in np.linspace(1, run.steps, _POINTS)} | {
+            round(step) for step in np.geomspace(1, run.steps, _POINTS)
+        }
+        curve = []
+        total = squares = before = 0.0
+        for step, update in enumerate(run.schedule(run.steps).tolist(), start=1):
+            arrived = walk.step(update)
+            total, squares, before = total + (arrived - before) * step, squares + (arrived - before) * step**2, arrived
+            if step in points:
+                curve.append([step, 1 - arrived / run.weights, *walk.left()])
+            if arrived == run.weights:
+                break
+        late = run.weights - arrived
+        mean = (total + late * run.steps) / run.weights
+        variance = (squares + late * run.steps**2) / run.weights - mean**2
+        return {"mean": mean, "variance": variance, "late": late / run.weights, "curve": curve}
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Means beside the closed form."""
+        from qsim.studies.random_walk.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+class _Walk:
+    """The weights of a run, without those that have arrived long since."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        self._run, self._goal, self._dropped, self._drops = run, _START - run.levels * _DISTANCE, 0, 0
+        self._optimizer = self._begin(torch.full((run.weights,), _START, device=device))
+
+    def step(self, update: float) -> int:
+        """Goes down by an update.
+
+        Returns:
+            How many weights have arrived so far.
+        """
+        self._optimizer.param_groups[0]["lr"] = update * _DISTANCE
+        self._optimizer.step()
+        there = self._weights.detach() <= self._goal
+        arrived = int(there.sum())
+        if 2 * arrived > len(there) > arrived:
+            # The others go on with a fresh optimizer. While gradients stay the same so do Adam's moments once their bias is corrected.
+            self._dropped, self._drops = self._dropped + arrived, self._drops + 1
+            self._optimizer = self._begin(self._weights.detach()[~there])
+            return self._dropped
+        return self._dropped + arrived
+
+    def left(self) -> tuple[float, float, float]:
+        """How many levels there are still to go: the mean, and between which numbers the middle 90 % of weights lie."""
+        left = ((self._weights.detach().double() - self._goal) / _DISTANCE).clamp(min=0).cpu().numpy()
+        all_ = np.concatenate([np.zeros(self._dropped), left])
+        low, high = np.quantile(all_, [0.05, 0.95]).tolist()
+        return float(all_.mean()), low, high
+
+    def _begin(self, weights: Tensor) -> torch.optim.Optimizer:
+        run = self._run
+        self._weights = nn.Parameter(weights.to(torch.bfloat16 if run.method == STOCHASTIC else torch.float32))
+        self._weights.grad = torch.ones_like(self._weights)
+        # Each run draws noise of its own: what is off in one is not off in the others as well.
+        seed = (zlib.crc32(repr(run).encode()) << 20) + self._drops
+        update = "stochastic" if run.method == STOCHASTIC else "nearest"
+        if run.optimizer == "adam":
+            return qsim.optim.Adam([self._weights], eps=0.0, state="fp32", update=update, seed=seed)
+        return qsim.optim.SGD([self._weights], update=update, seed=seed)
+
+
+def _next_level(settings: Settings, seed: int) -> list[Run]:
+    """The runs to the next level."""
+    # Of updates p, a share of exp(-20) takes more than 20 / p steps.
+    count = settings.weights
+    ways = [(CONSTANT, update, 0.0, round(20 / update), count) for update in settings.constant]
+    ways += [(HALVED, 0.5, floor, round(20 / floor), count) for floor in settings.floors]
+    # Of decaying updates numbers of steps spread far: more weights, for a mean as exact.
+    ways.append((HARMONIC, 0.5, 0.0, settings.harmonic_steps, 8 * count))
+    return [Run("sgd", updates, first, floor, 0, 1, STOCHASTIC, weights, steps, seed) for updates, first, floor, steps, weights in ways]

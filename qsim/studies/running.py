@@ -1,0 +1,147 @@
+"""Carries out the runs of a study that have no result yet: in this process or in several, on a processor or on GPUs."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import qsim
+from qsim.studies.store import Store
+from qsim.studies.study import Result, Study
+
+
+def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, device: torch.device, workers: int) -> None:
+    """Measures runs, and keeps each result as soon as it is there.
+
+    Args:
+        study: Whose runs.
+        todo: Which.
+        store: Where results go; this process writes alone.
+        device: Where to compute. Several workers take the GPUs in turn, if no one of them is named.
+        workers: How many processes; with one, it is this.
+    """
+    longest_first = sorted(todo, key=study.work, reverse=True)
+    with store.writing(), _bar(sum(map(study.work, todo)), len(todo)) as bar:
+        results = _here(study, longest_first, device) if workers == 1 else _in_processes(study, longest_first, device, workers)
+        for result in results:
+            store.add(result)
+            bar.done(study.work(result.run))
+
+
+def measured(study: Study[Any, Any], run: Any, device: torch.device) -> Result[Any]:
+    """One run, timed. One thread computes: sums come out alike on any number of cores."""
+    begin = time.perf_counter()
+    with _one_thread():
+        values = study.measure(run, device)
+    return Result(run, values, time.perf_counter() - begin, machine(device))
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What a result is kept with: where, when, with which versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {"device": name, "torch": torch.__version__, "qsim": qsim.__version__, "date": datetime.date.today().isoformat()}
+
+
+def default_workers(device: torch.device) -> int:
+    """As many processes as there are cores, or GPUs."""
+    if device.type == "cuda":
+        return torch.cuda.device_count() if str(device) == "cuda" else 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _here(study: Study[Any, Any], todo: Sequence[Any], device: torch.device) -> Iterator[Result[Any]]:
+    for run in todo:
+        yield measured(study, run, device)
+
+
+def _in_processes(study: Study[Any, Any], todo: Sequence[Any], device: torch.device, workers: int) -> Iterator[Result[Any]]:
+    context = multiprocessing.get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(workers):
+        numbers.put(number)
+    pool = ProcessPoolExecutor(min(workers, len(todo)), context, _begin_worker, (numbers, str(device)))
+    try:
+        for future in as_completed([pool.submit(_measured_by_worker, study, run) for run in todo]):
+            yield future.result()
+    finally:
+        # Whatever ended this, no run that has not begun is begun.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_device = torch.device("cpu")
+
+
+def _begin_worker(numbers: Any, device: str) -> None:
+    """Gives a worker its device, and lets it die with the process that began it."""
+    global _device
+    number = numbers.get()
+    _device = torch.device(f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device)
+    if _device.type == "cuda":
+        torch.cuda.set_device(_device)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def _measured_by_worker(study: Study[Any, Any], run: Any) -> Result[Any]:
+    return measured(study, run, _device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Bar:
+    """Runs that are done, and the time that the others will take, judged by their work."""
+
+    def __init__(self, bar: Any, runs: int) -> None:
+        self._bar, self._runs, self._done = bar, runs, 0
+        self._describe()
+
+    def done(self, work: float) -> None:
+        """One more run."""
+        self._done += 1
+        self._describe()
+        self._bar.update(work)
+
+    def _describe(self) -> None:
+        self._bar.set_description_str(f"{self._done}/{self._runs} runs", refresh=False)
+
+
+@contextmanager
+def _bar(work: float, runs: int) -> Iterator[_Bar]:
+    # Shown on terminals alone.
+    with tqdm(total=work, disable=None, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left") as bar:
+        yield _Bar(bar, runs)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"one core of {name}"

@@ -1,0 +1,137 @@
+"""Stagnation: gradient descent on least squares, whose weights are rounded to nearest, stochastically, with Kahan's summation, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from qsim.studies.choices import choice
+from qsim.studies.report import Report
+from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
+from qsim.studies.study import Result, Study
+
+#: How many points a curve has.
+_POINTS = 48
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be chosen."""
+
+    format: str = choice("bf16", "of what is rounded")
+    rates: tuple[float, ...] = choice((0.3, 0.1, 0.03, 0.01), "learning rates with the gradient of all samples, from large to small")
+    length: float = choice(25.0, "steps times learning rate, with the gradient of all samples")
+    sample_rate: float = choice(0.01, "learning rate with the gradient of one sample")
+    sample_steps: int = choice(3000, "steps with the gradient of one sample")
+    noise: float = choice(0.5, "standard deviation of the labels' noise, where there is some")
+    problems: int = choice(32, "how many are drawn for each seed")
+    samples: int = choice(1000, "of each problem")
+    dimensions: int = choice(10, "of each problem")
+    seeds: int = choice(2, "how many")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some problems, solved in one way."""
+
+    method: str
+    format: str
+    gradient: str
+    rate: float
+    steps: int
+    noise: float
+    problems: int
+    samples: int
+    dimensions: int
+    seed: int
+
+    @property
+    def descent(self) -> Descent:
+        """How to go down."""
+        return Descent(self.method, self.format, self.gradient, self.rate, self.seed)
+
+
+class Stagnation(Study[Settings, Run]):
+    """Measures how close to the optimum weights come, beside how close Theorem 1 lets them come if they are rounded to nearest."""
+
+    name = "stagnation"
+    question = "Which roundings keep gradient descent away from the optimum?"
+    source = "Zamirai et al., Revisiting BFloat16 Training, Figure 2, Theorems 1 and 2"
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """Two rates, few problems."""
+        return Settings(rates=(0.3, 0.1), length=20.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
+
+    def full(self) -> Settings:
+        """More problems, and smaller rates."""
+        return Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """With all samples: every method at every rate, and single weights to nearest. With one: every method, with and without noise."""
+        found = []
+        for seed in range(settings.seeds):
+            for method in METHODS:
+                found += [whole(settings, method, rate, seed) for rate in settings.rates]
+                found += [single(settings, method, noise, seed) for noise in (0.0, settings.noise)]
+            found += [replace(whole(settings, NEAREST, rate, seed), dimensions=1) for rate in settings.rates]
+        return found
+
+    def work(self, run: Run) -> float:
+        """A step costs something whatever its size, and then by the number."""
+        return run.steps * (30_000 + run.problems * run.dimensions * (run.samples if run.gradient == ALL else 1))
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Goes down, and looks at the distance from the optimum at every step."""
+        drawn = problems(run.problems, run.samples, run.dimensions, run.noise, run.format, run.seed)
+        data = Problems(drawn.x.to(device), drawn.y.to(device), drawn.optimum.to(device))
+        largest = 1 / data.lipschitz(run.gradient).max().item()
+        if run.rate > largest:
+            raise ValueError(f"rate: the theorems hold up to 1/L, here {largest:.3g} with the gradient of {run.gradient}; got {run.rate:g}")
+        weights = Weights(data, run.descent)
+        points = sorted({round(step) for step in np.linspace(1, run.steps, _POINTS)})
+        lowest = torch.full((run.problems,), torch.inf, dtype=torch.float64, device=device)
+        loss, since = torch.zeros_like(lowest), 0
+        distances, losses = [], []
+        for step in range(1, run.steps + 1):
+            loss += weights.step()
+            since += 1
+            distance = (weights.values - data.optimum).norm(dim=1)
+            torch.minimum(lowest, distance, out=lowest)
+            if step in points:
+                distances.append(distance.clone())
+                losses.append(loss / since)
+                loss, since = torch.zeros_like(loss), 0
+        return {
+            "steps": points,
+            "distances": torch.stack(distances).tolist(),
+            "losses": torch.stack(losses).tolist(),
+            "lowest": lowest.tolist(),
+            "start": data.optimum.norm(dim=1).tolist(),
+            "smallest": data.optimum.abs().amin(1).tolist(),
+            "lipschitz": data.lipschitz(run.gradient).tolist(),
+            "convexity": data.convexity().tolist(),
+        }
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Distances beside the theorems' bounds."""
+        from qsim.studies.stagnation.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+def whole(settings: Settings, method: str, rate: float, seed: int) -> Run:
+    """The run with the gradient of all samples, which a model can fit perfectly."""
+    steps = round(settings.length / rate)
+    return Run(method, settings.format, ALL, rate, steps, 0.0, settings.problems, settings.samples, settings.dimensions, seed)
+
+
+def single(settings: Settings, method: str, noise: float, seed: int) -> Run:
+    """The run with the gradient of one sample."""
+    rate, steps = settings.sample_rate, settings.sample_steps
+    return Run(method, settings.format, ONE, rate, steps, noise, settings.problems, settings.samples, settings.dimensions, seed)

@@ -1,0 +1,78 @@
+"""The study `batch-size`: where gradients underflow, where they do not, and what batch makes up for a bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import qsim
+from qsim import studies
+from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run
+from qsim.studies.study import Result
+
+pytest.importorskip("sklearn")
+
+Found = tuple[studies.Report, list[Result[Run]]]
+SETTINGS = BatchSize().quick()
+COARSE, MOST = SETTINGS.formats[0], SETTINGS.batches[-1]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    plan = studies.plan("batch-size", form="quick", out=tmp_path_factory.mktemp("batch"))
+    plan.carry_out()
+    assert all(path.stat().st_size > 1000 for path in plan.write())
+    return plan.report(), list(plan.store.results().values())
+
+
+def of_seeds(found: Found, what: str, format: str, rounding: str, batch: int, scale: str, micro_batches: int = 1) -> list[float]:
+    wanted = ("", format, rounding, batch, scale, micro_batches)
+    values = [
+        r[what] for r in found[1]
+        if (r.run.like, r.run.format, r.run.rounding, r.run.batch, r.run.loss_scale, r.run.micro_batches) == wanted
+    ]  # fmt: skip
+    assert len(values) == SETTINGS.seeds
+    return values
+
+
+def test_gradients_of_a_mean_over_the_largest_batch_underflow_to_nearest(found: Found) -> None:
+    """The gradient of a logit is less than 1 / batch: below half of the format's smallest number all of them become 0."""
+    assert qsim.format(COARSE).smallest / 2 >= 1 / MOST
+    for loss in of_seeds(found, "loss", COARSE, "nearest", MOST, PLAIN):
+        # What a net says that has not learnt is as good as that of ten equal chances, but for its first weights.
+        assert abs(loss - math.log(10)) < 0.1
+    # Of nets that do not know the digits one of a hundred does as well as a quarter.
+    assert max(of_seeds(found, "accuracy", COARSE, "nearest", MOST, PLAIN)) < 0.25
+    # Chance keeps the mean of what is lost.
+    assert min(of_seeds(found, "accuracy", COARSE, "stochastic", MOST, PLAIN)) > 0.7
+
+
+def test_in_range_nothing_underflows(found: Found) -> None:
+    for batch in SETTINGS.batches:
+        full = of_seeds(found, "loss", FULL, "nearest", batch, PLAIN)
+        for rounding in SETTINGS.roundings:
+            losses = of_seeds(found, "loss", COARSE, rounding, batch, IN_RANGE)
+            # Less than a tenth of what there was to learn is missing.
+            assert all(loss - own < 0.1 * (math.log(10) - own) for loss, own in zip(losses, full, strict=True))
+
+
+def test_a_batch_summed_up_from_parts_learns_as_well(found: Found) -> None:
+    parts = of_seeds(found, "accuracy", COARSE, "stochastic", MOST, PLAIN, SETTINGS.micro_batches)
+    assert min(parts) > 0.7
+
+
+@pytest.mark.parametrize("scale", [PLAIN, IN_RANGE])
+def test_a_bit_is_made_up_for_by_at_most_four_times_the_batch(found: Found, scale: str) -> None:
+    """And by no smaller one: fewer bits never make gradients vary less."""
+    factors = [r for r in found[1] if r.run.like and r.run.loss_scale == scale]
+    assert len(factors) == SETTINGS.seeds
+    for factor in factors:
+        assert 1 < factor["low"] <= factor["factor"] <= factor["high"] < 4
+
+
+def test_claims_come_out_as_the_numbers_do(found: Found) -> None:
+    (bits,) = [claim for claim in found[0].claims if "a bit less" in claim.paper]
+    assert bits.agrees is True
+    (fails,) = [claim for claim in found[0].claims if "nearest does not gain" in claim.paper]
+    assert fails.agrees is True

@@ -1,0 +1,67 @@
+"""The study `formats`: wide formats beside full precision, coarse ones beside wide ones, and the frontier beside the grid."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+import torch
+
+import qsim
+from qsim import studies
+from qsim.studies.formats import FULL, Formats, Run
+from qsim.studies.study import Result
+
+pytest.importorskip("sklearn")
+CPU = torch.device("cpu")
+
+Found = tuple[studies.Report, dict[tuple[str, str, int], Result[Run]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    plan = studies.plan("formats", form="quick", out=tmp_path_factory.mktemp("formats"))
+    plan.carry_out()
+    assert all(path.stat().st_size > 1000 for path in plan.write())
+    of = {(r.run.format, r.run.rounding, r.run.seed): r for r in plan.store.results().values()}
+    return plan.report(), of
+
+
+def of_seeds(found: Found, name: str, rounding: str, what: str) -> list[float]:
+    return [found[1][name, rounding, seed][what] for seed in range(Formats().quick().seeds)]
+
+
+@pytest.mark.parametrize("rounding", Formats().quick().roundings)
+def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rounding: str) -> None:
+    settings = Formats().quick()
+    full = of_seeds(found, FULL, "nearest", "own_loss")
+    for seed, loss in enumerate(full):
+        wide = Formats().measure(Run(settings.data, "e5m10", rounding, settings.batch, settings.steps, settings.rate, seed), CPU)
+        # Each operand is off by 2**-10 of itself at most, where seeds make a percent and more.
+        assert abs(wide["own_loss"] - loss) < (max(full) - min(full)) / 10
+        assert wide["own_loss"] != loss, "but it does round"
+
+
+def test_fewer_bits_are_worse(found: Found) -> None:
+    full = of_seeds(found, FULL, "nearest", "own_loss")
+    for rounding in Formats().quick().roundings:
+        two, six = (mean(of_seeds(found, name, rounding, "own_loss")) for name in ("e2m0", "e4m2"))
+        assert two - mean(full) > 2 * (six - mean(full)) > 0
+    # Three values a sign under one scale: without chance in the backward pass most of a gradient is lost.
+    assert mean(of_seeds(found, "e2m0", "nearest", "own_accuracy")) < mean(of_seeds(found, "e2m0", "stochastic", "own_accuracy"))
+
+
+def test_the_frontier_is_the_best_of_each_width(found: Found) -> None:
+    settings = Formats().quick()
+    (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == "The best format of each width"]
+    for bits, *cells in table.rows:
+        names = [name for name in settings.formats if qsim.format(name).bits == int(bits)]
+        for rounding, cell in zip(settings.roundings, cells, strict=True):
+            accuracies = {name: mean(of_seeds(found, name, rounding, "own_accuracy")) for name in names}
+            best = max(accuracies, key=lambda name: accuracies[name])
+            assert cell.startswith(f"{best.upper()}: {accuracies[best]:.1%} [")
+    assert sorted(int(row[0]) for row in table.rows) == sorted({qsim.format(name).bits for name in settings.formats})
+
+
+def test_more_bits_more_accuracy(found: Found) -> None:
+    assert [claim.agrees for claim in found[0].claims if claim.paper == "more bits, more accuracy"] == [True]

@@ -1,0 +1,248 @@
+"""The study `llm`: what each method keeps in which dtype, what is timed, and what the report makes of numbers."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.studies.learners.gpt import GPT, size
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
+from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
+from qsim.studies.llm.report import Findings
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, Updates, outcome
+from qsim.studies.study import Result
+
+pytestmark = pytest.mark.usefixtures("plain_arithmetic")
+CPU = torch.device("cpu")
+
+
+def run(method: str, states: str = BF16, gradients: str = BF16, **others: object) -> Run:
+    if method in (O1, O2):
+        states = gradients = FP32
+    return replace(run_of(LLM().quick(), method, 2e-3, 0, states, gradients), **others)
+
+
+def begun(chosen: Run) -> tuple[GPT, Updates]:
+    torch.manual_seed(chosen.seed)
+    model = GPT(size("tiny"), chosen.vocabulary, chosen.context)
+    return model, Updates(chosen, model)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[studies.Report, Findings]:
+    plan = studies.plan("llm", form="quick", out=tmp_path_factory.mktemp("llm"))
+    plan.carry_out()
+    assert all(path.stat().st_size > 1000 for path in plan.write())
+    return plan.report(), Findings(LLM(), LLM().quick(), list(plan.store.results().values()))
+
+
+def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findings]) -> None:
+    findings = found[1]
+    (rate,) = findings.settings.rates
+    mixed = findings.losses(O1, rate)
+    # A bit in 256 of each weight is less than the other sequences of another seed; where updates are lost it is more.
+    for method in (STOCHASTIC, KAHAN, O2):
+        assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < max(mixed) - min(mixed), method
+    for bits in MORE_BITS:
+        assert abs(mean(findings.losses(STOCHASTIC, rate, *bits)) - mean(mixed)) < max(mixed) - min(mixed), bits
+    for method in METHODS:
+        for result in findings.results(method, rate):
+            steps, losses = zip(*result["curve"], strict=True)
+            assert steps == (1, 3, 5, 6, 8, 10)
+            # From knowing nothing.
+            assert abs(losses[0] - math.log(256)) < 0.5
+            assert list(losses) == sorted(losses, reverse=True)
+            assert losses[-1] == result["loss"]
+
+
+def test_the_report_tells_what_was_measured(found: tuple[studies.Report, Findings]) -> None:
+    report, findings = found
+    perplexities, speeds, more_bits = (part for part in report.parts if isinstance(part, studies.Table))
+    for method, label in METHODS.items():
+        (row,) = [row for row in perplexities.rows if row[0] == label]
+        assert row[2].startswith(f"{math.exp(mean(findings.losses(method, 2e-3))):.3f} [")
+        (row,) = [row for row in speeds.rows if row[0] == label]
+        assert row[1] == f"{mean(findings.cost(method, 'tokens_per_second')):.0f}"
+    assert [row[:2] for row in more_bits.rows] == [["BF16", "BF16"], ["BF16", "FP32"], ["FP32", "BF16"], ["FP32", "FP32"]]
+
+
+def test_a_processor_decides_nothing_about_speed_and_memory(found: tuple[studies.Report, Findings]) -> None:
+    report = found[0]
+    assert not any("memory" in title for part in report.parts if isinstance(part, studies.Table) for title in part.header)
+    assert [picture.name for picture in report.parts if isinstance(picture, studies.Picture)] == ["perplexity", "more-bits"]
+    costs = [claim for claim in report.claims if claim.source in ("Table 4", "Table 5", "Table 6", "Section 3", "Section 5.2")]
+    assert len(costs) == 5
+    assert {claim.agrees for claim in costs} == {None}
+    assert all("processor" in claim.measured for claim in costs)
+
+
+#: In which dtype each method keeps weights, and in which what its optimizer moves, gradients and states.
+KEPT = {
+    STOCHASTIC: (torch.bfloat16, torch.bfloat16),
+    KAHAN: (torch.bfloat16, torch.bfloat16),
+    NEAREST: (torch.bfloat16, torch.bfloat16),
+    O1: (torch.float32, torch.float32),
+    O2: (torch.bfloat16, torch.float32),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_keep_what_they_say(method: str) -> None:
+    chosen = run(method)
+    model, updates = begun(chosen)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    # All begin at the same numbers.
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(before, begun(run(STOCHASTIC))[0].parameters(), strict=True))
+    training._loss(chosen, model, torch.randint(256, (2, chosen.context + 1), dtype=torch.uint8)).backward()
+    assert {weight.dtype for weight in updates.weights} == {KEPT[method][0]}
+    assert {weight.grad.dtype for weight in updates.weights if weight.grad is not None} == {KEPT[method][1]}
+    updates.step(2e-3)
+    assert all(weight.grad is None for weight in (*updates.weights, *updates.moved))
+    assert all(torch.isfinite(weight).all() for weight in updates.weights)
+    assert not any(torch.equal(a, b) for a, b in zip(before, updates.weights, strict=True) if a.dim() > 1)
+    states = list(updates.optimizer.state.values())
+    assert len(states) == len(updates.weights)
+    assert {each.dtype for each in updates.moved} == {state["exp_avg_sq"].dtype for state in states} == {KEPT[method][1]}
+    assert all(("compensation" in state) == (method == KAHAN) for state in states)
+    for weight, copy in zip(updates.weights, updates.moved, strict=True):
+        # To nearest, where there is a copy.
+        assert torch.equal(weight, copy.to(weight.dtype))
+
+
+@pytest.mark.parametrize("states", [BF16, FP32])
+@pytest.mark.parametrize("gradients", [BF16, FP32])
+def test_states_and_gradients_in_more_bits(states: str, gradients: str) -> None:
+    model, updates = begun(run(STOCHASTIC, states, gradients))
+    weight = model.blocks[0].merge.weight
+    # One, and three times a number that beside one is less than half of BF16's last bit.
+    for factor in (1.0, 2.0**-9, 2.0**-9, 2.0**-9):
+        (weight.sum() * factor).backward()
+    kept = 1 + 3 * 2.0**-9 if gradients == FP32 else 1.0
+    assert weight.grad is not None
+    assert (weight.grad == kept).all()
+    updates.step(1e-3)
+    assert updates.optimizer.state[weight]["exp_avg"].dtype == {BF16: torch.bfloat16, FP32: torch.float32}[states]
+    assert weight.dtype == torch.bfloat16
+
+
+def test_torch_without_gradients_in_other_dtypes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        """torch, as it was."""
+
+        Tensor, float32, bfloat16, __version__ = object, torch.float32, torch.bfloat16, "2.9.0"
+
+    chosen = run(STOCHASTIC, gradients=FP32)
+    model = GPT(size("tiny"), chosen.vocabulary, chosen.context)
+    monkeypatch.setattr(training, "torch", Old)
+    with pytest.raises(RuntimeError, match=r"llm: gradients in fp32 of weights in BF16 need torch 2.10 or later; this is 2.9.0"):
+        Updates(chosen, model)
+
+
+def test_only_training_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes a second for each step, a hundred where kernels are compiled, and a thousand for validation."""
+    now, seen = [0.0], []
+
+    def learn(chosen: Run, model: object, updates: object, found: object, order: object, rate: float) -> None:
+        now[0] += 100.0 if len(seen) < 4 else 1.0
+        seen.append(rate)
+
+    def validated(*_: object) -> float:
+        now[0] += 1000.0
+        return 1.0
+
+    monkeypatch.setattr(training, "_learn", learn)
+    monkeypatch.setattr(training, "_validated", validated)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    found = outcome(run(NEAREST, steps=40), CPU)
+    assert found["tokens_per_second"] == 4 * 32
+    assert found["peak_mib"] is None
+    assert seen == [rate_at(2e-3, 40, step) for step in range(40)]
+    assert seen.index(max(seen)) in (3, 4)
+    assert seen[-1] == pytest.approx(2e-4, rel=0.02)
+
+
+def test_more_tokens_than_bytes_only_cost() -> None:
+    found = outcome(run(STOCHASTIC, vocabulary=1000, steps=2), CPU)
+    # Its first guess is of all its tokens; two steps change little.
+    assert abs(found["curve"][0][1] - math.log(1000)) < 0.5
+
+
+def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Findings:
+    """Findings of a GPU that nobody had."""
+    own = {"tokens_per_second": 100.0, "peak_mib": 50.0, "loss": 1.0}
+    results = []
+    for chosen in LLM().runs(settings):
+        given = {**own, **values(chosen)}
+        results.append(Result(chosen, {**given, "curve": [(1, 5.0), (settings.steps, given["loss"])]}, 1.0, {}))
+    return Findings(LLM(), settings, results)
+
+
+SETTINGS = Settings(rates=(1e-3, 2e-3), seeds=3)
+
+
+def verdicts(values: Callable[[Run], dict[str, float]]) -> list[bool | None]:
+    return [claim.agrees for claim in made_up(SETTINGS, values).report().claims]
+
+
+def test_verdicts_can_come_out_either_way() -> None:
+    def as_in_the_paper(chosen: Run) -> dict[str, float]:
+        noise = 1e-4 * chosen.seed * (chosen.method == STOCHASTIC)
+        return {
+            "loss": noise + {STOCHASTIC: 1.0, KAHAN: 1.01, NEAREST: 1.2, O1: 1.01, O2: 1.015}[chosen.method],
+            "tokens_per_second": (1 + noise) * {STOCHASTIC: 103.0, KAHAN: 100.0, NEAREST: 104.0, O1: 90.0, O2: 100.0}[chosen.method],
+            "peak_mib": {STOCHASTIC: 50.0, KAHAN: 55.0, NEAREST: 50.0, O1: 70.0, O2: 60.0}[chosen.method],
+        }
+
+    def the_other_way(chosen: Run) -> dict[str, float]:
+        more = (chosen.states, chosen.gradients) != (BF16, BF16)
+        return {
+            "loss": {STOCHASTIC: 0.95 if more else 1.0, KAHAN: 1.1, NEAREST: 0.9, O1: 0.8, O2: 0.8}[chosen.method],
+            "tokens_per_second": {STOCHASTIC: 80.0, KAHAN: 100.0, NEAREST: 104.0, O1: 90.0, O2: 100.0}[chosen.method],
+            "peak_mib": {STOCHASTIC: 90.0, KAHAN: 55.0, NEAREST: 50.0, O1: 70.0, O2: 60.0}[chosen.method],
+        }
+
+    def noisy(chosen: Run) -> dict[str, float]:
+        luck = zlib.crc32(LLM().key(chosen).encode()) / 2**32
+        return dict.fromkeys(("loss", "tokens_per_second", "peak_mib"), 1 + 5 * luck)
+
+    assert verdicts(as_in_the_paper) == [True] * 9
+    assert verdicts(the_other_way) == [False] * 9
+    # A coincidence may decide one or another, but not most.
+    assert verdicts(noisy).count(None) >= 5
+
+
+def test_each_method_is_judged_at_its_best_rate() -> None:
+    findings = made_up(SETTINGS, lambda chosen: {"loss": 1.0 + (chosen.rate - 1e-3) * (100 if chosen.method == O1 else -100)})
+    assert (findings.best(O1), findings.best(STOCHASTIC)) == (1e-3, 2e-3)
+    assert findings.beside(STOCHASTIC, O1).value == pytest.approx(math.exp(-0.1))
+
+
+def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
+    findings = made_up(SETTINGS, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})
+    assert findings.best(O1) == 1e-3
+    paths = findings.report().write(tmp_path, "nowhere")
+    assert [path.name for path in paths] == ["report.md", "perplexity.png", "cost.png", "more-bits.png"]
+    assert findings.report().claims[-1].agrees is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"size": "huge"}, "size: must be one of tiny, mini, small, medium; got 'huge'"),
+        ({"vocabulary": 100}, "vocabulary: must be at least 256, for a text's tokens are its bytes; got 100"),
+        ({"micro_batches": 3}, "micro_batches: must divide the batch of 8 sequences; got 3"),
+        ({"micro_batches": 0}, "micro_batches: must divide the batch of 8 sequences; got 0"),
+        ({"steps": 1}, "steps: must be at least 2, for the first is not timed; got 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(chosen: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        studies.plan("llm", settings=chosen).todo()

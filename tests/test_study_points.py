@@ -1,0 +1,75 @@
+"""The study `points`: which roundings a net sees when it is tested, which it hardly notices, and what the report makes of it."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.studies.points import NONE, POINTS, Points, Run
+from qsim.studies.study import Result
+
+pytest.importorskip("sklearn")
+CPU = torch.device("cpu")
+FORWARD = ("act", "weight")
+BACKWARD = ("act_bwd", "weight_bwd", "grad")
+
+Found = tuple[studies.Report, dict[tuple[str, str, str, int], Result[Run]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    plan = studies.plan("points", form="quick", out=tmp_path_factory.mktemp("points"))
+    plan.carry_out()
+    assert all(path.stat().st_size > 1000 for path in plan.write())
+    of = {(r.run.point, r.run.format, r.run.rounding, r.run.seed): r for r in plan.store.results().values()}
+    return plan.report(), of
+
+
+def losses(found: Found, point: str, rounding: str = "stochastic") -> list[float]:
+    """Of nets as they round, by seed."""
+    name, rounding = ("fp32", "nearest") if point == NONE else ("e2m1", rounding)
+    return [found[1][point, name, rounding, seed]["own_loss"] for seed in range(Points().quick().seeds)]
+
+
+def test_nets_round_when_they_are_tested_what_they_round_forward(found: Found) -> None:
+    for (point, _, _, _), result in found[1].items():
+        assert (result["own_loss"] != result["loss"]) == (point in FORWARD), point
+
+
+def test_unbiased_roundings_backward_cost_less_than_another_seed(found: Found) -> None:
+    full = losses(found, NONE)
+    seeds = max(full) - min(full)
+    for point in BACKWARD:
+        assert all(abs(loss - own) < seeds for loss, own in zip(losses(found, point), full, strict=True)), point
+    # A weight that is rounded forward has to do with what is left of it.
+    assert all(loss > own for loss, own in zip(losses(found, "weight"), full, strict=True))
+
+
+@pytest.mark.parametrize("point", ["act_bwd", "weight_bwd"])
+def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
+    settings, full = Points().quick(), losses(found, NONE)
+    for seed, loss in enumerate(full):
+        run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
+        # A sixteenth of an operand at most, and not the same way twice: far less than what another seed makes.
+        assert abs(Points().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
+
+
+def test_the_table_is_what_the_losses_say(found: Found) -> None:
+    full = losses(found, NONE)
+    for rounding in Points().quick().roundings:
+        title = f"Added to a test loss of {mean(full):.3f}, {rounding}"
+        (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == title]
+        for (point, label), row in zip(POINTS.items(), table.rows, strict=True):
+            added = [loss - own for loss, own in zip(losses(found, point, rounding), full, strict=True)]
+            # Of two seeds: Student's t with one degree of freedom, 12.706.
+            half = 12.7062 * stdev(added) / 2**0.5
+            assert row == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
+
+
+def test_training_converges_with_inputs_and_gradients_rounded_backward(found: Found) -> None:
+    claim = found[0].claims[0]
+    assert claim.paper.startswith("inputs and gradients rounded stochastically in the backward pass leave the gradient unbiased")
+    assert claim.agrees is True
