@@ -23,7 +23,15 @@ Made = TypeVar("Made")
 
 
 class Number:
-    """What all numbers have in common. Make one of them: `FixedPoint`, `FloatingPoint` or `BlockFloatingPoint`."""
+    """What all numbers have in common. Make one of them: `FixedPoint`, `FloatingPoint` or `BlockFloatingPoint`.
+
+    Example:
+        >>> import torch
+        >>> from qsim.compat import qtorch
+        >>> numbers = qtorch.FixedPoint(8, 4), qtorch.FloatingPoint(4, 3), qtorch.BlockFloatingPoint(4)
+        >>> [number.round(torch.tensor(0.3), "nearest").item() for number in numbers]
+        [0.3125, 0.3125, 0.3125]
+    """
 
     @property
     def format(self) -> Format:
