@@ -17,7 +17,7 @@ docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an e
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 
 test: lint docs ## lint and the site, then every test, every example in a docstring and all code on the site
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from qsim.quantizer import Point, Quantizer, is_stochastic, short
-from qsim.scaling import Delayed
+from qsim.scaling import Channel, Delayed, Tensor
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class FivePoint:
                 _check_reuse(forward, getattr(self, forward), backward)
         for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
             _check_transforms(first, getattr(self, first), second, getattr(self, second))
+            _check_range(first, self._used(first), second, self._used(second))
         quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
@@ -93,6 +94,13 @@ class FivePoint:
     def to_dict(self) -> dict[str, Any]:
         """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""
         return {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+
+    def _used(self, name: str) -> Quantizer | None:
+        """The quantizer whose numbers a point hands to its product."""
+        point = getattr(self, name)
+        if point == "same":
+            point = getattr(self, name.removesuffix("_bwd"))
+        return point if isinstance(point, Quantizer) else None
 
     def _given(self) -> dict[str, Quantizer | str]:
         points = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -160,6 +168,37 @@ def _check_transforms(first: str, one: Quantizer | str | None, second: str, othe
             raise ValueError(f"FivePoint: {partner} is transformed by {transform!r}, and {alone}")
     given = f"got {transforms[0]!r} and {transforms[1]!r}"
     raise ValueError(f"FivePoint: {first} and {second} are multiplied and must have the same transform, {given}")
+
+
+#: Products of operands go up to here: what is left below float32's 2**128 is for their sums.
+_LARGEST_PRODUCT = 2.0**100
+
+
+def _check_range(first: str, one: Quantizer | None, second: str, other: Quantizer | None) -> None:
+    """Refuses scales that bring operands near the ends of formats so wide that products are beyond float32.
+
+    Scales of channels and of whole tensors are multiplied with the product's result; in it operands are as large as their formats allow.
+    """
+    reached = {name: _reached(point) for name, point in ((first, one), (second, other))}
+    if reached[first] * reached[second] < _LARGEST_PRODUCT:
+        return
+    told = " and ".join(f"{name} up to {largest:.2g}" for name, largest in reached.items() if largest > 1)
+    raise ValueError(
+        f"FivePoint: under scales of the whole or of channels operands reach the ends of their formats, {told}, and their products are "
+        "beyond float32: give the scales a margin, or do without, for such formats need none"
+    )
+
+
+def _reached(point: Quantizer | None) -> float:
+    """How large a point's elements become under a scale that follows from them and is multiplied in later; 1 if there is none."""
+    if point is None or point.scale is None:
+        return 1.0
+    if isinstance(point.scale, (Tensor, Delayed, Channel)):
+        return max(1.0, point.format.max * 2.0**-point.scale.margin)
+    if point.scale.outer is not None:
+        # Those of blocks are in the operand, and reach the end of their own format.
+        return max(1.0, point.format.max * point.scale.format.max * 2.0**-point.scale.outer.margin)
+    return 1.0
 
 
 def _resolve(name: str, point: Any) -> Quantizer | str | None:

@@ -41,7 +41,15 @@ def rounded_under_scales(
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
         return function.apply(x, seed, spelt, scaling, stream, offset, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values
+    return _laid_out(x, quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values)
+
+
+def _laid_out(x: Tensor, values: Tensor) -> Tensor:
+    """Values as `x` lies in memory: what rounds under scales writes them in their order."""
+    if x.is_contiguous():
+        return values
+    room = torch.empty_like(x, dtype=values.dtype)
+    return values if room.stride() == values.stride() else room.copy_(values)
 
 
 def _in_forward_mode() -> bool:
@@ -96,7 +104,7 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, seed: Tensor | None, spelt: Spelling, scaling: Scaling, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-        return quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values
+        return _laid_out(x, quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

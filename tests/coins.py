@@ -56,10 +56,10 @@ class Coins(Study[Settings, Toss]):
 
 
 def _draw() -> Any:
-    from qsim.studies import _figures
+    from qsim import figures
 
-    figure, (axes,) = _figures.panels()
-    axes.plot([1, 2], [3, 4], **_figures.LOOKS[0]())
+    figure, (axes,) = figures.panels()
+    axes.plot([1, 2], [3, 4], **figures.LOOKS[0]())
     axes.set_xlabel("toss")
     axes.set_ylabel("share")
     return figure

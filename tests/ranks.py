@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-TIMEOUT = 30
+TIMEOUT = 90
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
 

@@ -193,6 +193,22 @@ def test_checkpoints_replay_the_noise() -> None:
     assert torch.equal(*gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_compiled_code_rounds_alike(number: Number) -> None:
+    x = torch.randn(7, 9) * 10
+    compiled = torch.compile(lambda x: number.round(x, "nearest"), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), number.round(x, "nearest"))
+    quant = quantizer(number, number, "nearest", "nearest")
+    outputs = []
+    for call in (quant, torch.compile(quant, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        got = call(leaf)
+        got.backward(x / 3)
+        assert leaf.grad is not None
+        outputs.append(torch.stack([got.detach(), leaf.grad]))
+    assert torch.equal(*outputs)
+
+
 class Net(nn.Module):
     """Two stacks, a list, and one layer in two places."""
 

@@ -16,6 +16,7 @@ from qsim.compat.qtorch import BlockFloatingPoint, FixedPoint, FloatingPoint, Nu
 from qsim.compat.qtorch.auto_low import sequential_lower
 from qsim.compat.qtorch.optim import OptimLP
 from qsim.compat.qtorch.quant import Quantizer, quantizer
+from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 
 def to_steps(bits: int) -> Callable[[Tensor], Tensor]:
@@ -33,7 +34,7 @@ def gradients(step: int) -> Tensor:
 
 def trained(optimizer: torch.optim.Optimizer, w: Tensor, steps: range) -> Tensor:
     for step in steps:
-        w.grad = gradients(step)
+        w.grad = gradients(step).to(w.device)
         optimizer.step()
     return w.detach().clone()
 
@@ -170,6 +171,21 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_never_stopped(make: Callable
     second.load_state_dict(saved)
     assert torch.equal(trained(second, resumed, range(3, 6)), whole)
     assert torch.equal(trained(copy.deepcopy(first), w, range(0)), w)
+
+
+two = ranks_of(2)
+
+
+def _replica(device: torch.device) -> tuple[Tensor, Tensor]:
+    w = nn.Parameter(torch.linspace(-1, 1, 50, device=device))
+    return trained(noisy_optimizer(w, sgd), w, range(4)).cpu(), torch.rand(3)
+
+
+@NEEDS_GLOO
+def test_replicas_that_are_seeded_differently_stay_alike(two: Ranks) -> None:
+    (first, drawn), (second, drawn_there) = two(_replica)
+    assert torch.equal(first, second)
+    assert not torch.equal(drawn, drawn_there)
 
 
 def test_schedulers_and_new_groups() -> None:

@@ -23,7 +23,7 @@ PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "studies" not in page.re
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 #: Modules with public names that `qsim` does not import.
-FURTHER = ("qsim.studies",)
+FURTHER = ("qsim.compat.qtorch", "qsim.plot", "qsim.studies")
 #: Classes that users get and do not make, and those that others derive from: the functions that give them have the examples.
 GIVEN = {
     "qsim.Format": "qsim.Float, qsim.Fixed, qsim.Int and qsim.PowerOfTwo",

@@ -13,7 +13,7 @@ import torch
 
 import qsim
 from catalogue import NAMED, VARIETY
-from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic
+from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic, scaling
 from qsim.formats import E2M1, E4M3, E5M2, Format
 from qsim.quantizer import is_stochastic
 from qsim.rounding import NAMED as ROUNDINGS
@@ -201,3 +201,28 @@ def test_a_configuration_is_a_dictionary(text: str) -> None:
 def test_a_point_that_makes_no_sense_is_named() -> None:
     with pytest.raises(ValueError, match="FivePoint: weight_bwd: unknown format 'Same'"):
         FivePoint(weight_bwd="Same")
+
+
+@pytest.mark.parametrize(
+    "scale", [scaling.Tensor(), scaling.Channel(0), scaling.Delayed(4), scaling.Blocks(16, format="e4m3", outer=scaling.Tensor())]
+)
+@pytest.mark.parametrize("format", ["e7m2", "bf16"])
+def test_scales_that_bring_products_beyond_float32_are_refused(scale: scaling.Scaling, format: str) -> None:
+    wide = Quantizer(format, scale=scale)
+    reason = "products are beyond float32: give the scales a margin, or do without"
+    for points in ({"act": wide, "weight": wide}, {"grad": wide, "weight_bwd": wide}, {"weight": wide, "grad": wide, "weight_bwd": "same"}):
+        if not (points.get("weight_bwd") == "same" and scale.is_directed):
+            with pytest.raises(ValueError, match=reason):
+                FivePoint(**points)
+
+
+@pytest.mark.parametrize("format", ["e5m2", "e6m3", "fp16"])
+def test_formats_that_need_scales_may_have_them(format: str) -> None:
+    x, w = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), torch.ones(4, 64)
+    for scale in (scaling.Tensor(), scaling.Channel(0), scaling.Tensor(margin=3)):
+        wide = Quantizer(format, scale=scale)
+        found = qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide))
+        torch.testing.assert_close(found, x @ w.T, rtol=0.2, atol=2.0)
+    # With a margin wider ones may, too.
+    wide = Quantizer("e7m2", scale=scaling.Tensor(margin=40))
+    torch.testing.assert_close(qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide)), x @ w.T, rtol=0.2, atol=2.0)

@@ -111,3 +111,12 @@ def test_what_is_not_finite_stays_in_its_block() -> None:
         y = qsim.quantize(x, block)
         tiles = block.along(-1).tiles(x.shape)
         assert int(y.isnan().sum()) == 2 * tiles.width * tiles.height if isinstance(block.size, int) else y.isnan().any(), name
+
+
+@pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Channel(0), scaling.Blocks(4), scaling.Tiles(2, 2)], ids=str)
+def test_values_lie_in_memory_as_the_input_does(scale: scaling.Scaling) -> None:
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for x in (torch.randn(5, 7).t(), images, torch.randn(4, 8)[:, ::2], torch.randn(3, 1).expand(3, 4)):
+        found = qsim.quantize(x, "e2m1", scale=scale)
+        assert found.stride() == qsim.quantize(x, "e2m1").stride()
+        assert torch.equal(found, qsim.quantize(x.contiguous(), "e2m1", scale=scale))

@@ -1,42 +1,25 @@
-"""Figures of samples: the same fonts and colours throughout, and colours that differ in lightness too, so that they survive greyscale."""
+"""Figures of samples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from qsim.diagnostics.counts import Counts, Sample, by_place
+from qsim.diagnostics.counts import Counts, Sample, by_place, per_cent
+from qsim.figures import LOOKS, style
 
-#: From dark to light; lines have dashes of their own beside.
-COLOURS = ("#1b1b3a", "#7a1f5c", "#c8553d", "#6d9f71", "#e9b44c", "#9fc5e8")
+#: Lines have dashes of their own beside.
+COLOURS = tuple(look.color for look in LOOKS)
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "legend.fontsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.dpi": 150,
-    "savefig.bbox": "tight",
-}
+#: What the horizontal axis is where magnitudes are distributed.
+EXPONENTS = r"exponent $e$: magnitudes in $[2^e, 2^{e+1})$, after transform and scale"
 #: From so many parameters on, they are not named one by one.
 _NAMED = len(COLOURS) - 1
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """What all figures have in common."""
-    with mpl.rc_context(_STYLE):
-        yield
 
 
 def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) -> Figure:
@@ -50,20 +33,14 @@ def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) ->
     Raises:
         ValueError: If nothing was seen of the layer, or not in that step.
     """
-    at_step = {sample.step: [counts for counts in sample.points if counts.layer == layer] for sample in samples}
-    steps = [number for number, points in at_step.items() if points]
-    _check_layer(samples, layer)
-    chosen = steps[-1] if step is None else step
-    if chosen not in steps:
-        raise ValueError(f"step {chosen} was not sampled with the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
-    points = at_step[chosen]
+    chosen, points = sampled(samples, layer, step)
     with style():
         figure = Figure(figsize=(6.0, 0.9 + 1.15 * len(points)), layout="constrained")
         # All points over the same powers of two, as wide as what there is and what the formats hold.
         places: list[Axes] = list(figure.subplots(len(points), 1, sharex=True, squeeze=False)[:, 0])
         for axes, counts in zip(places, points, strict=True):
-            _draw_exponents(axes, counts)
-        places[-1].set_xlabel(r"exponent $e$: magnitudes in $[2^e, 2^{e+1})$, after transform and scale")
+            draw_exponents(axes, counts)
+        places[-1].set_xlabel(EXPONENTS)
         places[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.supylabel("share of elements (%)", fontsize=9)
         figure.suptitle(f"{_title(layer)}, step {chosen}", fontsize=10)
@@ -72,19 +49,36 @@ def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) ->
     return figure
 
 
-def _draw_exponents(axes: Axes, counts: Counts) -> None:
+def sampled(samples: Sequence[Sample], layer: str, step: int | None = None) -> tuple[int, list[Counts]]:
+    """Which step is meant, and what it has seen of a layer.
+
+    Raises:
+        ValueError: If nothing was seen of the layer, or not in that step.
+    """
+    at_step = {sample.step: [counts for counts in sample.points if counts.layer == layer] for sample in samples}
+    steps = [number for number, points in at_step.items() if points]
+    _check_layer(samples, layer)
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ValueError(f"step {chosen} was not sampled with the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
+    return chosen, at_step[chosen]
+
+
+def draw_exponents(axes: Axes, counts: Counts) -> None:
+    """The distribution of the magnitudes at one point, beside the range of its format."""
     smallest, largest = (math.floor(math.log2(value)) for value in counts.range)
     axes.axvspan(smallest, largest + 1, color="0.9", label="the format's range", zorder=0)
     pairs = counts.exponents
     shares = [100 * count / counts.elements for count in pairs.values()]
     outside = [not smallest <= exponent <= largest for exponent in pairs]
-    for where, colour, hatch, label in ((False, COLOURS[0], None, "within"), (True, COLOURS[2], "////", "outside")):
-        chosen = [(e + 0.5, share) for e, share, out in zip(pairs, shares, outside, strict=True) if out == where]
+    for where, colour, hatch, label in ((False, COLOURS[0], None, "within"), (True, COLOURS[1], "////", "outside")):
+        # Where there are none, a bar of no height tells the legend what it would look like.
+        chosen = [(e + 0.5, share) for e, share, out in zip(pairs, shares, outside, strict=True) if out == where] or [(smallest + 0.5, 0.0)]
         bars: dict[str, Any] = {"width": 1.0, "color": colour, "edgecolor": "white", "linewidth": 0.3, "hatch": hatch}
         axes.bar([e for e, _ in chosen], [share for _, share in chosen], label=f"magnitudes {label} it", **bars)
     facts = counts.shares
-    zeros = 100 * counts.zero / counts.elements if counts.elements else math.nan
-    told = f"saturated {100 * facts['saturated']:.2g} %, underflowed {100 * facts['underflowed']:.2g} %, zeros {zeros:.2g} %"
+    zeros = counts.zero / counts.elements if counts.elements else math.nan
+    told = f"saturated {per_cent(facts['saturated'])}, underflowed {per_cent(facts['underflowed'])}, zeros {per_cent(zeros)}"
     axes.set_title(f"{counts.point}: {counts.quantizer}    {told}", loc="left", fontsize=8)
     axes.set_ylim(bottom=0)
 

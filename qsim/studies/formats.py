@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import qsim
-from qsim import FivePoint, Quantizer, scaling
-from qsim.studies import _figures
+from qsim import FivePoint, Quantizer, figures, scaling
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.training import Training
@@ -160,17 +159,17 @@ class _Findings:
         return Table("The best format of each width", ["bits", *self.settings.roundings], rows)
 
     def _draw(self) -> Figure:
-        figure, axes = _figures.panels(1, 1, width=4.2, height=3.0)
-        for place, (look, rounding) in enumerate(zip(_figures.LOOKS, self.settings.roundings, strict=False)):
+        figure, axes = figures.panels(1, 1, width=4.2, height=3.0)
+        for place, (look, rounding) in enumerate(zip(figures.LOOKS, self.settings.roundings, strict=False)):
             points = [mean([100 * value for value in self.accuracies(self.best(bits, rounding), rounding)]) for bits in self.bits]
-            _figures.band(axes[0], [bits + 0.08 * place for bits in self.bits], points, look, rounding)
+            figures.band(axes[0], [bits + 0.08 * place for bits in self.bits], points, look, rounding)
         first = self.settings.roundings[0]
         full = 100 * mean(self.accuracies(FULL, "nearest")).value
-        axes[0].axhline(full, label="full precision", **_figures.REFERENCE())
+        axes[0].axhline(full, label="full precision", **figures.REFERENCE())
         axes[0].set_xticks(self.bits, [f"{bits}\n{self.best(bits, first).upper()}" for bits in self.bits])
         axes[0].set_xlabel(f"bits of the format, and the best one ({first})")
         axes[0].set_ylabel("accuracy in %")
-        _figures.legend(figure, axes[0], columns=3)
+        figures.legend(figure, axes[0], columns=3)
         return figure
 
     def _claims(self) -> list[Claim]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qsim import FivePoint, Quantizer, scaling
-from qsim.studies import _figures
+from qsim import FivePoint, Quantizer, figures, scaling
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.training import Training
@@ -142,20 +141,20 @@ class _Findings:
         return Table(f"Added to a test loss of {full:.3f}, {rounding}", ["point", *map(str.upper, self.settings.formats)], rows)
 
     def _draw(self) -> Figure:
-        figure, axes = _figures.panels(1, len(self.settings.roundings), sharey=True)
+        figure, axes = figures.panels(1, len(self.settings.roundings), sharey=True)
         names = self.settings.formats
         for panel, rounding in zip(axes, self.settings.roundings, strict=True):
-            for place, (look, (point, label)) in enumerate(zip(_figures.LOOKS, POINTS.items(), strict=False)):
+            for place, (look, (point, label)) in enumerate(zip(figures.LOOKS, POINTS.items(), strict=False)):
                 beside = [at + 0.13 * (place - 2) for at in range(len(names))]
-                _figures.band(panel, beside, [self.added(point, name, rounding) for name in names], look.alone(), label)
-            panel.axhline(0, **_figures.REFERENCE())
+                figures.band(panel, beside, [self.added(point, name, rounding) for name in names], look.alone(), label)
+            panel.axhline(0, **figures.REFERENCE())
             # Below a thousandth a straight axis, above it a logarithmic one: losses may fall as well.
             panel.set_yscale("symlog", linthresh=1e-2)
             panel.set_xticks(range(len(names)), [name.upper() for name in names])
             panel.set_xlabel("format")
             panel.set_title(rounding)
         axes[0].set_ylabel("added to the test loss in nats")
-        _figures.legend(figure, axes[0], columns=3)
+        figures.legend(figure, axes[0], columns=3)
         return figure
 
     def _claims(self) -> list[Claim]:

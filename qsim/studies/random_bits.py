@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import qsim
-from qsim import FivePoint, Quantizer, Stochastic
-from qsim.studies import _figures
+from qsim import FivePoint, Quantizer, Stochastic, figures
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.training import Training
@@ -166,34 +165,34 @@ class _Findings:
         return Table(f"Accuracy, backward pass in {name.upper()}", ["random bits", "cut off", "corrected"], rows)
 
     def _draw_bias(self) -> Figure:
-        figure, (axes,) = _figures.panels(1, 1, width=4.2, height=2.8)
+        figure, (axes,) = figures.panels(1, 1, width=4.2, height=2.8)
         bits = self.settings.bits
-        for look, (correction, label) in zip(_figures.LOOKS, ((False, "cut off"), (True, "corrected")), strict=False):
-            _figures.band(axes, bits, [self.bias(count, correction) for count in bits], look, label)
-        axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **_figures.REFERENCE())
+        for look, (correction, label) in zip(figures.LOOKS, ((False, "cut off"), (True, "corrected")), strict=False):
+            figures.band(axes, bits, [self.bias(count, correction) for count in bits], look, label)
+        axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **figures.REFERENCE())
         axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_xticks(bits)
         axes.set_xlabel("random bits r")
         axes.set_ylabel("mean error in gaps")
-        _figures.legend(figure, axes, columns=3)
+        figures.legend(figure, axes, columns=3)
         return figure
 
     def _draw_accuracy(self) -> Figure:
         names, bits = self.settings.formats, self.settings.bits
-        figure, axes = _figures.panels(1, len(names), sharey=True)
+        figure, axes = figures.panels(1, len(names), sharey=True)
         for panel, name in zip(axes, names, strict=True):
-            for place, (look, correction, label) in enumerate(zip(_figures.LOOKS, (False, True), ("cut off", "corrected"), strict=False)):
+            for place, (look, correction, label) in enumerate(zip(figures.LOOKS, (False, True), ("cut off", "corrected"), strict=False)):
                 lost = [self.lost(name, count, correction) for count in bits]
                 points = [Interval(-100 * each.value, -100 * each.high, -100 * each.low) for each in lost]
-                _figures.band(panel, [count * 1.05**place for count in bits], points, look, label)
-            panel.axhline(0, **_figures.REFERENCE())
+                figures.band(panel, [count * 1.05**place for count in bits], points, look, label)
+            panel.axhline(0, **figures.REFERENCE())
             panel.set_xscale("log", base=2)
             panel.set_xticks(bits, [str(count) for count in bits])
             panel.minorticks_off()
             panel.set_xlabel("random bits")
             panel.set_title(f"backward pass in {name.upper()}")
         axes[0].set_ylabel("accuracy beside 32 bits, in %")
-        _figures.legend(figure, axes[0], columns=2)
+        figures.legend(figure, axes[0], columns=2)
         return figure
 
     def _claims(self) -> list[Claim]:

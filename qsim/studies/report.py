@@ -110,13 +110,13 @@ class Report:
         Returns:
             The page, then the pictures' PNG files.
         """
-        from qsim.studies import _figures
+        from qsim import figures
 
         folder.mkdir(parents=True, exist_ok=True)
         pictures = [part for part in self.parts if isinstance(part, Picture)]
-        with _figures.style():
+        with figures.style():
             for picture in pictures:
-                _figures.save(picture.draw(), folder, picture.name)
+                figures.save(picture.draw(), folder, picture.name)
         page = folder / "report.md"
         page.write_text(self.markdown(origin))
         return [page, *(folder / f"{picture.name}.png" for picture in pictures)]

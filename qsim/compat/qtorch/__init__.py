@@ -9,18 +9,18 @@ matter                                 QPyTorch 0.3.0                           
 ====================================== ============================================= ==============================================
 ties, rounding to nearest              floats away from zero, blocks up, fixed point to even, everywhere
                                        to even on CPU and away on CUDA
-NaN                                    becomes the largest number, or -0             stays NaN
-infinities in `FloatingPoint`          become the largest number                     stay infinities; large finite numbers saturate
+NaN in `FloatingPoint`                 becomes the largest number, or -0             stays NaN
+infinities in `FloatingPoint`          become the largest number, but for `exp=8`    stay infinities; large finite numbers saturate
 an infinity in `BlockFloatingPoint`    its block becomes NaN                         the same
 subnormals, and numbers in blocks      rounded twice                                 rounded once, exactly
-tiny numbers, stochastic rounding      never rounded up                              rounded up as often as their size says
+tiny numbers, stochastic rounding      lost below `2**(man-23)` of the smallest      rounded up as often as their size says
 -0 and tiny negative numbers           become +0                                     keep their sign in `FloatingPoint`
-values of the format, stochastic       fixed point moves some                        never moved
+values of the format, stochastic       fixed point moves one now and then            never moved
 `man=23`                               changes signs                                 leaves float32 as it is
 the top exponent, `exp` up to 7        finite values: E4M3 reaches 480, E5M2 114688  the same: `qsim.Float(exp, man)`
 the top exponent, `exp=8`              infinities, and what rounds up to one         infinities and NaN: `FloatingPoint(8, 7)` is
                                                                                      bfloat16, and large finite numbers saturate
-`torch.manual_seed`                    without effect on CPU                         makes a run reproducible, alike on all devices
+`torch.manual_seed`                    without effect on floats and blocks on CPU    makes a run reproducible, alike on all devices
 processes that hold the same weights   round them differently, and drift apart       `OptimLP` rounds them alike
 dtypes                                 float32                                       float32, bfloat16, float16, float64, where they
                                                                                      hold the format; else an error says which do
@@ -30,7 +30,7 @@ strides                                the result is contiguous                 
 gradient of `float_quantize` and co.   none: the result is cut from the graph        passes straight through
 `clamping_grad_zero`                   not without a `backward_number`               always
 `backward_hooks`                       only with both of these                       always, before `backward_number`
-functions of `quantizer`               can be neither pickled nor copied             can be both
+functions of `quantizer`               cannot be pickled                             can be
 `sequential_lower`, `lower`            kinds of layers of 2019                       all of torch's of that kind; not their subclasses
 `lower`                                a copied model runs the layers of the first   a copy is a copy
 `OptimLP.step(closure)`                ignores the closure                           calls it

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +19,19 @@ from qsim.rounding import Rounding
 
 __all__ = ["Number", "FixedPoint", "BlockFloatingPoint", "FloatingPoint"]
 
+Made = TypeVar("Made")
+
 
 class Number:
-    """What all numbers have in common. Make one of them: `FixedPoint`, `FloatingPoint` or `BlockFloatingPoint`."""
+    """What all numbers have in common. Make one of them: `FixedPoint`, `FloatingPoint` or `BlockFloatingPoint`.
+
+    Example:
+        >>> import torch
+        >>> from qsim.compat import qtorch
+        >>> numbers = qtorch.FixedPoint(8, 4), qtorch.FloatingPoint(4, 3), qtorch.BlockFloatingPoint(4)
+        >>> [number.round(torch.tensor(0.3), "nearest").item() for number in numbers]
+        [0.3125, 0.3125, 0.3125]
+    """
 
     @property
     def format(self) -> Format:
@@ -164,18 +176,27 @@ class BlockFloatingPoint(Number):
         return quantize(x, self.format, rounding=rounding, scale=self.scale, seed=seed, stream=stream)
 
 
-# Formats are made of few numbers, and scripts make the same ones at every call.
-@lru_cache(maxsize=256)
 def _fixed(bits: int, fraction: int, symmetric: bool) -> Fixed:
-    return Fixed(bits, fraction, symmetric=symmetric)
+    return _made(Fixed, bits, fraction, True, symmetric)
 
 
-@lru_cache(maxsize=256)
 def _float(exponent: int, mantissa: int) -> Float:
     # With eight bits of exponent the top one is beyond float32's largest number.
-    return Float(exponent, mantissa, specials="ieee" if exponent == 8 else "none")
+    return _made(Float, exponent, mantissa, None, "ieee" if exponent == 8 else "none")
 
 
-@lru_cache(maxsize=64)
 def _block_scale(dim: int) -> scaling.Scaling:
-    return scaling.Tensor("e8m0", "floor") if dim == -1 else scaling.Channel(dim, "e8m0", "floor")
+    return _made(scaling.Tensor, "e8m0", "floor") if dim == -1 else _made(scaling.Channel, dim, "e8m0", "floor")
+
+
+def _made(kind: Callable[..., Made], *facts: int | str | None) -> Made:
+    """Scripts make the same formats at every call; compiled code makes them once, and has no use for a cache."""
+    if torch.compiler.is_compiling():
+        return kind(*facts)
+    made: Made = _kept(kind, *facts)
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _kept(kind: Callable[..., Any], *facts: int | str | None) -> Any:
+    return kind(*facts)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import qsim
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Run, Settings, made
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.statistics import Interval, difference, exponential, mean
@@ -113,52 +113,52 @@ class Findings:
         ]
 
     def _over_time(self) -> Figure:
-        figure, axes = _figures.panels(1, len(UPDATES), width=2.6, sharey=True)
+        figure, axes = figures.panels(1, len(UPDATES), width=2.6, sharey=True)
         steps = self.steps()
         for panel, update in zip(axes, UPDATES, strict=True):
-            for name, look in zip(self.settings.formats, _figures.LOOKS, strict=False):
+            for name, look in zip(self.settings.formats, figures.LOOKS, strict=False):
                 shares = 100 * self.shares(name, update)
                 panel.plot(steps, shares.mean(0), label=name.upper(), markevery=5, **look())
                 panel.fill_between(steps, shares.min(0), shares.max(0), color=look.color, alpha=0.18, linewidth=0)
                 if update == KAHAN:
-                    panel.plot(steps, 100 * self.shares(name, update, lost=True).mean(0), **_figures.Look(look.color, "").dashed()())
+                    panel.plot(steps, 100 * self.shares(name, update, lost=True).mean(0), **figures.Look(look.color, "").dashed()())
             panel.set_title(update)
             panel.set_xlabel("step")
             panel.set_ylim(0, 103)
         axes[0].set_ylabel("cancelled in % of updates")
-        _figures.legend(figure, axes[0], columns=len(self.settings.formats))
+        figures.legend(figure, axes[0], columns=len(self.settings.formats))
         return figure
 
     def _by_format(self) -> Figure:
-        figure, (left, right) = _figures.panels(1, 2)
+        figure, (left, right) = figures.panels(1, 2)
         place = np.arange(len(self.settings.formats))
-        for shift, (update, look) in enumerate(zip(UPDATES, _figures.LOOKS, strict=False)):
+        for shift, (update, look) in enumerate(zip(UPDATES, figures.LOOKS, strict=False)):
             beside = place + 0.08 * (shift - 1)
             wrong = [mean([100 * (1 - value) for value in self.values("accuracy", name, update)]) for name in self.settings.formats]
-            _figures.band(left, beside, wrong, look, update)
-            _figures.band(right, beside, [self._loss(name, update) for name in self.settings.formats], look, update)
-        left.axhline(100 * (1 - mean(self.values("accuracy", FULL, NEAREST)).value), label=FULL, **_figures.REFERENCE())
-        right.axhline(self._loss(FULL, NEAREST).value, **_figures.REFERENCE())
+            figures.band(left, beside, wrong, look, update)
+            figures.band(right, beside, [self._loss(name, update) for name in self.settings.formats], look, update)
+        left.axhline(100 * (1 - mean(self.values("accuracy", FULL, NEAREST)).value), label=FULL, **figures.REFERENCE())
+        right.axhline(self._loss(FULL, NEAREST).value, **figures.REFERENCE())
         for panel, label in ((left, "test error in %"), (right, "training loss")):
             panel.set_xticks(place, [name.upper() for name in self.settings.formats])
             panel.set_xlabel("format of the weights")
             panel.set_ylabel(label)
         right.set_yscale("log")
-        _figures.legend(figure, left, columns=len(UPDATES) + 1)
+        figures.legend(figure, left, columns=len(UPDATES) + 1)
         return figure
 
     def _loss(self, format: str, update: str, kahan_layers: int = 0) -> Interval:
         return exponential(mean(np.log(self.values("loss", format, update, kahan_layers)).tolist()), most=10.0)
 
     def _frontier(self) -> Figure:
-        figure, (left, right) = _figures.panels(1, 2)
+        figure, (left, right) = figures.panels(1, 2)
         name, counts = self.settings.mixed, range(self.layers + 1)
         memory = [self._memory(count) for count in counts]
         right_of = [mean([100 * value for value in self.values("accuracy", name, STOCHASTIC, count)]) for count in counts]
         losses = [self._loss(name, STOCHASTIC, count) for count in counts]
-        references = ((FULL, _figures.REFERENCE()), (name, _figures.REFERENCE(linestyle=(0, (5, 2)))))
+        references = ((FULL, figures.REFERENCE()), (name, figures.REFERENCE(linestyle=(0, (5, 2)))))
         for panel, found, label in ((left, right_of, "test accuracy in %"), (right, losses, "training loss")):
-            _figures.band(panel, memory, found, _figures.LOOKS[0], f"{name}, stochastic to Kahan's")
+            figures.band(panel, memory, found, figures.LOOKS[0], f"{name}, stochastic to Kahan's")
             for own, look in references:
                 accuracy = 100 * mean(self.values("accuracy", own, NEAREST)).value
                 level = accuracy if panel is left else self._loss(own, NEAREST).value
@@ -166,7 +166,7 @@ class Findings:
             panel.set_xlabel("memory in bytes a weight")
             panel.set_ylabel(label)
         right.set_yscale("log")
-        _figures.legend(figure, left, columns=3)
+        figures.legend(figure, left, columns=3)
         return figure
 
     def _claims(self) -> list[Claim]:

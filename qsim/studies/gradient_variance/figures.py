@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.statistics import Interval, exponential, mean
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
 def by_batch(found: Findings) -> Figure:
     """Both gradients' variances against the batch size, and what the lemmas say."""
-    figure, axes = _figures.panels(1, 2)
+    figure, axes = figures.panels(1, 2)
     batches = found.settings.batches
     for panel, what, power in zip(axes, ("rounding", "inputs_gradient"), (-1, 0), strict=True):
-        for bits, look in zip(found.swept, _figures.LOOKS, strict=False):
+        for bits, look in zip(found.swept, figures.LOOKS, strict=False):
             points = [_middle(found.backward(what, bits, batch)) for batch in batches]
-            _figures.band(panel, batches, points, look, f"mantissa of {bits} bits")
+            figures.band(panel, batches, points, look, f"mantissa of {bits} bits")
             due = [points[0].value * (batch / batches[0]) ** power for batch in batches]
-            panel.plot(batches, due, **_figures.REFERENCE(label="1/b, and no change" if bits == found.swept[-1] else None))
+            panel.plot(batches, due, **figures.REFERENCE(label="1/b, and no change" if bits == found.swept[-1] else None))
         panel.set_xscale("log", base=2)
         panel.set_xticks(batches, [str(batch) for batch in batches])
         panel.set_yscale("log")
         panel.set_xlabel("batch size in images")
     axes[0].set_ylabel("variance of rounding ∇W")
     axes[1].set_ylabel("variance of rounding ∇A\n÷ its squared norm")
-    _figures.legend(figure, axes[0], columns=3)
+    figures.legend(figure, axes[0], columns=3)
     return figure
 
 
 def by_bits(found: Findings) -> Figure:
     """The variance against bits, and the bias of rounded weights against their step."""
-    figure, (left, right) = _figures.panels(1, 2)
+    figure, (left, right) = figures.panels(1, 2)
     bits, fractions = found.settings.mantissas, found.settings.fractions
     points = [_middle(found.backward("rounding", own, found.batch)) for own in bits]
-    _figures.band(left, bits, points, _figures.LOOKS[0], "measured")
-    left.plot(bits, [points[0].value * 4.0 ** (bits[0] - own) for own in bits], **_figures.REFERENCE(label="4 times a bit"))
+    figures.band(left, bits, points, figures.LOOKS[0], "measured")
+    left.plot(bits, [points[0].value * 4.0 ** (bits[0] - own) for own in bits], **figures.REFERENCE(label="4 times a bit"))
     left.set_xticks(bits)
     left.set_xlabel("mantissa in bits")
     left.set_ylabel("variance of rounding ∇W")
     steps = [2.0**-fraction for fraction in fractions]
-    for rounding, look in zip(("nearest", "stochastic"), _figures.LOOKS[1:], strict=False):
+    for rounding, look in zip(("nearest", "stochastic"), figures.LOOKS[1:], strict=False):
         norms = [_middle([max(x, 1e-30) ** 0.5 for x in found.weights("squared_bias", own, rounding, found.batch)]) for own in fractions]
-        _figures.band(right, steps, norms, look, rounding)
+        figures.band(right, steps, norms, look, rounding)
         bounds = [mean(found.weights("bound", own, rounding, found.batch)).value for own in fractions]
         right.plot(steps, bounds, **look.dashed()(label=f"bound, {rounding}"))
     right.set_xscale("log", base=2)
@@ -57,7 +57,7 @@ def by_bits(found: Findings) -> Figure:
     for panel in (left, right):
         panel.set_yscale("log")
     left.legend(handlelength=3.2)
-    _figures.legend(figure, right, columns=4)
+    figures.legend(figure, right, columns=4)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained
@@ -112,37 +112,37 @@ class Findings:
         ]
 
     def _losses(self) -> Figure:
-        figure, (panel,) = _figures.panels(width=4.6, height=3.0)
-        for place, (method, look) in enumerate(zip(self.settings.methods, _figures.LOOKS, strict=False)):
-            _figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
+        figure, (panel,) = figures.panels(width=4.6, height=3.0)
+        for place, (method, look) in enumerate(zip(self.settings.methods, figures.LOOKS, strict=False)):
+            figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
                           look, method)  # fmt: skip
-        panel.axhline(self.frequencies, label="frequencies of bytes", **_figures.REFERENCE())
+        panel.axhline(self.frequencies, label="frequencies of bytes", **figures.REFERENCE())
         panel.set_xscale("log", base=2)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("validation loss in nats")
-        _figures.legend(figure, panel, columns=3)
+        figures.legend(figure, panel, columns=3)
         return figure
 
     def _correlations(self) -> Figure:
-        figure, (left, right) = _figures.panels(1, 2)
+        figure, (left, right) = figures.panels(1, 2)
         levels = self.settings.levels
         fine = np.geomspace(levels[0], levels[-1], 100)
-        for method, look in ((MIXED, _figures.LOOKS[0]), (STOCHASTIC, _figures.LOOKS[1])):
+        for method, look in ((MIXED, figures.LOOKS[0]), (STOCHASTIC, figures.LOOKS[1])):
             left.plot(fine, [_formula(method, number) for number in fine], color=look.color)
-            points = _figures.Look(look.color, look.marker, "")
-            _figures.band(left, levels, [self.toy(method, number) for number in levels], points)
+            points = figures.Look(look.color, look.marker, "")
+            figures.band(left, levels, [self.toy(method, number) for number in levels], points)
         left.set_xscale("log", base=2)
         left.set_xlabel("distance of levels / learning rate")
         left.set_ylabel("correlation in time")
         left.set_title("toy: with and without rounding")
-        for method, look in zip(self.settings.methods, _figures.LOOKS, strict=False):
+        for method, look in zip(self.settings.methods, figures.LOOKS, strict=False):
             found = [mean(self.correlations(method, rate, "gradients")) for rate in self.rates]
             shown = [(rate, interval) for rate, interval in zip(self.rates, found, strict=True) if not math.isnan(interval.value)]
-            _figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
+            figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
         right.set_xscale("log", base=2)
         right.set_xlabel("learning rate")
         right.set_title("training: gradients")
-        _figures.legend(figure, right, columns=3)
+        figures.legend(figure, right, columns=3)
         return figure
 
     def _claims(self) -> list[Claim]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
@@ -158,20 +158,20 @@ class Findings:
         ]
 
     def _draw_perplexity(self) -> Figure:
-        figure, (over, end) = _figures.panels(1, 2, sharey=True)
+        figure, (over, end) = figures.panels(1, 2, sharey=True)
         drawn: list[Interval] = []
-        others = [(look, method) for look, method in zip(_figures.LOOKS, METHODS, strict=False) if method != O1]
+        others = [(look, method) for look, method in zip(figures.LOOKS, METHODS, strict=False) if method != O1]
         for place, (look, method) in enumerate(others):
             steps, ratios = self._over_training(method)
             tokens = [(count + 0.01 * (place - 1.5) * steps[-1]) * self.tokens / self.settings.steps / 1e3 for count in steps]
-            _figures.band(over, tokens, ratios, look, METHODS[method])
+            figures.band(over, tokens, ratios, look, METHODS[method])
             at = [number + 0.15 * (place - 1.5) for number in range(len(self.settings.rates))]
             found = [difference(self.losses(method, rate), self.losses(O1, rate)) for rate in self.settings.rates]
             ends = [_in_percent(exponential(each)) for each in found]
-            _figures.band(end, at, ends, look.alone())
+            figures.band(end, at, ends, look.alone())
             drawn += ratios + ends
         for panel in (over, end):
-            panel.axhline(0, label=METHODS[O1], **_figures.REFERENCE())
+            panel.axhline(0, label=METHODS[O1], **figures.REFERENCE())
         over.set_xlabel("tokens in thousands")
         over.set_ylabel("perplexity beside\nO1's, in %")
         # Some intervals are so wide that nothing else could be seen, and a method that diverged is nowhere.
@@ -181,7 +181,7 @@ class Findings:
         end.set_xticks(range(len(self.settings.rates)), [f"{rate:g}" for rate in self.settings.rates])
         end.set_xlim(-0.5, len(self.settings.rates) - 0.5)
         end.set_xlabel("largest learning rate, of both")
-        _figures.legend(figure, over, columns=3)
+        figures.legend(figure, over, columns=3)
         return figure
 
     def _over_training(self, method: str) -> tuple[list[int], list[Interval]]:
@@ -192,13 +192,13 @@ class Findings:
         return steps, [_in_percent(exponential(each)) for each in ahead]
 
     def _draw_cost(self) -> Figure:
-        figure, axes = _figures.panels(1, 2, height=2.2, sharey=True)
+        figure, axes = figures.panels(1, 2, height=2.2, sharey=True)
         wanted: tuple[tuple[str, str, Callable[[float], float]], ...] = (
             ("tokens_per_second", "thousand tokens a second", lambda value: value / 1e3),
             ("peak_mib", "peak memory in GiB", lambda value: value / 1024),
         )
         for panel, (what, label, unit) in zip(axes, wanted, strict=True):
-            for place, (look, method) in enumerate(zip(_figures.LOOKS, METHODS, strict=False)):
+            for place, (look, method) in enumerate(zip(figures.LOOKS, METHODS, strict=False)):
                 found = mean([unit(value) for value in self.cost(method, what)])
                 error = [[found.value - found.low], [found.high - found.value]]
                 panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw={"capsize": 2, "elinewidth": 0.9})
@@ -208,11 +208,11 @@ class Findings:
         return figure
 
     def _draw_more_bits(self) -> Figure:
-        figure, (axes,) = _figures.panels(1, 1, width=4.2, height=2.6)
+        figure, (axes,) = figures.panels(1, 1, width=4.2, height=2.6)
         axes.axhspan(-100 * SAME, 100 * SAME, color="#e4e4e4", linewidth=0)
-        axes.axhline(0, **_figures.REFERENCE())
+        axes.axhline(0, **figures.REFERENCE())
         found = [_in_percent(self.more_bits(*bits)) for bits in MORE_BITS]
-        _figures.band(axes, range(len(MORE_BITS)), found, _figures.LOOKS[0].alone())
+        figures.band(axes, range(len(MORE_BITS)), found, figures.LOOKS[0].alone())
         axes.set_xticks(range(len(MORE_BITS)), [f"{states.upper()}\n{gradients.upper()}" for states, gradients in MORE_BITS])
         axes.set_xlim(-0.5, len(MORE_BITS) - 0.5)
         axes.set_xlabel("moments in (above), gradients in (below)")

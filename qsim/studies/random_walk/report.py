@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.report import Claim, Picture, Report, Table
@@ -145,14 +145,14 @@ class Findings:
         ]
 
     def _levels(self) -> Figure:
-        figure, axes = _figures.panels(1, 2, height=2.9, sharey=True)
+        figure, axes = figures.panels(1, 2, height=2.9, sharey=True)
         for panel, ways, title in zip(
             axes,
             (self.of(CONSTANT), self.of(HALVED) + self.of(HARMONIC)),
             ("updates that stay the same", "updates that decay"),
             strict=True,
         ):
-            for way, look in zip(ways, _figures.LOOKS, strict=False):
+            for way, look in zip(ways, figures.LOOKS, strict=False):
                 steps = np.arange(1, way.run.steps + 1)
                 expected = way.late()[1:]
                 shown = expected > 1e-3
@@ -164,8 +164,8 @@ class Findings:
             panel.set_xscale("log")
             panel.set_yscale("log")
             panel.set_ylim(1e-3, 1.3)
-            _figures.plain_numbers(panel.xaxis)
-            _figures.plain_numbers(panel.yaxis)
+            figures.plain_numbers(panel.xaxis)
+            figures.plain_numbers(panel.yaxis)
             panel.set_xlabel("step")
             panel.set_title(title)
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=1)
@@ -173,19 +173,19 @@ class Findings:
         return figure
 
     def _linear(self) -> Figure:
-        figure, axes = _figures.panels(1, len(self.stochastic), sharey=True)
+        figure, axes = figures.panels(1, len(self.stochastic), sharey=True)
         for panel, way, exact in zip(axes, self.stochastic, self.exact, strict=True):
-            for shown, look, label in ((exact, _figures.LOOKS[0], "exact"), (way, _figures.LOOKS[1], "stochastic")):
+            for shown, look, label in ((exact, figures.LOOKS[0], "exact"), (way, figures.LOOKS[1], "stochastic")):
                 steps, _, mean, low, high = np.array(shown.results[0]["curve"]).T
                 panel.plot(steps, mean, label=label, markevery=6, **look())
                 panel.fill_between(steps, low, high, color=look.color, alpha=0.18, linewidth=0)
-            panel.axvline(exact.exact, label="exact weights arrive", **_figures.REFERENCE())
-            panel.axvline(way.measured.value, label="stochastic ones, on average", **_figures.REFERENCE(linestyle=(0, (5, 2))))
+            panel.axvline(exact.exact, label="exact weights arrive", **figures.REFERENCE())
+            panel.axvline(way.measured.value, label="stochastic ones, on average", **figures.REFERENCE(linestyle=(0, (5, 2))))
             panel.set_xlim(0, min(way.run.steps, 3 * exact.exact))
             panel.set_xlabel("step")
             panel.set_title(f"minimum rate {way.run.floor * _DISTANCE:.2g}")
         axes[0].set_ylabel("levels to go")
-        _figures.legend(figure, axes[0], columns=2)
+        figures.legend(figure, axes[0], columns=2)
         return figure
 
     def _claims(self) -> list[Claim]:

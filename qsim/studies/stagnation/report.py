@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import qsim
-from qsim.studies import _figures
+from qsim import figures
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.stagnation import Run, Settings, Stagnation, single, whole
 from qsim.studies.stagnation.bounds import Array, Curves
@@ -99,53 +99,53 @@ class Findings:
         ]
 
     def _distances(self) -> Figure:
-        figure, axes = _figures.panels(1, 2, sharey=True)
+        figure, axes = figures.panels(1, 2, sharey=True)
         titles = f"all samples, rate {self._shown:g}", f"one sample, rate {self.settings.sample_rate:g}"
         sides = [{method: self.whole(method, self._shown) for method in METHODS}, {method: self.single(method) for method in METHODS}]
         for panel, found, title in zip(axes, sides, titles, strict=True):
-            for place, (method, look) in enumerate(zip(METHODS, _figures.LOOKS, strict=False)):
+            for place, (method, look) in enumerate(zip(METHODS, figures.LOOKS, strict=False)):
                 curves = found[method]
                 low, middle, high = np.quantile(curves.distances / curves.printed, [0.05, 0.5, 0.95], axis=1)
                 drawn = np.where(middle > _FLOOR, middle, np.nan)
                 panel.plot(curves.steps, drawn, label=method, **_drawn(look, method, place))
                 panel.fill_between(curves.steps, np.maximum(low, _FLOOR), np.maximum(high, _FLOOR), where=middle > _FLOOR,
                                    color=look.color, alpha=0.15, linewidth=0)  # fmt: skip
-            panel.axhline(1, label="Theorem 1's bound", **_figures.REFERENCE())
-            panel.axhline(1 / _BELOW, label=f"bound / {_BELOW}", **_figures.REFERENCE(linestyle=(0, (5, 2)), linewidth=1.0))
+            panel.axhline(1, label="Theorem 1's bound", **figures.REFERENCE())
+            panel.axhline(1 / _BELOW, label=f"bound / {_BELOW}", **figures.REFERENCE(linestyle=(0, (5, 2)), linewidth=1.0))
             panel.set_yscale("log")
             panel.set_xlabel("step")
             panel.set_title(title)
         axes[0].set_ylabel("distance / Theorem 1's bound")
-        _figures.legend(figure, axes[0], columns=4)
+        figures.legend(figure, axes[0], columns=4)
         return figure
 
     def _rates(self) -> Figure:
-        figure, (panel,) = _figures.panels(width=5.0, height=3.0)
+        figure, (panel,) = figures.panels(width=5.0, height=3.0)
         rates = self.settings.rates
         found = [self.whole(NEAREST, rate) for rate in rates]
-        _figures.band(panel, rates, [_geometric(curves.final) for curves in found], _figures.LOOKS[1], "nearest")
+        figures.band(panel, rates, [_geometric(curves.final) for curves in found], figures.LOOKS[1], "nearest")
         printed, holding = ([_geometric(getattr(curves, name)).value for curves in found] for name in ("printed", "holding"))
-        panel.plot(rates, printed, label="Theorem 1's bound", **_figures.REFERENCE())
-        panel.plot(rates, holding, label="bound, proof mended", **_figures.REFERENCE(linestyle=(0, (5, 2))))
+        panel.plot(rates, printed, label="Theorem 1's bound", **figures.REFERENCE())
+        panel.plot(rates, holding, label="bound, proof mended", **figures.REFERENCE(linestyle=(0, (5, 2))))
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
         panel.minorticks_off()
-        _figures.plain_numbers(panel.yaxis)
+        figures.plain_numbers(panel.yaxis)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("distance at the end")
-        _figures.legend(figure, panel, columns=3)
+        figures.legend(figure, panel, columns=3)
         return figure
 
     def _losses(self) -> Figure:
-        figure, (panel,) = _figures.panels(width=4.4, height=3.0)
-        for place, (method, look) in enumerate(zip(METHODS, _figures.LOOKS, strict=False)):
+        figure, (panel,) = figures.panels(width=4.4, height=3.0)
+        for place, (method, look) in enumerate(zip(METHODS, figures.LOOKS, strict=False)):
             curves = self.single(method, self.settings.noise)
             panel.plot(curves.steps, curves.losses.mean(1), label=method, **_drawn(look, method, place))
         panel.set_yscale("log")
         panel.set_xlabel("step")
         panel.set_ylabel("training loss")
-        _figures.legend(figure, panel, columns=3)
+        figures.legend(figure, panel, columns=3)
         return figure
 
     def _claims(self) -> list[Claim]:
@@ -258,6 +258,6 @@ def _spread(values: Array) -> str:
     return f"{middle} ({low} to {high})" if low != high else middle
 
 
-def _drawn(look: _figures.Look, method: str, place: int) -> dict[str, Any]:
+def _drawn(look: figures.Look, method: str, place: int) -> dict[str, Any]:
     """How a curve is drawn that others lie upon: markers take turns, and dashes let through the one without rounding."""
     return (look.dashed() if method == COMPUTE else look)(markevery=(2 * place, 10))
