@@ -22,6 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "drawn",
+    "links_checked",
     "listed_studies",
 ]
 exclude_patterns = ["_build", "_drawn"]
