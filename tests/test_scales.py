@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import qsim
+from qsim import scaling
 from qsim.block import NAMED, Block
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, Format
 
