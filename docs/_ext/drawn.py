@@ -23,7 +23,9 @@ from sphinx.util.docutils import SphinxDirective
 
 _SHARED = {
     "font.family": "DejaVu Sans",
-    "font.size": 10,
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "legend.fontsize": 8,
     "svg.fonttype": "path",
     "svg.hashsalt": "qsim",
     "figure.constrained_layout.use": True,

@@ -12,8 +12,8 @@ def draw() -> Figure:
         axes.plot(p, p, linewidth=0.8, linestyle=":", color=plt.rcParams["text.color"], label="exactly")
         axes.plot(p, np.floor(p * 2**bits) / 2**bits, label="as it is")
         axes.plot(p, np.floor(p * 2**bits + 0.5) / 2**bits, label="corrected")
-        axes.set_title(f"{bits} random bits", fontsize=10)
+        axes.set_title(f"{bits} random bits")
         axes.set_xlabel("position between the neighbours")
     panels[0].set_ylabel("probability of the upper one")
-    panels[0].legend(loc="upper left", fontsize=8)
+    panels[0].legend(loc="upper left")
     return figure

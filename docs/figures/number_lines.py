@@ -16,14 +16,14 @@ def draw() -> Figure:
         near.hlines(row, 0, 8, linewidth=0.8, color=plt.rcParams["grid.color"])
         near.plot(values, [row] * len(values), "|", markersize=13, color=f"C{row % 5}")
     near.set(yticks=range(len(NEAR)), yticklabels=NEAR, ylim=(len(NEAR) - 0.5, -0.5), xlim=(-0.1, 8.1))
-    near.set_title("the values from 0 to 8", loc="left", fontsize=10)
+    near.set_title("the values from 0 to 8", loc="left")
     for row, name in enumerate(FAR):
         fmt = qsim.format(name)
         far.plot([fmt.smallest, fmt.smallest_normal], [row, row], linewidth=3, solid_capstyle="butt", color="C0", alpha=0.4)
         far.plot([fmt.smallest_normal, fmt.max], [row, row], linewidth=7, solid_capstyle="butt", color="C0")
     far.set_xscale("log", base=2)
     far.set(yticks=range(len(FAR)), yticklabels=FAR, ylim=(len(FAR) - 0.5, -0.5))
-    far.set_title("from the smallest to the largest value; thin: subnormals", loc="left", fontsize=10)
+    far.set_title("from the smallest to the largest value; thin: subnormals", loc="left")
     for axes in (near, far):
         axes.spines["left"].set_visible(False)
         axes.tick_params(left=False)

@@ -17,10 +17,10 @@ def draw() -> Figure:
             axes.plot(ramp, rounded, ".", markersize=2, alpha=0.6, label="one draw")
             many = qsim.quantize(ramp.expand(400, -1), "e2m1", rounding=rounding, seed=1)
             axes.plot(ramp, many.mean(0), color="C1", label="mean of 400")
-            axes.legend(loc="upper left", fontsize=8)
+            axes.legend(loc="upper left")
         else:
             axes.plot(ramp, rounded)
-        axes.set_title(rounding, fontsize=10)
+        axes.set_title(rounding)
         axes.set_xlabel("before")
     panels[0].set_ylabel("after")
     return figure

@@ -23,9 +23,9 @@ def draw() -> Figure:
         axes.vlines(range(64), 0, x, linewidth=1, color=plt.rcParams["grid.color"])
         axes.plot(x, ".", markersize=3, color=plt.rcParams["text.color"], alpha=0.5, label="before")
         axes.plot(rounded, ".", markersize=4, label="after")
-        axes.set_title(f"{title}\n{int((rounded == 0).sum())} of 64 become 0", fontsize=9)
+        axes.set_title(f"{title}\n{int((rounded == 0).sum())} of 64 become 0")
         axes.set_xlabel("index")
         axes.set_yscale("symlog", linthresh=0.2)
         axes.set_yticks([-0.2, -0.1, 0, 0.1, 0.2, 1, 3], ["−0.2", "−0.1", "0", "0.1", "0.2", "1", "3"])
-    panels[0].legend(loc="upper left", fontsize=8)
+    panels[0].legend(loc="upper left")
     return figure
