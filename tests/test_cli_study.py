@@ -88,3 +88,18 @@ def test_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple
 def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("matplotlib", "scipy") else object())
     assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install 'qsim[study]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("batch-size", "--roundings", "nearest"), "qsim: roundings: stochastic and nearest are compared; got nearest"),
+        (("batch-size", "--batches", "64"), "qsim: batches, formats: two and one are the least; got (64,), "),
+        (("points", "--roundings", "stochastic"), "qsim: roundings and formats: stochastic and nearest are compared"),
+    ],
+)
+def test_settings_that_no_report_could_use_are_refused_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    assert said(capsys, *words, "--workers", "1", "--out", str(tmp_path), code=2).startswith(message)
+    assert not list(tmp_path.iterdir())

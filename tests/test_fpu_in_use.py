@@ -384,3 +384,5 @@ def test_store_and_repr() -> None:
     assert qsim.fpu(None).store(before) is before
     with pytest.raises(TypeError, match="store takes a tensor or a module, got list"):
         unit.store([before])  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"fpu: it decorates functions, got a Tensor; store\(x\) puts numbers into the format"):
+        unit(before)

@@ -472,7 +472,7 @@ def test_tables() -> None:
     with pytest.raises(ValueError, match=r"step 1 was not sampled; sampled were 0, 2"):
         monitor.table(1)
     with Monitor(net()) as empty:
-        assert str(empty) == "no sample yet"
+        assert str(empty).startswith("no sample yet: it ends with its step, which monitor.step() tells")
     with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0"):
         monitor.samples[0]["0", "grad_w"]
 

@@ -220,3 +220,9 @@ def test_settings_are_defaults_of_the_form() -> None:
 def test_qsim_is_imported_without_what_studies_need() -> None:
     code = "import sys, qsim, qsim.studies, qsim.cli; print([name for name in ('matplotlib', 'scipy', 'sklearn') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_quick_form_says_that_it_proves_nothing(tmp_path: Path) -> None:
+    for form, said in (("quick", True), ("default", False)):
+        studies.run(Coins(), form=form, out=tmp_path / form)
+        assert ("its verdicts are no evidence" in (tmp_path / form / "report.md").read_text()) == said

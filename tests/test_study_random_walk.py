@@ -43,7 +43,8 @@ def test_decay_makes_walks_late_and_a_higher_floor_mends_it(findings: Findings) 
     # What the closed form says, which the test above holds the measured ones against.
     assert slow > 1.3 * exact
     assert fast < 1.1 * exact
-    assert [claim.agrees for claim in findings.report().claims] == [True] * 5
+    # What was fitted to the paper's numbers confirms none of them.
+    assert [claim.agrees for claim in findings.report().claims] == [True, True, True, None, None]
 
 
 def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:

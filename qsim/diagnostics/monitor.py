@@ -175,7 +175,7 @@ class Monitor:
         """
         samples = {sample.step: sample for sample in self.samples}
         if step is None and not samples:
-            return "no sample yet"
+            return "no sample yet: it ends with its step, which monitor.step() tells, or an optimizer that Monitor was given"
         chosen = max(samples) if step is None else step
         if chosen not in samples:
             raise ValueError(f"step {chosen} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")

@@ -35,7 +35,7 @@ def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) ->
     """
     chosen, points = sampled(samples, layer, step)
     with style():
-        figure = Figure(figsize=(6.0, 0.9 + 1.15 * len(points)), layout="constrained")
+        figure = Figure(figsize=(6.0, 0.9 + 1.3 * len(points)), layout="constrained")
         # All points over the same powers of two, as wide as what there is and what the formats hold.
         places: list[Axes] = list(figure.subplots(len(points), 1, sharex=True, squeeze=False)[:, 0])
         for axes, counts in zip(places, points, strict=True):
@@ -79,7 +79,7 @@ def draw_exponents(axes: Axes, counts: Counts) -> None:
     facts = counts.shares
     zeros = counts.zero / counts.elements if counts.elements else math.nan
     told = f"saturated {per_cent(facts['saturated'])}, underflowed {per_cent(facts['underflowed'])}, zeros {per_cent(zeros)}"
-    axes.set_title(f"{counts.point}: {counts.quantizer}    {told}", loc="left", fontsize=8)
+    axes.set_title(f"{counts.point}: {counts.quantizer}\n{told}", loc="left", fontsize=8)
     axes.set_ylim(bottom=0)
 
 

@@ -32,6 +32,7 @@ class Plan:
         workers: In how many processes.
         part: Which share of the runs.
         command: What does all this on the command line, for the report.
+        form: Which of the study's forms the settings began as.
     """
 
     study: Study[Any, Any]
@@ -41,6 +42,7 @@ class Plan:
     workers: int
     part: Part
     command: str
+    form: str = "default"
 
     @property
     def store(self) -> Store:
@@ -95,7 +97,8 @@ class Plan:
 
     def write(self) -> list[Path]:
         """Writes the report; see `Report.write`."""
-        return self.report().write(self.folder, origin(self.command, self._results()))
+        quick = "A quick form shows that the study runs; its verdicts are no evidence.\n\n" if self.form == "quick" else ""
+        return self.report().write(self.folder, quick + origin(self.command, self._results()))
 
     def _results(self) -> list[Result[Any]]:
         done = self.store.results()
@@ -153,6 +156,7 @@ def plan(
         default_workers(where) if workers is None else workers,
         Part.parse(part) if isinstance(part, str) else part,
         command or f"qsim study {shlex.quote(found.name)}{'' if form == 'default' else f' --{form}'}",
+        form,
     )
 
 

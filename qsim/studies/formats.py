@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -189,16 +189,22 @@ class _Findings:
                 "expected",
                 "8 bits lose less than 1 % of accuracy",
                 f"bits needed: {told}",
-                None if 8 not in self.bits and None in needed.values() else all(bits is not None and bits <= 8 for bits in needed.values()),
+                self._eight_are_enough(needed),
             ),
         ]
+
+    def _eight_are_enough(self, needed: Mapping[str, int | None]) -> bool | None:
+        if all(bits is not None and bits <= 8 for bits in needed.values()):
+            return True
+        worse = 8 in self.bits and any(self.lost(self.best(8, rounding), rounding).low > 0.01 for rounding in needed)
+        return False if worse else None
 
     def _meaning(self) -> str:
         first = self.settings.roundings[0]
         bits = self.needed(first)
         if bits is None:
-            return f"No format that was tried comes within 1 % of full precision, with {first} rounding in the backward pass."
+            return f"No format that was tried is sure to lose less than 1 % of accuracy, with {first} rounding in the backward pass."
         return (
-            f"{bits} bits are enough, as {self.best(bits, first).upper()}: less than 1 % of accuracy is lost, with {first} rounding in the "
-            "backward pass."
+            f"From {bits} bits on, as {self.best(bits, first).upper()}, it is sure that less than 1 % of accuracy is lost, with {first} "
+            "rounding in the backward pass."
         )

@@ -202,7 +202,7 @@ class _Findings:
         return [
             Claim(
                 "Section 6.2",
-                "random numbers of 6 bits make stochastic rounding to FP8 practical",
+                f"random numbers of 6 bits do for stochastic rounding to FP8 (here: {six} bits lose less than 1 % of accuracy)",
                 f"{name}, {six} bits: {-lost.value:+.1%} [{-lost.high:+.1%}, {-lost.low:+.1%}] accuracy beside 32 bits",
                 True if lost.high < 0.01 else False if lost.low > 0.01 else None,
             ),
@@ -227,6 +227,6 @@ class _Findings:
         if not enough:
             return f"None of the numbers of random bits that were tried is sure to lose less than 1 % of accuracy in {name.upper()}."
         return (
-            f"In {name.upper()} {min(enough)} random bit(s) already cost less than 1 % of accuracy; what few bits do cost is a bias of "
-            "2^-(r+1) gaps toward zero, which the correction takes away."
+            f"In {name.upper()} {min(enough)} random bit(s) already cost less than 1 % of accuracy; each rounding has a bias then, of "
+            f"{self.bias(min(enough), False).value:.2g} gaps, and corrected of {self.bias(min(enough), True).value:.0e}."
         )

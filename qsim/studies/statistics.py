@@ -56,14 +56,14 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     return mean([a - b for a, b in zip(first, second, strict=True)])
 
 
-def exponential(interval: Interval, most: float = 1e300) -> Interval:
+def exponential(interval: Interval, most: float = math.inf) -> Interval:
     """From logarithms back to what they are the logarithms of, which may be at most `most`.
 
     Example:
         >>> print(exponential(Interval(0.0, -1.0, 1.0)))
         1 [0.3679, 2.718]
     """
-    value, low, high = (math.exp(min(bound, math.log(most))) for bound in (interval.value, interval.low, interval.high))
+    value, low, high = (min(math.inf if bound >= 700 else math.exp(bound), most) for bound in (interval.value, interval.low, interval.high))
     return Interval(value, low, high)
 
 

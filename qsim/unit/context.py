@@ -41,6 +41,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
     - **Contexts in one another**: the innermost holds. `qsim.fpu(None)` is full precision.
     - **Tensors of 16 bits** have been rounded by torch. Where their dtype is the format and the rounding is torch's they stay as they are,
       and are refused otherwise; float64 is rounded as float32 is.
+    - **Optimizers** are torch's: `qsim.optim`'s say themselves what they round, and want `weight=` and `state=` in the unit's format.
     - **Beyond the largest value** lie numbers that code for float32 may use: `torch.finfo(torch.float32).min` is -inf in bfloat16.
     - **torch.compile** has no part in it: compiled functions run operator by operator here.
 
@@ -138,6 +139,12 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
                 if not nearest.leaves(t):
                     t.copy_(nearest.of(t))
         return x
+
+    def __call__(self, function: Any) -> Any:
+        """Makes a function whose operators are rounded: `@qsim.fpu("bf16")`."""
+        if isinstance(function, (Tensor, nn.Module)):
+            raise TypeError(f"fpu: it decorates functions, got a {type(function).__name__}; store(x) puts numbers into the format")
+        return super().__call__(function)
 
     def __repr__(self) -> str:
         if self._output is None:

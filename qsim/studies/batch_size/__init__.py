@@ -40,6 +40,11 @@ class Settings:
     rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
     seeds: int = choice(3, "how many")
 
+    @property
+    def middle(self) -> int:
+        """The batch in which variances are measured."""
+        return self.batches[len(self.batches) // 2]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -93,8 +98,13 @@ class BatchSize(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format, rounding and batch size, with and without a loss scale; full precision once; each bit's factor."""
+        if not {"stochastic", "nearest"} <= set(settings.roundings):
+            raise ValueError(f"roundings: stochastic and nearest are compared; got {','.join(settings.roundings) or 'none'}")
+        if len(set(settings.batches)) < 2 or not settings.formats:
+            raise ValueError(f"batches, formats: two and one are the least; got {settings.batches}, {settings.formats}")
+
         rest = (settings.steps, settings.rate)
-        coarse, most, middle = settings.formats[0], settings.batches[-1], settings.batches[len(settings.batches) // 2]
+        coarse, most, middle = settings.formats[0], settings.batches[-1], settings.middle
         found = []
         for seed in range(settings.seeds):
             for batch in settings.batches:

@@ -217,15 +217,15 @@ class Findings:
                 "Section 2.2, linear loss",
                 "with a decaying rate stochastic rounding converges later than FP32: after 7700 steps instead of 4600, 1.7 times",
                 f"minimum rate {slow.run.floor * _DISTANCE:.2g}: {slow.measured:.0f} instead of {exact.measured.value:.0f}, "
-                f"{slow.measured.value / exact.measured.value:.2f} times",
-                slow.measured.low > exact.measured.value,
+                f"{slow.measured.value / exact.measured.value:.2f} times, with constants fitted to the paper's steps",
+                None if slow.measured.low > exact.measured.value else False,
             ),
             Claim(
                 "Section 2.2, linear loss",
                 "with a higher minimum rate it converges as fast as FP32 did: after 4600 steps",
                 f"minimum rate {fast.run.floor * _DISTANCE:.2g}: {fast.measured:.0f}, "
-                f"{fast.measured.value / exact.measured.value:.2f} times as many as FP32 with the low minimum",
-                abs(fast.measured.value / exact.measured.value - 1) < 0.1,
+                f"{fast.measured.value / exact.measured.value:.2f} times as many as FP32 with the low minimum; fitted as well",
+                None if abs(fast.measured.value / exact.measured.value - 1) < 0.1 else False,
             ),
         ]
 
