@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from qsim import random
+from qsim.diagnostics.counts import aligned
 from qsim.diagnostics.gradients import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients_borrowed import borrowed
 from qsim.diagnostics.gradients_drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
 from qsim.diagnostics.gradients_points import NAMES, in_use, quantizer_of
 from qsim.diagnostics.gradients_statistics import Estimate, Moments, rounding, sampling, squared_bias
-from qsim.diagnostics.gradients_text import flat, percent, table
+from qsim.diagnostics.gradients_text import flat, percent
 from qsim.five_point import FivePoint
 from qsim.formats import Float
 from qsim.nn.layers import Layer, check
@@ -81,7 +82,7 @@ class BatchFactors:
         """The table, and what a larger batch does not mend."""
         rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
         titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
-        lines = [table([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
+        lines = [aligned(titles, rows, left=len(titles)), f"points: {self.points}", f"like: {self.like}"]
         lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
             lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa, to leading order")

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns.
-
-    Example:
-        >>> print(table([["a", "1"], ["long", "2"]]))
-        a     1
-        long  2
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def flat(given: Mapping[str, Any]) -> dict[str, Any]:

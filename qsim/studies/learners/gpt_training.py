@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from qsim.studies.learners.text import VOCABULARY, Text
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
 MIXED = "mixed"
 METHODS = (MIXED, STOCHASTIC, KAHAN, NEAREST)
+#: AdamW's.
+BETAS, DECAY = (0.9, 0.95), 0.1
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class GPTTraining:
     """How to train.
 
     Attributes:
-        size: Of the GPT; see `_gpt.SIZES`.
+        size: Of the GPT; see `gpt.SIZES`.
         method: One of `METHODS`.
         rate: The highest learning rate of AdamW. It rises in a straight line, and falls along half a cosine to a tenth.
         steps: How many updates; the rate rises for a tenth of them.
@@ -74,15 +77,18 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
     if how.method == MIXED:
         model.float()
-    # Matrices decay, as nanoGPT has it; biases and what normalizes do not.
-    groups = [
-        {"params": [weight for weight in model.parameters() if weight.dim() > 1], "weight_decay": 0.1},
-        {"params": [weight for weight in model.parameters() if weight.dim() <= 1], "weight_decay": 0.0},
-    ]
-    betas = (0.9, 0.95)
+    groups = groups_of(list(model.parameters()))
     if how.method == MIXED:
-        return model, torch.optim.AdamW(groups, lr=how.rate, betas=betas, fused=device.type == "cuda")
-    return model, qsim.optim.AdamW(groups, lr=how.rate, betas=betas, update=how.method, seed=how.seed)
+        return model, torch.optim.AdamW(groups, lr=how.rate, betas=BETAS, fused=device.type == "cuda")
+    return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
+
+
+def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """What an optimizer moves: matrices decay, as nanoGPT has it; biases and what normalizes do not."""
+    return [
+        {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},
+        {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
 
 
 def train_gpt(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies.learners.gpt import GPT, language_loss, size
-from qsim.studies.learners.gpt_training import rate_at, warmup
+from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at, warmup
 from qsim.studies.learners.text import Text, text
 
 #: Weights in FP32 and products in BF16 by autocast; weights in BF16 and the updates of a copy in FP32. Other methods are all in BF16.
@@ -22,7 +22,7 @@ O1, O2 = "o1", "o2"
 BF16, FP32 = "bf16", "fp32"
 MIB = 2**20
 #: nanoGPT's, which the paper follows.
-_BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.1, 1.0
+_CLIP = 1.0
 #: How often a model is looked at, and on how many sequences of the held-out text.
 _LOOKS, _VALIDATION = 5, 64
 _DTYPES = {BF16: torch.bfloat16, FP32: torch.float32}
@@ -110,15 +110,12 @@ class Updates:
         for weight in self.weights:
             # In this dtype autograd adds up the gradients of micro-batches.
             weight.grad_dtype = dtype
-        groups: list[dict[str, Any]] = [
-            {"params": [each for each in self.moved if each.dim() > 1], "weight_decay": _DECAY},
-            {"params": [each for each in self.moved if each.dim() <= 1], "weight_decay": 0.0},
-        ]
+        groups = groups_of(self.moved)
         self.optimizer: torch.optim.Optimizer
         if run.method in (O1, O2):
-            self.optimizer = torch.optim.AdamW(groups, betas=_BETAS, fused=self.weights[0].is_cuda)
+            self.optimizer = torch.optim.AdamW(groups, betas=BETAS, fused=self.weights[0].is_cuda)
         else:
-            self.optimizer = qsim.optim.AdamW(groups, betas=_BETAS, update=run.method, state=run.states, seed=run.seed)
+            self.optimizer = qsim.optim.AdamW(groups, betas=BETAS, update=run.method, state=run.states, seed=run.seed)
 
     def step(self, rate: float) -> None:
         """Moves the weights, and lets go of the gradients."""

@@ -1,4 +1,4 @@
-"""What the weights of the study `random-walk` say: mean numbers of steps beside the closed form of `_walks`."""
+"""What the weights of the study `random-walk` say: mean numbers of steps beside the closed form of `walks`."""
 
 from __future__ import annotations
 
