@@ -1,9 +1,9 @@
-"""Means, slopes and crossings with intervals: what several seeds say together."""
+"""Means and slopes with intervals: what several seeds say together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,23 +77,3 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
     found = stats.linregress(np.log(x), np.log(y))
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * found.stderr)
     return Interval(float(found.slope), float(found.slope) - half, float(found.slope) + half)
-
-
-def resampled(statistic: Callable[[Sequence[int]], float], seeds: int, draws: int = 2000) -> Interval:
-    """An interval by the bootstrap: the statistic of seeds that are drawn from the seeds, with repetition.
-
-    Args:
-        statistic: From seeds, by their numbers, to a number; NaN where they give none.
-        seeds: How many seeds there are.
-        draws: How often seeds are drawn.
-
-    Returns:
-        The statistic of all seeds, and the bounds of the middle 95 % of the drawn ones.
-    """
-    random = np.random.default_rng(0)
-    drawn = np.array([statistic(random.integers(seeds, size=seeds).tolist()) for _ in range(draws)])
-    drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn):
-        return Interval(math.nan, math.nan, math.nan)
-    low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
-    return Interval(statistic(list(range(seeds))), float(low), float(high))
