@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from qsim.calls import read_call
-from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format, names
+from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FP32, Fixed, Format, format as resolve_format, name_of
 from qsim.formats.base import check_integer
 from qsim.scaling import Blocks, Rule, Scaling, Tensor, Tiles
 
@@ -80,7 +80,7 @@ class Block:
         object.__setattr__(self, "outer", self.along(-1).outer)
 
     def __repr__(self) -> str:
-        element, scale = (next(iter(names(fmt)), repr(fmt)) for fmt in (self.element, self.scale))
+        element, scale = (name_of(fmt) for fmt in (self.element, self.scale))
         outer = "" if self.outer is None else f", outer={repr(self.outer)!r}"
         return f"Block({element!r}, {self.size}, scale={scale!r}, rule={self.rule!r}{outer})"
 

@@ -22,7 +22,7 @@ from qsim import block, rounding as roundings
 from qsim.block import Block
 from qsim.diagnostics import Monitor
 from qsim.expected import corners, expected, within_a_binade
-from qsim.formats import Format, names
+from qsim.formats import Format, name_of
 from qsim.formats.base import check_flag, shortest
 from qsim.rounding import Rounding, Stochastic
 
@@ -83,7 +83,7 @@ def number_line(format: str | torch.dtype | Format, *, log: bool = False, ax: Ax
         axes.grid(False)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("value")
-        axes.set_title(f"{_name(fmt)}: {len(values)} values from {shortest(values[0])} to {shortest(values[-1])}", loc="left")
+        axes.set_title(f"{name_of(fmt)}: {len(values)} values from {shortest(values[0])} to {shortest(values[-1])}", loc="left")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False)
     return axes
 
@@ -134,7 +134,7 @@ def rounding(
         axes.plot(x, found.mean, color=LOOKS[0].color, linewidth=1.5, label=label)
         axes.set_xlabel("number")
         axes.set_ylabel("what it becomes")
-        axes.set_title(f"{_name(fmt)}, {_how(how)}", loc="left")
+        axes.set_title(f"{name_of(fmt)}, {_how(how)}", loc="left")
         axes.legend(loc="upper left", frameon=False)
     return axes
 
@@ -181,7 +181,7 @@ def error(format: str | torch.dtype | Format, rounding: str | Rounding = "neares
             axes.text(place, height, text, transform=axes.get_xaxis_transform(), **where)
         axes.set_xlabel("magnitude")
         axes.set_ylabel("relative error")
-        axes.set_title(f"{_name(fmt)}, {_how(how)}", loc="left")
+        axes.set_title(f"{name_of(fmt)}, {_how(how)}", loc="left")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.1, frameon=False)
     return axes
 
@@ -264,13 +264,9 @@ def _check_installed() -> None:
 def _format(owner: str, format: str | torch.dtype | Format) -> Format:
     found = block.resolve(format)
     if isinstance(found, Block):
-        element = _name(found.element)
+        element = name_of(found.element)
         raise ValueError(f"{owner}: {format!r} has scales, which move its values: give the format of its elements, {element!r}")
     return found
-
-
-def _name(fmt: Format) -> str:
-    return next(iter(names(fmt)), repr(fmt))
 
 
 def _how(rounding: Rounding) -> str:

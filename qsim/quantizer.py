@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim import block, rounding as _rounding
 from qsim.block import Block
 from qsim.checks import check_input
-from qsim.formats import Format, names
+from qsim.formats import Format, name_of
 from qsim.functional import quantize
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
 from qsim.scaling import Blocks, Scaling, resolve as resolve_scale
@@ -84,7 +84,7 @@ class Quantizer:
             >>> qsim.Quantizer("e4m1", qsim.Stochastic(bits=6)).to_dict()
             {'format': 'Float(4, 1)', 'rounding': 'Stochastic(bits=6)', 'overflow': 'saturate', 'clip_gradient': False}
         """
-        name = next(iter(names(self.format)), repr(self.format))
+        name = name_of(self.format)
         rounding = repr(self.rounding) if isinstance(self.rounding, Stochastic) else str(self.rounding)
         found = {"format": name, "rounding": rounding, "overflow": self.overflow, "clip_gradient": self.clip_gradient}
         found |= {"scale": repr(self.scale)} if self.scale is not None else {}

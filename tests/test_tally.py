@@ -13,7 +13,7 @@ import qsim
 from inputs import DTYPES
 from qsim.formats import FP16, Format
 from qsim_kernels import tallies
-from qsim_kernels.reference.tally import tally_into
+from qsim_kernels.reference.tally import tally
 from qsim_kernels.tally_op import Implementation
 from side_by_side import DEVICE, difficult
 
@@ -78,10 +78,8 @@ def test_kernel_against_reference(dtype: torch.dtype, wide: bool) -> None:
     rounded = qsim.quantize(x, fmt, overflow="nonfinite", dtype=torch.float64 if wide else None)
     for elements, q in ((x, rounded), (x[:1], rounded[:1]), (x[1::2], rounded[1::2]), (x[:0], rounded[:0])):
         found = []
-        for into in (tally_into, kernel.tally_into):
-            counts, sums = torch.zeros(tallies.SIZE, dtype=torch.int64), torch.zeros(tallies.SUMS, dtype=torch.float64)
-            counts, sums = counts.to(DEVICE), sums.to(DEVICE)
-            into(counts, sums, elements, q, fmt.min, fmt.max)
+        for counted in (tally, kernel.tally):
+            counts, sums = counted(elements, q, fmt.min, fmt.max)
             found.append((counts.tolist(), sums.tolist()))
         assert found[0][0] == found[1][0]
         assert sum(found[0][0][: tallies.FIELDS]) == elements.numel()

@@ -25,11 +25,16 @@ _FORWARD = ("act", "weight", "forward")
 
 
 class Tally(NamedTuple):
-    """What the operator has counted of one tensor, on its device."""
+    """What the operator has counted, on the device where it was."""
 
     format: Format
     counts: Tensor
     sums: Tensor
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together. A tally may be used twice, and stays what it is."""
+        with aside():
+            return self._replace(counts=self.counts + other.counts, sums=self.sums + other.sums)
 
 
 class Place(NamedTuple):
@@ -53,12 +58,7 @@ class Collector:
             return  # of a backward pass that comes later than the sample's end
         key = Place(layer, POINTS.index(point), tally.format), tally.counts.device
         known = self.tallies.get(key)
-        if known is None:
-            # A tally that is used twice is added twice, and stays what it is.
-            self.tallies[key] = tally._replace(counts=tally.counts.clone(), sums=tally.sums.clone())
-        else:
-            known.counts.add_(tally.counts)
-            known.sums.add_(tally.sums)
+        self.tallies[key] = tally if known is None else known.plus(tally)
 
 
 @contextmanager
@@ -83,7 +83,6 @@ class LayerObserver:
         rounded = torch.ops.qsim.quantize.default(x, chosen, spelt.grid, spelt.rule, stream, offset, dtype)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
-    @aside()
     def used(self, name: str, measured: Any) -> None:
         """A tally counts."""
         self._collector.add(self._layer, name, measured)

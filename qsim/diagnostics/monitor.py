@@ -15,7 +15,7 @@ from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver,
 from qsim.diagnostics.counts import Sample
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.writing import Writer, log, write_lines
-from qsim.formats import names
+from qsim.formats import name_of
 from qsim.formats.base import check_integer
 from qsim.nn import Quantize
 from qsim.nn.modules import FivePointModule
@@ -150,7 +150,7 @@ class Monitor:
         own = getattr(holder, point if isinstance(module, FivePointModule) else f"{point}_point")
         # Points may have been exchanged for others meanwhile.
         fits = isinstance(own, Quantizer) and own.format == place.format
-        return Label(name, point, short(own) if fits else next(iter(names(place.format)), repr(place.format)))
+        return Label(name, point, short(own) if fits else name_of(place.format))
 
     @property
     def steps(self) -> int:

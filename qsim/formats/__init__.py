@@ -35,6 +35,7 @@ from qsim.formats.names import (
     NAMED,
     TF32,
     format,
+    name_of,
     names,
 )
 
@@ -66,5 +67,6 @@ __all__ = [
     "contains",
     "holders",
     "holds",
+    "name_of",
     "names",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 
@@ -175,3 +176,15 @@ def names(fmt: Format) -> list[str]:
         ['int8']
     """
     return [name for name, known in _KNOWN.items() if known == fmt]
+
+
+@lru_cache(maxsize=256)
+def name_of(fmt: Format) -> str:
+    """What a format is called: by its first name, or as Python writes it if it has none.
+
+    Example:
+        >>> import qsim
+        >>> qsim.formats.name_of(qsim.format("e4m3")), qsim.formats.name_of(qsim.Float(6, 5))
+        ('e4m3', 'Float(6, 5)')
+    """
+    return next(iter(names(fmt)), repr(fmt))

@@ -128,7 +128,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             group: The group.
             first: Number of its first parameter in the optimizer.
         """
-        group["weight"], group["state"] = settings.name_of(group["weight"]), settings.name_of(group["state"])
+        group["weight"], group["state"] = settings.name_of_format(group["weight"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
         if group["seed"] is not None:

@@ -11,7 +11,7 @@ from qsim import block
 from qsim.block import Block
 from qsim.calls import read_call
 from qsim.checks import cannot_hold
-from qsim.formats import Format, format as resolve_format, holders, names
+from qsim.formats import Format, format as resolve_format, holders, name_of
 from qsim.rounding import NAMED, Rounding, Stochastic
 from qsim_kernels.grid import Mode, Rule, read, spell
 
@@ -66,14 +66,14 @@ class Setting(NamedTuple):
         return any(read(Rule, rule).mode == Mode.STOCHASTIC for rule in (self.rule, self.state_rule))
 
 
-def name_of(fmt: str | torch.dtype | Format | None) -> str | None:
+def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
     """A format as a string, which a checkpoint can keep; `qsim.format` reads it."""
     if fmt is None:
         return None
     if isinstance(fmt, (Block, str)) and isinstance(block.resolve(fmt), Block):
         raise ValueError(f"optimizers round element by element: weight and state are formats without scales, got {fmt!r}")
     found = resolve_format(fmt)
-    return next(iter(names(found)), repr(found))
+    return name_of(found)
 
 
 def name_of_update(update: str | Rounding) -> str:

@@ -108,7 +108,7 @@ def adamw_stochastic_bf16_(
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a whole number from 1 on, got {step!r}")
     seed = int(random.seed_tensor(None, generator, params.device))
-    state = settings.name_of(exp_avg.dtype)
+    state = settings.name_of_format(exp_avg.dtype)
     setting = settings.setting(None, "stochastic", state, "nearest", "float32", torch.bfloat16)
     algorithm = spelt(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False)
     steps = torch.tensor(step - 1, device=params.device)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from qsim.calls import read_call
-from qsim.formats import FP32, Format, format as resolve_format, holds, names
+from qsim.formats import FP32, Format, format as resolve_format, holds, name_of
 from qsim.formats.base import check_integer, shortest
 from qsim.scaling.geometry import tiles_of_whole
 from qsim_kernels import scales as numbers
@@ -71,7 +71,7 @@ class Scaling:
 
     def __repr__(self) -> str:
         given = [f"{name}={getattr(self, name)!r}" for name in self._geometry]
-        given.append(f"format={next(iter(names(self.format)), repr(self.format))!r}")
+        given.append(f"format={name_of(self.format)!r}")
         given.append(f"rule={self.rule!r}")
         given += [f"margin={self.margin}"] if self.margin else []
         given += [f"outer={repr(self.outer)!r}"] if self.outer is not None else []
@@ -80,7 +80,7 @@ class Scaling:
     def __str__(self) -> str:
         """In as few words as tell it: what shares a scale, and what is not as usual."""
         facts = [str(getattr(self, name)) for name in self._geometry if name != "dim"]
-        facts += [next(iter(names(self.format)), repr(self.format))] if self.format != FP32 else []
+        facts += [name_of(self.format)] if self.format != FP32 else []
         facts += [self.rule] if self.rule != "fit" else []
         facts += [f"margin={self.margin}"] if self.margin else []
         facts += [f"under {self.outer}"] if self.outer is not None else []

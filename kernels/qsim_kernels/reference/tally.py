@@ -9,17 +9,19 @@ from qsim_kernels import tallies
 from qsim_kernels.reference.chunks import pieces
 
 
-def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: float, high: float) -> None:
-    """Adds up what became of the elements of a tensor.
+def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Counts and sums of what became of the elements of a tensor, on its device, which nothing waits for.
 
     Args:
-        counts: int64, as `qsim_kernels.tallies` says; added to.
-        sums: float64, likewise.
         x: The elements.
         rounded: What they became, in any dtype.
         low: The smallest value that they could become.
         high: The largest.
+
+    Returns:
+        Counts in int64 and sums in float64, as `qsim_kernels.tallies` says.
     """
+    counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_zeros(tallies.SUMS, dtype=torch.float64)
     for _, (before, after) in pieces(x, rounded):
         x64, rounded64 = before.reshape(-1).to(torch.float64), after.reshape(-1).to(torch.float64)
         counts[: tallies.FIELDS] += torch.bincount(_fields(before.reshape(-1)), minlength=tallies.FIELDS)
@@ -36,6 +38,7 @@ def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: fl
         finite = x64.isfinite() & rounded64.isfinite()
         sums[tallies.SIGNAL] += torch.where(finite, x64, 0.0).square().sum()
         sums[tallies.NOISE] += torch.where(finite, rounded64 - x64, 0.0).square().sum()
+    return counts, sums
 
 
 def _fields(x: Tensor) -> Tensor:

@@ -14,24 +14,28 @@ from qsim_kernels import tallies
 from qsim_kernels.triton.blocks import as_single, load
 from qsim_kernels.triton.launch import Launcher, flat
 
-_BLOCK = 1024
-#: Blocks of each program, which has counts of its own: nothing is added atomically, so that sums are the same every time. Of large tensors
-#: they are more, because writing the counts is worth a block or two.
-_FEW, _MANY, _LARGE = 8, 64, 1 << 23
+_BLOCK, _WARPS = 512, 4
+#: Blocks of each program. Of large tensors they are more, because adding up what a program has counted is worth a block or two.
+_FEW, _MANY, _LARGE = 4, 32, 1 << 23
+#: Elements whose squares are added up before they are added to those of other blocks; a thread reads as many at once.
+_GROUP = 4
 
 FIELDS: tl.constexpr = tl.constexpr(tallies.FIELDS)
 LARGEST: tl.constexpr = tl.constexpr(tallies.LARGEST)
 SPECIAL: tl.constexpr = tl.constexpr(tallies.SPECIAL)
 BIAS: tl.constexpr = tl.constexpr(tallies.BIAS)
-SIZE: tl.constexpr = tl.constexpr(tallies.SIZE)
 SUMS: tl.constexpr = tl.constexpr(tallies.SUMS)
-ZERO: tl.constexpr = tl.constexpr(tallies.ZERO)
-NAN: tl.constexpr = tl.constexpr(tallies.NAN)
-SATURATED: tl.constexpr = tl.constexpr(tallies.SATURATED)
-UNDERFLOWED: tl.constexpr = tl.constexpr(tallies.UNDERFLOWED)
-EXACT: tl.constexpr = tl.constexpr(tallies.EXACT)
 SIGNAL: tl.constexpr = tl.constexpr(tallies.SIGNAL)
 NOISE: tl.constexpr = tl.constexpr(tallies.NOISE)
+#: The counts behind those of fields share the bits of one integer: each has so many of them, more than a program has blocks.
+EACH: tl.constexpr = tl.constexpr(6)
+MOST: tl.constexpr = tl.constexpr(63)
+ZERO: tl.constexpr = tl.constexpr(1 << 6 * (tallies.ZERO - tallies.FIELDS))
+NAN: tl.constexpr = tl.constexpr(1 << 6 * (tallies.NAN - tallies.FIELDS))
+SATURATED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.SATURATED - tallies.FIELDS))
+UNDERFLOWED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.UNDERFLOWED - tallies.FIELDS))
+EXACT: tl.constexpr = tl.constexpr(1 << 6 * (tallies.EXACT - tallies.FIELDS))
+FACTS: tl.constexpr = tl.constexpr(tallies.SIZE - tallies.FIELDS)
 
 
 @triton.jit
@@ -47,73 +51,93 @@ def fields_of(x):
 
 
 @triton.jit
-def is_finite(x):
-    """Whether float64 numbers are."""
-    return (x.to(tl.int64, bitcast=True) & 0x7FF0000000000000) != 0x7FF0000000000000
+def facts_of(x, q, lowest, highest):
+    """What became of elements, one for each fact in its bits of an integer."""
+    beyond = (x > highest) | (x < lowest)
+    fate = tl.where(beyond, SATURATED, tl.where(q == x, EXACT, tl.where((q == 0.0) & (x == x), UNDERFLOWED, 0)))
+    return fate + tl.where(x == 0.0, ZERO, tl.where(x != x, NAN, 0))
+
+
+@triton.jit
+def sums_of(squares, GROUP: tl.constexpr):
+    """The sums of neighbours."""
+    return tl.sum(tl.reshape(squares, [squares.shape[0] // GROUP, GROUP]), 1)
+
+
+@triton.jit
+def tally_block(elements, rounded, left, lowest, highest, MASKED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The counts of one block; what lies beyond the end counts as field 0 and as nothing else."""
+    place = tl.arange(0, BLOCK)
+    before, after = load(elements, place, left, MASKED), load(rounded, place, left, MASKED)
+    fields = tl.histogram(fields_of(before), FIELDS)
+    x, q = as_single(before).to(lowest.dtype), as_single(after).to(lowest.dtype)
+    facts = facts_of(x, q, lowest, highest)
+    if MASKED:
+        facts = tl.where(place < left, facts, 0)
+    finite = (tl.abs(x) < float("inf")) & (tl.abs(q) < float("inf"))
+    x, q = tl.where(finite, x, 0.0).to(tl.float64), tl.where(finite, q, 0.0).to(tl.float64)
+    return fields, facts, sums_of(x * x, GROUP), sums_of((q - x) * (q - x), GROUP)
 
 
 @triton.jit(do_not_specialize=["count", "low", "high"])
 def tally_kernel(
-    elements, rounded, counts, sums, count: tl.int64, low: tl.int64, high: tl.int64, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+    elements, rounded, counts, sums, count: tl.int64, low: tl.int64, high: tl.int64,
+    SINGLE: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes what each program has counted; what lies beyond the end counts as field 0 and as nothing else."""
+    """Adds what each program has counted to the counts, and writes its sums, which are added up later, in the same order every time."""
     program = tl.program_id(0).to(tl.int64)
     lowest, highest = low.to(tl.float64, bitcast=True), high.to(tl.float64, bitcast=True)
-    place = tl.arange(0, BLOCK)
-    fields = tl.zeros([FIELDS], tl.int32)
-    zero, nan, saturated = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-    underflowed, exact = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
-    signal, noise = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
+    if SINGLE:
+        lowest, highest = lowest.to(tl.float32), highest.to(tl.float32)
+    fields, facts = tl.zeros([FIELDS], tl.int32), tl.zeros([BLOCK], tl.int32)
+    signal, noise = tl.zeros([BLOCK // GROUP], tl.float64), tl.zeros([BLOCK // GROUP], tl.float64)
+    first = program * (BLOCKS * BLOCK)
     for step in range(BLOCKS):
-        start = (program * BLOCKS + step) * BLOCK
+        start = first + step * BLOCK
         left = count - start
-        here = place < left
-        before = load(elements + start, place, left, True)
-        after = load(rounded + start, place, left, True)
-        fields += tl.histogram(fields_of(before), FIELDS)
-        x, q = as_single(before).to(tl.float64), as_single(after).to(tl.float64)
-        beyond = (x > highest) | (x < lowest)
-        within = here & (beyond == 0)
-        zero += (here & (x == 0.0)).to(tl.int32)
-        nan += (here & (x != x)).to(tl.int32)
-        saturated += (here & beyond).to(tl.int32)
-        underflowed += (within & (q == 0.0) & (x != 0.0)).to(tl.int32)
-        exact += (within & (q == x)).to(tl.int32)
-        finite = is_finite(x) & is_finite(q)
-        x, q = tl.where(finite, x, 0.0), tl.where(finite, q, 0.0)
-        signal += x * x
-        noise += (q - x) * (q - x)
-    own = counts + program * SIZE
-    tl.store(own + tl.arange(0, FIELDS), fields)
-    tl.store(own + ZERO, tl.sum(zero))
-    tl.store(own + NAN, tl.sum(nan))
-    tl.store(own + SATURATED, tl.sum(saturated))
-    tl.store(own + UNDERFLOWED, tl.sum(underflowed))
-    tl.store(own + EXACT, tl.sum(exact))
+        if left >= BLOCK:
+            own = tally_block(elements + start, rounded + start, left, lowest, highest, False, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+        elif left > 0:
+            own = tally_block(elements + start, rounded + start, left, lowest, highest, True, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+            fields -= tl.where(tl.arange(0, FIELDS) == 0, (BLOCK - left).to(tl.int32), 0)
+    tl.atomic_add(counts + tl.arange(0, FIELDS), fields.to(tl.int64), mask=fields != 0, sem="relaxed")
+    for fact in tl.static_range(FACTS):
+        found = tl.sum((facts >> (EACH * fact)) & MOST)
+        tl.atomic_add(counts + FIELDS + fact, found.to(tl.int64), sem="relaxed")
     tl.store(sums + program * SUMS + SIGNAL, tl.sum(signal))
     tl.store(sums + program * SUMS + NOISE, tl.sum(noise))
 
 
 @lru_cache(maxsize=16)
-def _launcher(before: torch.dtype, after: torch.dtype, blocks: int) -> Launcher:
+def _launcher(before: torch.dtype, after: torch.dtype, single: bool, blocks: int) -> Launcher:
     """One for each pair of dtypes: a launcher's compiled forms do not tell them apart."""
-    return Launcher(tally_kernel, (), (blocks, _BLOCK), blocks * _BLOCK)
+    return Launcher(tally_kernel, (), (single, blocks, _GROUP, _BLOCK), blocks * _BLOCK, num_warps=_WARPS)
 
 
-def tally_into(counts: Tensor, sums: Tensor, x: Tensor, rounded: Tensor, low: float, high: float) -> None:
-    """Adds up what became of the elements of a tensor; see `reference.tally_into`."""
+def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Counts and sums of what became of the elements of a tensor; see `reference.tally`."""
+    counts = torch.zeros(tallies.SIZE, dtype=torch.int64, device=x.device)
     count = x.numel()
     if not count:
-        return
+        return counts, torch.zeros(tallies.SUMS, dtype=torch.float64, device=x.device)
     blocks = _FEW if count < _LARGE else _MANY
     programs = -(-count // (_BLOCK * blocks))
-    own_counts = torch.empty(programs, tallies.SIZE, dtype=torch.int32, device=x.device)
     own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
-    others = (own_counts, own_sums, count, _pattern(low), _pattern(high))
-    _launcher(x.dtype, rounded.dtype, blocks).launch(programs, flat(x), flat(rounded), *others)
-    counts += own_counts.sum(0)
-    counts[0] -= programs * blocks * _BLOCK - count
-    sums += own_sums.sum(0)
+    single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
+    others = (counts, own_sums, count, _pattern(low), _pattern(high))
+    _launcher(x.dtype, rounded.dtype, single, blocks).launch(programs, flat(x), flat(rounded), *others)
+    return counts, own_sums.sum(0)
+
+
+def _is_single(value: float) -> bool:
+    """Whether float32 holds a number."""
+    try:
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return False
+    return found == value
 
 
 def _pattern(value: float) -> int:
