@@ -434,7 +434,7 @@ def test_scales_of_recipes_may_be_texts() -> None:
     ("points", "message"),
     [
         (recipes.mxfp8, "makes points or a recipe, call it, got <function mxfp8 .*: too many positional arguments"),
-        ("mxfp8", "points must be a FivePoint, a recipe, .* got 'mxfp8'"),
+        (torch.bfloat16, "points must be a FivePoint, a recipe or its name, .* got torch.bfloat16"),
     ],
 )
 def test_what_is_no_recipe_yet(points: object, message: str) -> None:
