@@ -41,4 +41,4 @@ def _refuse_transforms(reason: str, points: FivePoint, names: Sequence[str]) -> 
     for name in names:
         quantizer: Quantizer | None = getattr(points, name)
         if quantizer is not None and quantizer.transform is not None:
-            raise ValueError(f"{reason}: {name} has {quantizer.transform!r}")
+            raise ValueError(f"{reason}: {name} has {quantizer.transform!r}. Give this layer points without it, or exclude it")
