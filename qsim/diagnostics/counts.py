@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.columns import aligned
 from qsim_kernels import tallies
 
 
@@ -155,7 +156,7 @@ class Sample:
         """The shares in per cent, and SQNR, for people."""
         heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "NaN", "SQNR")
         rows = [_cells(counts) for counts in self.points]
-        return f"step {self.step}\n" + aligned(heading, rows, left=3)
+        return f"step {self.step}\n" + aligned([heading, *rows], left=3)
 
 
 def _cells(counts: Counts) -> tuple[str, ...]:
@@ -174,15 +175,6 @@ def per_cent(share: float) -> str:
     if share in (0, 1):
         return f"{100 * share:.0f} %"
     return "<0.01 %" if share < 1e-4 else ">99.99 %" if share > 1 - 1e-4 else f"{100 * share:.2f} %"
-
-
-def aligned(heading: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
-    """A table whose first columns begin at the left and whose others end at the right."""
-    lines = [heading, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
-    places = list(enumerate(widths))
-    placed = ([line[column].ljust(width) if column < left else line[column].rjust(width) for column, width in places] for line in lines)
-    return "\n".join("  ".join(cells).rstrip() for cells in placed)
 
 
 def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:

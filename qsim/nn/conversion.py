@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from qsim.columns import aligned
 from qsim.five_point import FivePoint
 from qsim.nn.layers import layers
 from qsim.nn.modules import FivePointModule
@@ -33,8 +34,7 @@ class Conversion:
         """The table."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
         rows += [(name, "left alone", reason) for name, reason in self.left]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows) or "no layer that could round"
+        return aligned(rows) or "no layer that could round"
 
 
 def conversion(model: nn.Module) -> Conversion:
