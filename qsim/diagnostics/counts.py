@@ -135,7 +135,9 @@ class Sample:
         for counts in self.points:
             if (counts.layer, counts.point) == place:
                 return counts
-        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}")
+        points = [counts.point for counts in self.points if counts.layer == place[0]]
+        there = f"points that rounded there are {', '.join(points)}" if points else "no point of that layer rounded, or there is no such"
+        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}: {there}")
 
     def to_dict(self) -> dict[str, Any]:
         """The sample as JSON has it."""

@@ -12,6 +12,7 @@ from qsim.nn.modules import FivePointModule
 
 EMBEDDING = "an embedding: embeddings=True converts it"
 _KEPT = "kept in high precision: its points round nothing"
+_KEPT_BY = "kept in high precision by the recipe {}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def conversion(model: nn.Module) -> Conversion:
     changed, left = [], []
     for layer in layers(model):
         if isinstance(layer.module, FivePointModule) and layer.module.points.is_identity:
-            left.append((layer.title, _KEPT))
+            recipe = layer.module.__dict__.get("_recipe")
+            left.append((layer.title, _KEPT_BY.format(recipe) if recipe else _KEPT))
         elif isinstance(layer.module, FivePointModule):
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
         else:
