@@ -35,17 +35,14 @@ def train(update: str, seed: int) -> tuple[float, float, float]:
             model.zero_grad()
             loss.backward()
             for copy, weight in zip(copies, weights, strict=bool(copies)):
+                assert weight.grad is not None
                 copy.grad = weight.grad.float()
             optimizer.step()
             if copies:
                 torch._foreach_copy_([weight.data for weight in weights], copies)
-    counts = [(entry.cancelled, entry.updates) for entry in cancelled.updates]
-    kept = [*weights, *copies, *moments(optimizer)]
-    return (
-        loss.item(),
-        sum(c for c, _ in counts) / sum(n for _, n in counts),
-        sum(tensor.nbytes for tensor in kept) / sum(map(Tensor.numel, weights)),
-    )
+    unchanged = sum(entry.cancelled for entry in cancelled.updates) / sum(entry.updates for entry in cancelled.updates)
+    kept = sum(tensor.nbytes for tensor in [*weights, *copies, *moments(optimizer)])
+    return loss.item(), unchanged, kept / sum(weight.numel() for weight in weights)
 
 
 def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -37,15 +37,15 @@ def main() -> None:
     inputs = torch.randn(64, 256)
 
     print(f"{'':<21}  bits  values  largest  smallest    N(0, 1)  N(0, 0.02)  scaled    layer")
-    for name, format in FORMATS.items():
-        errors = [in_decibels(numbers, qsim.quantize(numbers, format)) for numbers in (x, small)]
+    for name, fmt in FORMATS.items():
+        errors = [in_decibels(numbers, qsim.quantize(numbers, fmt)) for numbers in (x, small)]
         # Divided by their largest magnitude, numbers fill the format's range wherever it lies.
         errors.append(in_decibels(small, qsim.quantize(small, format, scale=qsim.scaling.Tensor())))
-        operand = qsim.Quantizer(format, scale=qsim.scaling.Tensor())
+        operand = qsim.Quantizer(fmt, scale=qsim.scaling.Tensor())
         points = qsim.FivePoint(act=operand, weight=operand)
         exact = layer(inputs)
         errors.append(in_decibels(exact, qsim.nn.functional.linear(inputs, layer.weight, layer.bias, points)))
-        facts = f"{format.bits:>4}  {len(format.values()):>6}  {format.max:>7g}  {format.smallest:>8g}"
+        facts = f"{fmt.bits:>4}  {len(fmt.values()):>6}  {fmt.max:>7g}  {fmt.smallest:>8g}"
         print(f"{name:<21}  {facts}  {errors[0]:>6.1f} dB  {errors[1]:>7.1f} dB  {errors[2]:>3.0f} dB  {errors[3]:>4.1f} dB")
 
     print("\nNumbers of 0.02 lie below most of what these formats hold; a scale moves them into range.")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import qsim
 
-WIDTH, CONTEXT, BATCH = 64, 32, 32
+WIDTH, CONTEXT, BATCH = 64, 32, 16
 RECIPES = {
     "float32": None,
     "fp8_hybrid": qsim.recipes.fp8_hybrid(),
@@ -29,13 +29,15 @@ class Transformer(nn.Module):
         super().__init__()
         self.embed, self.places = nn.Embedding(128, WIDTH), nn.Parameter(torch.zeros(CONTEXT, WIDTH))
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers, self.norm = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.LayerNorm(WIDTH)
+        self.layers, self.norm = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, 128)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """What is likely to come next, behind each character."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden: Tensor = self.layers(self.embed(tokens) + self.places, mask=mask, is_causal=True)
-        return self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 def characters() -> Tensor:

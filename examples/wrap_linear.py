@@ -26,6 +26,7 @@ class Own(nn.Module):
         self.weight, self.bias, self.points = layer.weight, layer.bias, points
 
     def forward(self, x: Tensor) -> Tensor:
+        """As in `torch.nn.Linear`, with points."""
         return qsim.nn.functional.linear(x, self.weight, self.bias, self.points)
 
 
