@@ -40,7 +40,7 @@ def main() -> None:
     for name, fmt in FORMATS.items():
         errors = [in_decibels(numbers, qsim.quantize(numbers, fmt)) for numbers in (x, small)]
         # Divided by their largest magnitude, numbers fill the format's range wherever it lies.
-        errors.append(in_decibels(small, qsim.quantize(small, format, scale=qsim.scaling.Tensor())))
+        errors.append(in_decibels(small, qsim.quantize(small, fmt, scale=qsim.scaling.Tensor())))
         operand = qsim.Quantizer(fmt, scale=qsim.scaling.Tensor())
         points = qsim.FivePoint(act=operand, weight=operand)
         exact = layer(inputs)
