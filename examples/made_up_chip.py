@@ -77,6 +77,10 @@ def main() -> None:
             weights = torch.cat([weight.flatten() for weight in model.parameters()])
             share = (qsim.quantize(weights, CHIP) == weights).double().mean().item()
         print(f"{name:<15}  {loss:>6.3f}  {right:>13.1%}  {share:>15.1%}  {time.perf_counter() - begin:>7.1f}")
+    print(
+        "\nTo nearest, an update of less than 1/128 of a weight is always lost: weights stand still long before they are right. Stochastically"
+    )
+    print("updates arrive on average. That softmax has more bits than the chip makes no difference to be seen.")
 
 
 if __name__ == "__main__":

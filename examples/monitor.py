@@ -26,13 +26,13 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def train(gradient: Quantizer, loss_scale: float = 1.0) -> tuple[float, qsim.diagnostics.Monitor]:
-    """The last loss, and what a monitor saw in every 50th step."""
+    """The last loss, and what a monitor saw in every 25th step."""
     torch.manual_seed(0)
     x, y = digits()
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10))
     qsim.convert(model, FivePoint(grad=gradient))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with qsim.diagnostics.Monitor(model, every=50, optimizer=optimizer) as monitor:
+    with qsim.diagnostics.Monitor(model, every=25, optimizer=optimizer) as monitor:
         for _ in range(STEPS):
             chosen = torch.randint(len(y), (BATCH,))
             loss = nn.functional.cross_entropy(model(x[chosen]), y[chosen])
@@ -57,10 +57,10 @@ def main() -> None:
         print(f"{monitor.table()}\n")
         monitor.plot_exponents("4").savefig(folder / f"{name}-exponents.png")
         monitor.plot_shares("4").savefig(folder / f"{name}-shares.png")
+    print(f"The loss is a mean over {BATCH} images: no gradient of an output exceeds 1/{BATCH}, less than half of the smallest number")
     print(
-        f"The loss is a mean over {BATCH} images: no gradient of an output exceeds 1/{BATCH}, less than half of {narrow.format.smallest:g}, the"
+        f"of E3M2, {narrow.format.smallest:g}. They underflow behind the last layer; what the others get is zero already, and zero is exact."
     )
-    print("smallest number of E3M2. They underflow behind the last layer; what the others get is zero already, and zero is exact.")
     print(f"Figures are in {folder}: {', '.join(sorted(path.name for path in folder.glob('*.png')))}")
 
 
