@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Float, Quantizer
 
-SIZES, DRAWS = (16, 128, 1024), 100
+SIZES, DRAWS = (16, 128, 1024), 60
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ def main() -> None:
 
     print("\nhow many times larger a batch has to be, for gradients that vary as little as with one bit more")
     print("bits   times   95 % interval")
-    batches = [(x[c], y[c]) for c in torch.randint(len(y), (16, 64), generator=draw)]
+    batches = [(x[c], y[c]) for c in torch.randint(len(y), (12, 64), generator=draw)]
     for mantissa in (0, 1, 2, 3):
         found = qsim.diagnostics.batch_for(model, loss, batches, backward(mantissa), like=backward(mantissa + 1), draws=4).factor
         print(f"{mantissa:>4}  {found.value:>6.2f}   {found.low:.2f} to {found.high:.2f}")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import qsim
 
-STEPS, RATE, BETAS = 600, 2e-4, (0.9, 0.99)
+STEPS, RATE, BETAS = 400, 3e-4, (0.9, 0.99)
 MASTER = "float32 copy"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import qsim
 
-STEPS, BATCH = 200, 64
+STEPS, BATCH = 100, 64
 CHIP = qsim.Float(6, 5, specials="ieee")
 IN_FULL = ["softmax", "cross_entropy"]
 UNITS = {
@@ -54,7 +54,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def train(x: Tensor, y: Tensor, seed: int = 0) -> Attention:
     torch.manual_seed(seed)
     model = Attention()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     for _ in range(STEPS):
         chosen = torch.randint(len(y), (BATCH,))
         optimizer.zero_grad()
@@ -77,10 +77,8 @@ def main() -> None:
             weights = torch.cat([weight.flatten() for weight in model.parameters()])
             share = (qsim.quantize(weights, CHIP) == weights).double().mean().item()
         print(f"{name:<15}  {loss:>6.3f}  {right:>13.1%}  {share:>15.1%}  {time.perf_counter() - begin:>7.1f}")
-    print(
-        "\nTo nearest, an update of less than 1/128 of a weight is always lost: weights stand still long before they are right. Stochastically"
-    )
-    print("updates arrive on average. That softmax has more bits than the chip makes no difference to be seen.")
+    print("\nTo nearest, an update of less than 1/128 of a weight is always lost: weights stand still before they are right.")
+    print("Stochastically updates arrive on average. That softmax has more bits makes no difference to be seen.")
 
 
 if __name__ == "__main__":

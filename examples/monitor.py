@@ -57,10 +57,8 @@ def main() -> None:
         print(f"{monitor.table()}\n")
         monitor.plot_exponents("4").savefig(folder / f"{name}-exponents.png")
         monitor.plot_shares("4").savefig(folder / f"{name}-shares.png")
-    print(f"The loss is a mean over {BATCH} images: no gradient of an output exceeds 1/{BATCH}, less than half of the smallest number")
-    print(
-        f"of E3M2, {narrow.format.smallest:g}. They underflow behind the last layer; what the others get is zero already, and zero is exact."
-    )
+    print(f"The loss is a mean over {BATCH} images: no gradient of an output exceeds 1/{BATCH}, less than half of the smallest number,")
+    print(f"{narrow.format.smallest:g}. All underflow behind the last layer; what the others get is zero already, and zero is exact.")
     print(f"Figures are in {folder}: {', '.join(sorted(path.name for path in folder.glob('*.png')))}")
 
 
