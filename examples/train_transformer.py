@@ -79,11 +79,11 @@ def main() -> None:
     text = characters()
     print(f"{len(text)} characters; {steps} steps of {BATCH} times {CONTEXT}")
     print(f"without looking at what stands before, a model can reach a loss of {entropy(text):.2f}\n")
-    print(f"{'':<10}  layers that round   loss  seconds")
+    print(f"{'':<10}  layers that round    loss  seconds")
     for name, recipe in RECIPES.items():
         begin = time.perf_counter()
         loss, layers = train(recipe, text, steps)
-        print(f"{name:<10}  {layers:>17}  {loss:>5.3f}  {time.perf_counter() - begin:>7.1f}")
+        print(f"{name:<10}  {layers:>17}  {loss:>6.4f}  {time.perf_counter() - begin:>7.1f}")
 
 
 if __name__ == "__main__":

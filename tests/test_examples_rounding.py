@@ -88,10 +88,10 @@ def test_batch_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = run("batch_size.py")
     errors = table(printed, "backward pass")
     sizes = imported("batch_size", monkeypatch).SIZES
-    assert errors["full precision"] == pytest.approx([sampling_error() / size for size in sizes], rel=0.25)
+    assert errors["full precision"] == pytest.approx([sampling_error() / size for size in sizes], rel=0.35)
     # What stochastic rounding adds falls as that does (Lemma 3). What rounding to nearest adds does not: it is the same for any batch.
     for name in ("E8M1, stochastic", "E8M0, stochastic"):
-        assert errors[name][0] / errors[name][2] == pytest.approx(sizes[2] / sizes[0], rel=0.3)
+        assert errors[name][0] / errors[name][2] == pytest.approx(sizes[2] / sizes[0], rel=0.45)
     assert errors["E8M0, stochastic"][2] < 1.5 * errors["full precision"][2]
     assert errors["E8M0, nearest"][2] > 2 * errors["E8M0, stochastic"][2]
     # Theorem 1: four times at most. A bit more quarters what rounding adds, and so what a larger batch has to make up for.
@@ -105,8 +105,8 @@ def test_batch_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def sampling_error() -> float:
     """The mean squared error of the gradient of one image, as a share of the gradient's square: written out, image by image.
 
-    That of a batch is less by its size. The squared errors of single batches of 16 vary by 0.35 of their mean, those of larger ones by
-    less. The mean of a hundred is then off by 0.035 at most, a seventh of what the test allows.
+    That of a batch is less by its size. The squared errors of single batches deviate by 0.39 to 0.44 of their mean. A mean of sixty
+    deviates by 0.06: a sixth of what the test allows, 0.35.
     """
     module = importlib.import_module("batch_size")
     torch.manual_seed(0)

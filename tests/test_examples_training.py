@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_train_transformer(run: Run) -> None:
-    printed = run("train_transformer.py", "--steps", 60)
+    printed = run("train_transformer.py", "--steps", 40)
     rows = table(printed, "layers that round")
     assert list(rows) == ["float32", "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"]
     # Attention and two linear layers; the head stays as it is.
@@ -31,10 +31,9 @@ def test_train_transformer(run: Run) -> None:
     entropy = -sum(share * math.log(share) for share in shares)
     assert f"a loss of {entropy:.2f}" in printed
     assert all(1 < loss < entropy - 0.3 for loss in losses.values())
-    # Recipes for FP8 are made to be as good as float32, those for FP4 nearly so. Over seeds 0 to 3 FP8 was off by 0.02 at most, FP4
-    # by 0.06.
-    assert all(abs(losses[name] - losses["float32"]) < 0.1 for name in ("fp8_hybrid", "mxfp8"))
-    assert all(-0.1 < losses[name] - losses["float32"] < 0.25 for name in ("mxfp4", "nvfp4"))
+    # Over seeds 0 to 2, FP8 ended within 0.002 of float32, and FP4 within 0.017.
+    assert all(abs(losses[name] - losses["float32"]) < 0.02 for name in ("fp8_hybrid", "mxfp8"))
+    assert all(abs(losses[name] - losses["float32"]) < 0.08 for name in ("mxfp4", "nvfp4"))
 
 
 def test_bf16_adamw(run: Run) -> None:
@@ -42,13 +41,13 @@ def test_bf16_adamw(run: Run) -> None:
     nearest, stochastic, kahan, copy = rows.values()
     # Weight and two moments of two bytes; two more of what Kahan's summation keeps; or a weight of two, and a copy and moments of four.
     assert [row[2] for row in rows.values()] == [6, 6, 8, 14]
-    # With these betas no update exceeds the rate, 3e-4, and to nearest none of less than 1/512 moves a weight of one. Of the first layer's
-    # weights, which lie evenly within 1/4, three fifths are larger than 512 times that, and cannot move; they are most of all.
+    # While gradients keep their sign an update is as large as the rate, 3e-4, and otherwise smaller; to nearest, what is less than 1/512 of
+    # a weight is lost. Of the first layer's weights, which lie evenly within 1/4, two fifths are larger than 512 times the rate.
     unmoved = (1 - 512 * 3e-4 / 0.25) * 17 * 128 / (18 * 128 + 1)
     assert nearest[1] > 100 * unmoved
     # In float32 what is lost is less than 2**-24 of a weight.
     assert copy[1] < 0.5
-    # Three that lose nothing in the mean come to the same; over seeds 0 to 2 they differed by 2.5 %.
+    # Three that lose nothing in the mean come to the same; over seeds 0 to 2 they differed by 2.3 %.
     assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.1)
     assert nearest[0] > 1.3 * max(stochastic[0], kahan[0], copy[0])
 
@@ -58,16 +57,16 @@ def test_made_up_chip(run: Run) -> None:
     assert "12 (1 sign, 6 exponent, 5 mantissa)" in printed
     rows = table(printed, "weights in E6M5")
     wide, bf16, chip, kept, stochastic = rows.values()
-    # All that the chip writes is in its format. A number of bfloat16 has two bits more, and both are zero in a quarter of all; one of float32
-    # has 18. There are 5610 weights, so that a share is off by a hundredth at most, six deviations of a count.
+    # All that the chip writes is in its format. A number of bfloat16 has two bits more, and both are zero in a quarter of all; one of
+    # float32 has 18. There are 6154 weights: a share is off by 0.6 % (one deviation), and those that began at a power of two are few.
     assert [chip[2], kept[2], stochastic[2]] == [100, 100, 100]
     assert bf16[2] == pytest.approx(25, abs=6)
     assert wide[2] < 0.5
-    # Guessing gets a tenth right. Over seeds 0 to 2 the chip's loss was 2.5 times that of float32 to nearest, and no more stochastically.
+    # Guessing gets a tenth right. Over seeds 0 to 2 the chip's loss was 1.48 to 1.61 times that of float32 to nearest, and 0.96 to 1.04
+    # times that of float32 stochastically.
     assert all(row[1] > 80 for row in rows.values())
     assert stochastic[0] < 1.2 * wide[0]
-    assert min(chip[0], kept[0]) > 1.4 * max(wide[0], stochastic[0])
-    assert chip != kept, "softmax was rounded, or was not, in both"
+    assert min(chip[0], kept[0]) > 1.25 * max(wide[0], stochastic[0])
 
 
 def sections(printed: str) -> dict[str, str]:
