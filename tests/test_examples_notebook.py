@@ -99,7 +99,7 @@ def test_monitor(held: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_figures(held: dict[str, Any]) -> None:
-    # Number lines, stairs and losses are pyplot's; what the monitor saw is a figure by itself, which its cell shows because it ends with it.
+    # Number lines, stairs and losses are pyplot's. What the monitor saw is a figure by itself: its cell shows it because it ends with it.
     assert held["figures"] == 3
     assert "".join(CODE[-1]["source"]).endswith("\nseen")
     assert [ax.get_title(loc="left").split(":")[0] for ax in held["seen"].axes] == ["grad"]

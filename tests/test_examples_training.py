@@ -58,7 +58,7 @@ def test_made_up_chip(run: Run) -> None:
     rows = table(printed, "weights in E6M5")
     wide, bf16, chip, kept, stochastic = rows.values()
     # All that the chip writes is in its format. A number of bfloat16 has two bits more, and both are zero in a quarter of all; one of
-    # float32 has 18. There are 6154 weights: a share is off by 0.6 % (one deviation), and those that began at a power of two are few.
+    # float32 has 18. There are 6346 weights: a share of a quarter deviates by 0.5 %, and few weights begin at a power of two.
     assert [chip[2], kept[2], stochastic[2]] == [100, 100, 100]
     assert bf16[2] == pytest.approx(25, abs=6)
     assert wide[2] < 0.5
