@@ -1,6 +1,6 @@
 """A chip whose only format has six exponent and five mantissa bits: would a model that knows nothing of it learn there?
 
-Run it with `python examples/made_up_chip.py`. It belongs to the tour: docs/tour.md, "fpu". It needs scikit-learn:
+Run it with `python examples/made_up_chip.py`. It belongs to docs/guides/own-chip.md. It needs scikit-learn:
 `pip install -e '.[study]'`.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import qsim
 
 STEPS, BATCH = 100, 64
-CHIP = qsim.Float(6, 5, specials="ieee")
+CHIP = qsim.Float(6, 5)
 IN_FULL = ["softmax", "cross_entropy"]
 UNITS = {
     "float32": qsim.fpu(None),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from qsim.columns import aligned
 from qsim.five_point import FivePoint
 from qsim.formats.base import check_integer
 from qsim.quantizer import Quantizer
@@ -93,11 +94,8 @@ class Recipe:
         rows = [_TITLES, *(_row(field.name, getattr(self.points, field.name)) for field in fields(self.points))]
         # Both products share one gradient unless the second has its own.
         rows = [row for row in rows if row[0] != "grad_w" or self.points.grad_w is not None]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"high precision: {self._kept()}"]
-        lines += [f"source: {self.source}"] if self.source else []
-        return "\n".join([self.name, *(f"  {line}" for line in lines)])
+        lines = [self.name, aligned(rows, indent="  "), f"  high precision: {self._kept()}"]
+        return "\n".join(lines + ([f"  source: {self.source}"] if self.source else []))
 
     def __str__(self) -> str:
         """The name, the points that round, and what is left in high precision, in short."""

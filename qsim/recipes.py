@@ -20,7 +20,7 @@ from qsim import scaling
 from qsim.block import FP8_1X128, FP8_128X128, MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
 from qsim.calls import read_call
 from qsim.five_point import FivePoint
-from qsim.formats import E2M1, E4M3, E5M2, Float, Format, Int
+from qsim.formats import E2M1, E4M3, E5M2, Float, Format, Int, format as resolve_format
 from qsim.quantizer import Quantizer
 from qsim.recipe import Recipe
 from qsim.scaling import Channel, Scaling, Tensor
@@ -269,17 +269,19 @@ NAMED: dict[str, Callable[..., Recipe]] = {
     )
 }
 #: The format in which a recipe is shown that is for any format.
-_SHOWN_IN = "e4m3"
+SHOWN_IN = "e4m3"
 
 
-def resolve(name: str) -> Recipe:
+def resolve(name: str, format: Spec | None = None) -> Recipe:
     """A recipe by its name, or by the call that makes it.
 
-    A recipe for any format is shown in E4M3 by its name alone.
+    Args:
+        name: For example `"mxfp4"` or `"nvfp4(last=4)"`.
+        format: That of a recipe for any format if its name stands alone.
 
     Raises:
         TypeError: If it is no text.
-        ValueError: If no recipe has that name.
+        ValueError: If no recipe has that name, or it lacks its format.
 
     Example:
         >>> import qsim
@@ -290,13 +292,26 @@ def resolve(name: str) -> Recipe:
         raise TypeError(f"a recipe's name must be a text, got {name!r}")
     if name in NAMED:
         make = NAMED[name]
-        return make(_SHOWN_IN) if _needs_format(make) else make()
+        if not _needs_format(make):
+            return make()
+        if format is None:
+            raise ValueError(f"the recipe {name} is for any format: say which, as in {name}('e4m3')")
+        return make(format)
     found: Recipe | None = read_call(name, NAMED)
     if found is not None:
         return found
     close = difflib.get_close_matches(name.partition("(")[0], NAMED, n=1)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-    raise ValueError(f"unknown recipe {name!r}: {hint} {', '.join(NAMED)}")
+    raise ValueError(f"unknown recipe {name!r}: {hint} {', '.join(NAMED)}{_instead(name)}")
+
+
+def _instead(name: str) -> str:
+    """What to say to who gives a format, which does not tell where to round."""
+    try:
+        resolve_format(name)
+    except ValueError:
+        return ""
+    return f". {name!r} is a format: FivePoint(act={name!r}, weight={name!r}) rounds inputs and weights to it"
 
 
 def listing() -> str:
@@ -316,7 +331,7 @@ def describe(name: str | Recipe | None = None) -> None:
     """Prints a recipe's points, with formats, scales and roundings, what it keeps in high precision, and its source.
 
     Args:
-        name: A recipe, its name, or the call that makes it. Without one all recipes are listed.
+        name: A recipe, its name, or the call that makes it; a recipe for any format is shown in E4M3. Without one all recipes are listed.
 
     Raises:
         ValueError: If no recipe has that name.
@@ -337,7 +352,7 @@ def describe(name: str | Recipe | None = None) -> None:
     if name is None:
         print(listing())
     else:
-        print((name if isinstance(name, Recipe) else resolve(name)).describe())
+        print((name if isinstance(name, Recipe) else resolve(name, SHOWN_IN)).describe())
 
 
 def _needs_format(make: Callable[..., Recipe]) -> bool:

@@ -12,7 +12,7 @@ import qsim
 from qsim import FivePoint, Float, Quantizer, cli
 from qsim.bench import _models
 from qsim.bench._graphs import peak_growth, replay
-from qsim.bench._models import GPT, SIZES, ConvNet
+from qsim.bench._models import SIZES, ConvNet, LanguageModel
 from qsim.bench._qpytorch_way import QPyTorchLinear
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def test_the_small_gpt_has_gpt_2s_shapes() -> None:
     with torch.device("meta"):
-        model = GPT(SIZES["small"][0])
+        model = LanguageModel(SIZES["small"][0])
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     assert shapes["tokens.weight"] == (50304, 768)
     assert shapes["positions.weight"] == (1024, 768)
@@ -36,7 +36,7 @@ def test_the_small_gpt_has_gpt_2s_shapes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_head_shares_the_embeddings_weight(dtype: torch.dtype) -> None:
     model, (x, target), count = _models.make("gpt", "tiny", CPU, dtype)
-    assert isinstance(model, GPT)
+    assert isinstance(model, LanguageModel)
     assert model.head.weight is model.tokens.weight
     assert model.head.weight.dtype == dtype
     assert x.shape == target.shape == (4, 64)

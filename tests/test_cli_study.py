@@ -96,6 +96,13 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
         (("batch-size", "--roundings", "nearest"), "qsim: roundings: stochastic and nearest are compared; got nearest"),
         (("batch-size", "--batches", "64"), "qsim: batches, formats: two and one are the least; got (64,), "),
         (("points", "--roundings", "stochastic"), "qsim: roundings and formats: stochastic and nearest are compared"),
+        (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the longest update; got 1,4\n"),
+        (("learning-rate", "--methods", "kahan"), "qsim: methods: mixed and stochastic are compared; got kahan\n"),
+        (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be rates from low to high; got 0.9, 0.5\n"),
+        (("cancelled-updates", "--formats", "bf16"), "qsim: formats: at least two are compared, from fine to coarse; got bf16\n"),
+        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one a quarter, and at most the 300 steps; got 3\n"),
+        (("random-bits", "--bits", "4,32"), "qsim: bits: must lie in 1 to 31, for 32 are compared with; got 4,32\n"),
+        (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),
     ],
 )
 def test_settings_that_no_report_could_use_are_refused_first(

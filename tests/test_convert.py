@@ -308,8 +308,8 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"include": ["norm"]}, ValueError, "convert: include pattern 'norm' matches no layer; near it are"),
         ({"include": ["table"]}, ValueError, "'table' matches no layer that can round; table: an embedding: embeddings=True converts it"),
         ({"include": ["attention.out_proj"]}, ValueError, "include pattern 'attention.out_proj' matches no layer; near it are 'attention'"),
-        ({"include": "head"}, TypeError, "convert: include must be a list of patterns, got the string 'head'"),
-        ({"exclude": "head"}, TypeError, "convert: exclude must be a list of patterns, got the string 'head'"),
+        ({"include": "hed"}, ValueError, "convert: include pattern 'hed' matches no layer; near it are 'head'"),
+        ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; near it are 'blocks'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
         (
             {"points": {"blocks": NEAREST, "head": OTHER, "blocks.1.up": OTHER}},
@@ -319,12 +319,13 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"points": {"head": {"acts": "e4m3"}}}, ValueError, "FivePoint has no point 'acts'"),
         ({"points": {"head": "e4m3"}}, TypeError, "convert: the points of head must be a FivePoint or None, got 'e4m3'"),
         ({"points": lambda name, module: "e4m3"}, TypeError, "convert: the points of conv must be a FivePoint or None, got 'e4m3'"),
+        ({"points": "e4m3"}, ValueError, "unknown recipe 'e4m3': there are fp8_hybrid, .*'e4m3' is a format"),
+        ({"points": "weight_only"}, ValueError, "the recipe weight_only is for any format: say which, as in weight_only.'e4m3'."),
         (
-            {"points": "e4m3"},
+            {"points": None},
             TypeError,
-            "convert: points must be a FivePoint, a recipe, a dictionary of points by name, or a function of name and",
+            "convert: points must be a FivePoint, a recipe or its name, a dictionary of points by name, or a function .* got None",
         ),
-        ({"points": None}, TypeError, "convert: points must be a FivePoint, .* got None"),
         ({"model": NEAREST, "points": net}, TypeError, "convert: model must be a torch.nn.Module, got FivePoint"),
     ],
 )

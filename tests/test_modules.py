@@ -132,9 +132,9 @@ def test_points_are_given_as_a_configuration_too() -> None:
     ("call", "kind", "words"),
     [
         (
-            lambda: qsim.nn.Linear(2, 2, points="e4m3"),
+            lambda: qsim.nn.Linear(2, 2, points=3),
             TypeError,
-            "points must be a FivePoint, a recipe, a dictionary of its points or None, got 'e4m3'",
+            "points must be a FivePoint, a recipe or its name, a dictionary of its points or None, got 3",
         ),
         (lambda: qsim.nn.Linear(2, 2, points={"acts": "e4m3"}), ValueError, "FivePoint has no point 'acts'; its points are act, weight,"),
         (lambda: qsim.nn.Linear(2, 2, points={"grad_w": "e4m3"}), ValueError, "grad_w is .* and needs grad"),

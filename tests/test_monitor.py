@@ -473,8 +473,10 @@ def test_tables() -> None:
         monitor.table(1)
     with Monitor(net()) as empty:
         assert str(empty).startswith("no sample yet: it ends with its step, which monitor.step() tells")
-    with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0"):
+    with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0: points that rounded there are act, weight, "):
         monitor.samples[0]["0", "grad_w"]
+    with pytest.raises(KeyError, match="at 'act' of 'head' in step 0: no point of that layer rounded, or there is no such"):
+        monitor.samples[0]["head", "act"]
 
 
 def test_figures(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.nearest_everywhere("mxfp4"), FivePoint(MX4, MX4, MX4, MX4, MX4)),
 ]
 #: One of each name.
-ALL = {name: recipes.resolve(name) for name in recipes.NAMED}
+ALL = {name: recipes.resolve(name, recipes.SHOWN_IN) for name in recipes.NAMED}
 
 
 class TestPoints:
@@ -181,6 +181,7 @@ class TestDescribe:
         [
             ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, fp8_blockwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
+            ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
             ("nvfp4(last=-1)", ValueError, "Recipe: last must lie in 0"),
             ("mxfp8(32)", TypeError, "mxfp8"),
             (4, TypeError, "a recipe's name must be a text, got 4"),
@@ -219,10 +220,17 @@ class TestConvert:
         x = torch.randn(3, 6)
         assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight, model[0].bias))
 
-    def test_counts_the_layers_that_are_chosen(self) -> None:
-        model = qsim.convert(layers(5), Recipe("mine", FivePoint(act="e4m3"), first=1, last=1), exclude=["0", "3"])
+    def test_counts_layers_that_are_not_chosen(self) -> None:
+        model = qsim.convert(layers(5), Recipe("mine", FivePoint(act="e4m3"), first=2, last=1), exclude=["0", "3"])
         assert [type(layer) is nn.Linear for layer in model] == [True, False, False, True, False]
         assert [layer.points.is_identity for layer in model if type(layer) is not nn.Linear] == [True, False, True]
+        model = qsim.convert(layers(3), recipes.nvfp4(), exclude="2")
+        assert [type(layer) is nn.Linear or layer.points.is_identity for layer in model] == [False, False, True]
+
+    def test_by_name(self) -> None:
+        assert qsim.convert(layers(3), "nvfp4(last=2)")[0].points == recipes.nvfp4().points
+        assert [layer.points.is_identity for layer in qsim.convert(layers(3), "nvfp4(last=2)")] == [False, True, True]
+        assert qsim.nn.Linear(4, 2, points="weight_only('e4m1')").points == recipes.weight_only("e4m1").points
 
     def test_a_layer_that_rounded_before_is_kept_too(self) -> None:
         model = qsim.convert(layers(3), FivePoint(act="e2m1"))
@@ -236,16 +244,21 @@ class TestConvert:
         model = qsim.convert(layers(2), recipes.nvfp4(), verbose=True)
         told = capsys.readouterr().out
         assert told == f"{qsim.nn.conversion(model)}\n"
-        kept = "kept in high precision: its points round nothing"
+        kept = "kept in high precision by the recipe nvfp4"
         assert told.splitlines()[1] == f"1  left alone  {kept}"
         assert qsim.nn.conversion(model).left == (("1", kept),)
+        qsim.convert(model, FivePoint())
+        assert [reason for _, reason in qsim.nn.conversion(model).left] == ["kept in high precision: its points round nothing"] * 2
+        assert vars(qsim.revert(model)[1]).keys() == vars(nn.Linear(6, 6)).keys()
 
     @pytest.mark.parametrize("count", [0, 1, 2])
     def test_too_few_layers(self, count: int) -> None:
         model = layers(count)
-        message = f"the recipe hfp8 keeps the first 1 and the last 1 of the layers in high precision, which leaves none of {count}: give"
-        with pytest.raises(ValueError, match=message):
+        message = "keeps the first 1 and the last {} of {} layers in high precision, which leaves none that was chosen: give recipe.points"
+        with pytest.raises(ValueError, match="the recipe hfp8 " + message.format(1, count)):
             qsim.convert(model, recipes.hfp8())
+        with pytest.raises(ValueError, match="the recipe mine " + message.format(3, count)):
+            qsim.convert(model, Recipe("mine", FivePoint(act="e4m3"), first=1, last=3))
         assert all(type(layer) is nn.Linear for layer in model)
         qsim.convert(model, recipes.hfp8().points)
 
@@ -421,7 +434,7 @@ def test_scales_of_recipes_may_be_texts() -> None:
     ("points", "message"),
     [
         (recipes.mxfp8, "makes points or a recipe, call it, got <function mxfp8 .*: too many positional arguments"),
-        ("mxfp8", "points must be a FivePoint, a recipe, .* got 'mxfp8'"),
+        (torch.bfloat16, "points must be a FivePoint, a recipe or its name, .* got torch.bfloat16"),
     ],
 )
 def test_what_is_no_recipe_yet(points: object, message: str) -> None:
@@ -432,6 +445,6 @@ def test_what_is_no_recipe_yet(points: object, message: str) -> None:
 @pytest.mark.parametrize("recipe", [recipes.mxfp4(), recipes.int8()], ids=["mxfp4", "int8"])
 def test_grouped_convolutions_are_refused_when_they_are_converted(recipe: qsim.Recipe) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, groups=2))
-    with pytest.raises(ValueError, match=r"convert: .*0.*: Conv2d: .*groups"):
+    with pytest.raises(ValueError, match=r"convert: 0: Conv2d: .*channels .*groups.* Give this layer other points, or exclude it"):
         qsim.convert(model, recipe)
     assert type(model[0]) is torch.nn.Conv2d

@@ -8,11 +8,14 @@
 
 runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. With `:paper:` it is drawn once, on white: for figures that have
 colours of their own.
+
+The README's figure lies in the repository: `python docs/_ext/drawn.py front docs/_static` draws it anew.
 """
 
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,7 +84,7 @@ class Drawn(SphinxDirective):
         return [figure]
 
 
-def draw(script: Path, target: Path, theme: str) -> None:
+def draw(script: Path, target: Path, theme: str, *, transparent: bool = True) -> None:
     """Runs a script's `draw()` in the colours of a theme and writes what it returns."""
     import matplotlib as mpl
 
@@ -89,7 +92,7 @@ def draw(script: Path, target: Path, theme: str) -> None:
     target.parent.mkdir(exist_ok=True)
     with mpl.rc_context({**_SHARED, **_colours(*THEMES[theme])}):
         figure = runpy.run_path(str(script))["draw"]()
-        figure.savefig(target, metadata={"Date": None})
+        figure.savefig(target, metadata={"Date": None}, transparent=transparent)
     mpl.pyplot.close(figure)
 
 
@@ -97,3 +100,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls."""
     app.add_directive("drawn", Drawn)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1:]
+    for theme in THEMES:  # the light one on white: it is what readers show that cannot choose between the two
+        script, target = Path(__file__).parents[1] / "figures" / f"{name}.py", Path(folder) / f"{name}-{theme}.svg"
+        draw(script, target, theme, transparent=theme != "light")

@@ -66,6 +66,6 @@ def _points(args: argparse.Namespace) -> FivePoint:
     if args.recipe is not None:
         if args.peers:
             raise ValueError("--peers: QPyTorch has no scales; leave --recipe or --peers out")
-        return recipes.resolve(args.recipe).points
+        return recipes.resolve(args.recipe, args.format).points
     forward, backward = Quantizer(args.format), Quantizer(args.format, args.backward)
     return FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)

@@ -1,4 +1,4 @@
-"""The models whose training is measured: a stack of GPT blocks and a small convolutional net, plain torch both."""
+"""The models whose training is measured: a GPT and a small convolutional net, plain torch both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from qsim.gpt import GPT, Size
 
 
 @dataclass(frozen=True)
@@ -39,50 +41,15 @@ SIZES = {
 }
 
 
-class Block(nn.Module):
-    """Attention and a multilayer perceptron, each on a normalized residual."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.merge = nn.Linear(width, width)
-        self.before_mlp = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The residual stream behind this block."""
-        batch, length, width = x.shape
-        parts = self.qkv(self.before_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.merge(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + cast(Tensor, self.down(F.gelu(self.up(self.before_mlp(x)), approximate="tanh")))
-
-
-class GPT(nn.Module):
-    """A decoder as GPT-2 is one; `head` shares the embedding's weight."""
+class LanguageModel(GPT):
+    """A GPT that gives its loss, in the dtype in which it computes."""
 
     def __init__(self, size: GPTSize) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Embedding(size.context, size.width)
-        self.blocks = nn.ModuleList(Block(size.width, size.heads) for _ in range(size.layers))
-        self.last = nn.LayerNorm(size.width)
-        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-        self.head.weight = self.tokens.weight
+        super().__init__(Size(size.layers, size.width, size.heads), size.vocabulary, size.context)
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The mean loss of the next tokens."""
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        return F.cross_entropy(self.head(self.last(h)).flatten(0, 1), target.flatten())
+        return F.cross_entropy(super().forward(x).flatten(0, 1), target.flatten())
 
 
 class ConvNet(nn.Module):
@@ -122,6 +89,6 @@ def make(name: str, size: str, device: torch.device, dtype: torch.dtype) -> tupl
     torch.manual_seed(0)
     if name == "gpt":
         x = torch.randint(gpt.vocabulary, (gpt.batch, gpt.context + 1), device=device)
-        return GPT(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
+        return LanguageModel(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
     images = torch.randn(conv.batch, 3, conv.image, conv.image, device=device, dtype=dtype)
     return ConvNet(conv).to(device, dtype), (images, torch.randint(conv.classes, (conv.batch,), device=device)), conv.batch

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.bench._models import Block
 from qsim.bench._settings import DTYPES, Settings, count_text
 from qsim.bench._timing import Call
+from qsim.gpt import Block, Size
 
 #: So low that a few hundred steps leave the weights in the region where they begin.
 LEARNING_RATE = 1e-5
@@ -74,7 +74,7 @@ def gpt(size: str) -> Tensors:
     """
     name, layers, width = GPTS[size]
     with torch.device("meta"):
-        block = Block(width, heads=16)
+        block = Block(Size(1, width, 16))
     shapes = [tuple(parameter.shape) for parameter in block.parameters()] * layers
     return Tensors(f"{len(shapes)} of {name}", shapes)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.columns import aligned
+
 #: What JSON shows as it is. A row that holds a "note" instead of numbers says there why it has none.
 Row = dict[str, Any]
 
@@ -61,19 +63,11 @@ def render(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """
     texts = [column for column in columns if column.show is None]
     numbers = [column for column in columns if column.show is not None]
-    cells = [[column.title for column in texts], *([str(row.get(column.key, "")) for column in texts] for row in rows)]
-    figures = [[column.title for column in numbers], *(_figures(row, numbers) for row in rows)]
-    text_widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    widths = [max(map(len, column)) for column in zip(*(own for own in figures if own), strict=True)]
-    lines = []
-    for index, (left, right) in enumerate(zip(cells, figures, strict=True)):
-        parts = [cell.ljust(width) for cell, width in zip(left, text_widths, strict=True)]
-        parts += [cell.rjust(width) for cell, width in zip(right, widths, strict=True)] if right else [rows[index - 1]["note"]]
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+    lines = [[str(row.get(column.key, "")) for column in texts] + _figures(row, numbers) for row in rows]
+    return aligned([[column.title for column in (*texts, *numbers)], *lines], left=len(texts))
 
 
 def _figures(row: Row, numbers: Sequence[Column]) -> list[str]:
     if "note" in row:
-        return []
+        return [row["note"]]
     return [column.show(row[column.key]) for column in numbers if column.show is not None]

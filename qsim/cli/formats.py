@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import qsim
-from qsim.cli.text import hexadecimal, json_number, table
+from qsim.cli.text import hexadecimal, json_number
+from qsim.columns import aligned
 from qsim.formats import NAMED, Format, names
 from qsim.formats.base import shortest
 
@@ -77,7 +78,7 @@ def listing() -> str:
     for name, fmt in NAMED.items():
         numbers = [f"{value:.7g}" for value in (fmt.max, fmt.smallest_normal, fmt.smallest, fmt.epsilon)]
         rows.append([name, repr(fmt), str(fmt.bits), *numbers, _specials(fmt)])
-    return table(rows)
+    return aligned(rows)
 
 
 def _specials(fmt: Format) -> str:
@@ -98,4 +99,4 @@ def chart(fmt: Format) -> str:
     columns = min(_CHART_COLUMNS if max(map(len, values)) <= _CHART_CELL else _CHART_COLUMNS // 2, len(values))
     rows = [["code", *(f"+{column}" for column in range(columns))]]
     rows += [[hexadecimal(first, fmt), *values[first : first + columns]] for first in range(0, len(values), columns)]
-    return table(rows, indent="  ")
+    return aligned(rows, indent="  ")

@@ -11,7 +11,8 @@ from typing import Any
 
 import qsim
 from qsim.cli.exact import Number, Place, code_of, parse, place
-from qsim.cli.text import fields, hexadecimal, json_number, table
+from qsim.cli.text import fields, hexadecimal, json_number
+from qsim.columns import aligned
 from qsim.formats import Format
 from qsim.formats.base import shortest
 from qsim.rounding import DEFAULT_BITS as _DEFAULTS, NAMED, Stochastic, resolve
@@ -95,7 +96,7 @@ def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
         # As wide as the word "position" that comes below.
         cells = ["none", f"beyond the {end} value"] if neighbour is None else [shortest(neighbour), _code_text(neighbour, fmt)]
         rows.append([word.ljust(8), *cells])
-    lines = [table(rows, indent="  ")]
+    lines = [aligned(rows, indent="  ")]
     if where.position is not None:
         way = f"of the way from {shortest(where.inner)} to {shortest(where.outer)}"
         lines.append(f"  position  {_fraction_text(where.position)} {way}")
@@ -110,7 +111,7 @@ def _rounding_table(x: Number, fmt: Format, plain: Sequence[str]) -> str:
     for name, value, other in zip(plain, saturated, nonfinite, strict=True):
         more = [shortest(other), _code_text(other, fmt)] if overflows else []
         rows.append([name, shortest(value), _code_text(value, fmt), *more])
-    return table(rows, indent="  ")
+    return aligned(rows, indent="  ")
 
 
 def _stochastic_table(x: Number, fmt: Format, where: Place, draws: Sequence[Stochastic]) -> str:
@@ -122,7 +123,7 @@ def _stochastic_table(x: Number, fmt: Format, where: Place, draws: Sequence[Stoc
         label = f"{draw.bits} bits" + (", corrected" if draw.correction else "")
         odds = f"{probability * 2 ** (draw.bits or 0)}/2^{draw.bits} = {shortest(float(probability))}"
         rows.append([label, odds, shortest(float(where.mean(probability)))])
-    return table(rows, indent="  ")
+    return aligned(rows, indent="  ")
 
 
 def _overflows(x: Number, fmt: Format) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsim import studies
-from qsim.cli.text import table
+from qsim.columns import aligned
 
 if TYPE_CHECKING:
     from qsim.studies import Plan, Study
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     _check_installed()
     if args.name is None:
         found = [studies.named(name) for name in studies.names()]
-        print(table([[study.name, study.question, study.source] for study in found]))
+        print(aligned([[study.name, study.question, study.source] for study in found]))
         return 0
     study = studies.named(args.name)
     chosen = _read(study, args.options)

@@ -1,8 +1,6 @@
-"""How numbers, codes and tables are printed."""
+"""How numbers and codes are printed."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from qsim.formats import Fixed, Float, Format
 
@@ -31,19 +29,6 @@ def fields(code: int, fmt: Format) -> str:
 def hexadecimal(code: int, fmt: Format) -> str:
     """A code in hexadecimal, as many digits as its format fills."""
     return f"0x{code:0{-(-fmt.bits // 4)}x}"
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Rows as aligned columns.
-
-    Example:
-        >>> print(table([["a", "1"], ["long", "2"]]))
-        a     1
-        long  2
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join((indent + line).rstrip() for line in lines)
 
 
 def json_number(value: float) -> float | str:

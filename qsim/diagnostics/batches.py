@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from qsim import random
-from qsim.diagnostics.counts import aligned
+from qsim.columns import aligned
 from qsim.diagnostics.gradients import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients_borrowed import borrowed
 from qsim.diagnostics.gradients_drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
@@ -22,7 +22,7 @@ from qsim.nn.layers import Layer, check
 from qsim.nn.modules import resolve_points
 from qsim.recipe import Recipe
 
-Points = FivePoint | Recipe | Mapping[str, Any] | None
+Points = FivePoint | Recipe | str | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BatchFactors:
         """The table, and what a larger batch does not mend."""
         rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
         titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
-        lines = [aligned(titles, rows, left=len(titles)), f"points: {self.points}", f"like: {self.like}"]
+        lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
         lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
             lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa, to leading order")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from qsim.columns import aligned
 from qsim.diagnostics.arrivals import Arrival, is_capturing
 from qsim.diagnostics.collecting import aside
-from qsim.diagnostics.counts import aligned, per_cent
+from qsim.diagnostics.counts import per_cent
 from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
@@ -156,7 +157,7 @@ class CancelledUpdates:
         step = self.updates[-1].step
         last = [entry for entry in self.updates if entry.step == step]
         rows = [_cells(entry) for entry in [*last, _sum(step, last)]]
-        return f"step {step}\n" + aligned(("parameter", "elements", "updates", "cancelled", "carried", "lost"), rows, left=1)
+        return f"step {step}\n" + aligned([("parameter", "elements", "updates", "cancelled", "carried", "lost"), *rows], left=1)
 
     def __str__(self) -> str:
         return self.table()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsim.columns import aligned
 from qsim_kernels import tallies
 
 
@@ -135,7 +136,9 @@ class Sample:
         for counts in self.points:
             if (counts.layer, counts.point) == place:
                 return counts
-        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}")
+        points = [counts.point for counts in self.points if counts.layer == place[0]]
+        there = f"points that rounded there are {', '.join(points)}" if points else "no point of that layer rounded, or there is no such"
+        raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}: {there}")
 
     def to_dict(self) -> dict[str, Any]:
         """The sample as JSON has it."""
@@ -153,7 +156,7 @@ class Sample:
         """The shares in per cent, and SQNR, for people."""
         heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "NaN", "SQNR")
         rows = [_cells(counts) for counts in self.points]
-        return f"step {self.step}\n" + aligned(heading, rows, left=3)
+        return f"step {self.step}\n" + aligned([heading, *rows], left=3)
 
 
 def _cells(counts: Counts) -> tuple[str, ...]:
@@ -172,15 +175,6 @@ def per_cent(share: float) -> str:
     if share in (0, 1):
         return f"{100 * share:.0f} %"
     return "<0.01 %" if share < 1e-4 else ">99.99 %" if share > 1 - 1e-4 else f"{100 * share:.2f} %"
-
-
-def aligned(heading: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> str:
-    """A table whose first columns begin at the left and whose others end at the right."""
-    lines = [heading, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
-    places = list(enumerate(widths))
-    placed = ([line[column].ljust(width) if column < left else line[column].rjust(width) for column, width in places] for line in lines)
-    return "\n".join("  ".join(cells).rstrip() for cells in placed)
 
 
 def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qsim import random
-from qsim.diagnostics.counts import aligned
+from qsim.columns import aligned
 from qsim.diagnostics.gradients_borrowed import borrowed
 from qsim.diagnostics.gradients_drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
 from qsim.diagnostics.gradients_points import NAMES, alone, in_use, quantizer_of
@@ -82,7 +82,7 @@ class GradientErrors:
         rows = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding)), str(e.gradient)) for e in self.errors]
         titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
         note = f"squared norms, with intervals of {percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
-        return f"{aligned(titles, rows, left=len(titles))}\n{note}"
+        return f"{aligned([titles, *rows])}\n{note}"
 
     def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
         """Draws a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from qsim.columns import aligned
 from qsim.five_point import FivePoint
 from qsim.nn.layers import layers
 from qsim.nn.modules import FivePointModule
 
 EMBEDDING = "an embedding: embeddings=True converts it"
 _KEPT = "kept in high precision: its points round nothing"
+_KEPT_BY = "kept in high precision by the recipe {}"
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,7 @@ class Conversion:
         """The table."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
         rows += [(name, "left alone", reason) for name, reason in self.left]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        return "\n".join(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows) or "no layer that could round"
+        return aligned(rows) or "no layer that could round"
 
 
 def conversion(model: nn.Module) -> Conversion:
@@ -47,7 +48,8 @@ def conversion(model: nn.Module) -> Conversion:
     changed, left = [], []
     for layer in layers(model):
         if isinstance(layer.module, FivePointModule) and layer.module.points.is_identity:
-            left.append((layer.title, _KEPT))
+            recipe = layer.module.__dict__.get("_recipe")
+            left.append((layer.title, _KEPT_BY.format(recipe) if recipe else _KEPT))
         elif isinstance(layer.module, FivePointModule):
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
         else:

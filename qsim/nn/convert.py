@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from qsim import recipes
 from qsim.five_point import FivePoint
 from qsim.nn.conversion import EMBEDDING, conversion
 from qsim.nn.layers import Layer, check, kind, layers, target
@@ -33,9 +34,9 @@ _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
 
 def convert(
     model: Model,
-    points: FivePoint | Recipe | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
-    include: Iterable[str] | None = None,
-    exclude: Iterable[str] | None = None,
+    points: FivePoint | Recipe | str | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     *,
     embeddings: bool = False,
     verbose: bool = False,
@@ -51,12 +52,12 @@ def convert(
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes. Of a recipe
-            the points, but for the layers that it keeps in high precision: the first and the last of those that are chosen, in the order
-            of the model's modules.
-        include: Patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it; `*` stands
-            for anything. A layer that stands at several places answers to each of its names.
-        exclude: Patterns of layers to leave alone.
+            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes. Of a
+            recipe, or the name of one, the points, but for the layers that it keeps in high precision: the first and the last of those
+            that can round, chosen or not, in the order of the model's modules.
+        include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
+            `*` stands for anything. A layer that stands at several places answers to each of its names.
+        exclude: Pattern or patterns of layers to leave alone.
         embeddings: Convert `torch.nn.Embedding` too; of the points it has `weight` and `grad`.
         verbose: Print what was changed; `conversion(model)` tells it later.
 
@@ -76,6 +77,8 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+    if isinstance(points, str):
+        points = recipes.resolve(points)
     usable: list[Layer] = []
     left: list[tuple[Layer, str]] = []
     for layer in layers(model):
@@ -94,11 +97,11 @@ def convert(
             if found is not None:
                 chosen.append((layer, found))
     if isinstance(points, Recipe):
-        chosen = _keep_ends(chosen, points)
+        chosen = _keep_ends(chosen, usable, points)
     for layer, found in chosen:
         check(layer, found)
     for layer, found in chosen:
-        _convert(layer, found)
+        _convert(layer, found, points.name if isinstance(points, Recipe) else None)
     for module in model.modules():
         _keep_from_bypassing(module)
     if verbose:
@@ -125,11 +128,12 @@ def revert(model: Model) -> Model:
             module.keep_histories({})
             module.__class__ = _exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream"]
+            module.__dict__.pop("_recipe", None)
             module.__dict__.pop("_points_in_use", None)
     return model
 
 
-def _convert(layer: Layer, points: FivePoint) -> None:
+def _convert(layer: Layer, points: FivePoint, recipe: str | None) -> None:
     module: Any = layer.module
     if not isinstance(module, FivePointModule):
         original, with_points = kind(module), target(module)
@@ -138,6 +142,7 @@ def _convert(layer: Layer, points: FivePoint) -> None:
         module.__class__ = _exchanged(type(module), original, with_points)
         module.__dict__["stream"] = stream("layer", layer.names[0])
     module.__dict__["points"] = module.own_points(points)
+    module.__dict__["_recipe"] = recipe
     module.remember()
 
 
@@ -158,13 +163,13 @@ def _keep_from_bypassing(module: nn.Module) -> None:
             setattr(module, name, value)
 
 
-def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
-    """The layers with their points, of which those that a recipe keeps in high precision have none."""
-    if recipe.first + recipe.last and len(chosen) <= recipe.first + recipe.last:
-        kept = f"keeps the first {recipe.first} and the last {recipe.last} of the layers in high precision"
-        raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none of {len(chosen)}: give recipe.points to round all")
-    last = len(chosen) - recipe.last
-    return [(layer, found if recipe.first <= i < last else FivePoint()) for i, (layer, found) in enumerate(chosen)]
+def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
+    """The layers with their points, of which those at the model's ends that a recipe keeps in high precision have none."""
+    inner = {id(layer) for layer in usable[recipe.first : max(0, len(usable) - recipe.last)]}
+    if recipe.first + recipe.last and not any(id(layer) in inner for layer, _ in chosen):
+        kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(usable)} layers in high precision"
+        raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none that was chosen: give recipe.points to round all")
+    return [(layer, found if id(layer) in inner else FivePoint()) for layer, found in chosen]
 
 
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
@@ -179,7 +184,7 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
     if callable(points):
         _check_function(points)
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
-    allowed = "a FivePoint, a recipe, a dictionary of points by name, or a function of name and module"
+    allowed = "a FivePoint, a recipe or its name, a dictionary of points by name, or a function of name and module"
     raise TypeError(f"convert: points must be {allowed}, got {points!r}")
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from qsim import random
+from qsim import random, recipes
 from qsim.five_point import FivePoint
 from qsim.nn import functional
 from qsim.nn.histories import RemembersAmaxes
@@ -29,7 +29,9 @@ class FivePointModule(RemembersAmaxes):
     points: FivePoint
     stream: int
 
-    def __init__(self, *args: Any, points: FivePoint | Recipe | Mapping[str, Any] | None = None, stream: int = 0, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int = 0, **options: Any
+    ) -> None:
         random.check_index(stream, 0)
         super().__init__(*args, **options)
         self.points = resolve_points(points)
@@ -76,11 +78,13 @@ def resolve_points(points: object) -> FivePoint:
         return FivePoint()
     if isinstance(points, FivePoint):
         return points
+    if isinstance(points, str):
+        return recipes.resolve(points).points
     if isinstance(points, Recipe):
         return points.points
     if isinstance(points, Mapping):
         return FivePoint.from_dict(points)
-    raise TypeError(f"points must be a FivePoint, a recipe, a dictionary of its points or None, got {points!r}")
+    raise TypeError(f"points must be a FivePoint, a recipe or its name, a dictionary of its points or None, got {points!r}")
 
 
 class Linear(FivePointModule, nn.Linear):

@@ -22,12 +22,14 @@ def _outer(name: str) -> list[str]:
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def patterns_of_layers(argument: str, given: Iterable[str], usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> tuple[str, ...]:
+def patterns_of_layers(
+    argument: str, given: str | Iterable[str], usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]
+) -> tuple[str, ...]:
     """Patterns, each of which must match a layer that can be converted.
 
     Args:
         argument: What they were given as.
-        given: The patterns.
+        given: The patterns, or one.
         usable: The layers that can be converted.
         left: Those that cannot, each with the reason.
     """
@@ -44,7 +46,7 @@ def patterns_of_layers(argument: str, given: Iterable[str], usable: Sequence[Lay
     return patterns
 
 
-def patterns_of_modules(argument: str, given: Iterable[str], model: nn.Module) -> tuple[str, ...]:
+def patterns_of_modules(argument: str, given: str | Iterable[str], model: nn.Module) -> tuple[str, ...]:
     """Patterns, each of which must match a module, be it one that is left alone anyhow."""
     patterns = _listed(argument, given)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
@@ -54,10 +56,8 @@ def patterns_of_modules(argument: str, given: Iterable[str], model: nn.Module) -
     return patterns
 
 
-def _listed(argument: str, given: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise TypeError(f"convert: {argument} must be a list of patterns, got the string {given!r}")
-    patterns = tuple(given)
+def _listed(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError(f"convert: the patterns of {argument} must be strings, got {pattern!r}")

@@ -8,6 +8,8 @@ from qsim.five_point import FivePoint
 from qsim.quantizer import Quantizer
 from qsim.scaling import Channel
 
+_HELP = "Give this layer other points, or exclude it"
+
 
 def check_matmul(points: FivePoint) -> None:
     """Refuses a gradient that is transformed where the input beside it cannot be.
@@ -27,7 +29,7 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
         quantizer = getattr(points, point)
         if isinstance(quantizer, Quantizer) and isinstance(quantizer.scale, Channel):
             raise ValueError(
-                f"{name}: {point} cannot have a scale for each channel where channels fall into groups, got {quantizer.scale!r}"
+                f"{name}: {point} cannot have a scale for each channel where channels fall into groups, got {quantizer.scale!r}. {_HELP}"
             )
     _refuse_transforms(f"{name}: channels that fall into groups are not mixed over their borders", points, ("act", "grad"))
 
@@ -41,4 +43,4 @@ def _refuse_transforms(reason: str, points: FivePoint, names: Sequence[str]) -> 
     for name in names:
         quantizer: Quantizer | None = getattr(points, name)
         if quantizer is not None and quantizer.transform is not None:
-            raise ValueError(f"{reason}: {name} has {quantizer.transform!r}")
+            raise ValueError(f"{reason}: {name} has {quantizer.transform!r}. {_HELP}")

@@ -76,6 +76,10 @@ class RandomBits(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every number of bits, with and without correction, as bias and in training; all bits, and full precision."""
+        if not settings.bits or not all(1 <= bits < 32 for bits in settings.bits):
+            raise ValueError(f"bits: must lie in 1 to 31, for 32 are compared with; got {','.join(map(str, settings.bits)) or 'none'}")
+        if not settings.formats:
+            raise ValueError("formats: at least one is needed")
         rest = (settings.batch, settings.steps, settings.rate)
         few = [(bits, correction) for bits in settings.bits for correction in (False, True)]
         found = []

@@ -79,6 +79,10 @@ class CancelledUpdates(Study[Settings, Run]):
         """Every format and update; full precision once; and in one format the ways between all stochastic and all Kahan."""
         if settings.mixed not in settings.formats:
             raise ValueError(f"mixed: must be one of the formats {', '.join(settings.formats)}; got {settings.mixed!r}")
+        if len(settings.formats) < 2:
+            raise ValueError(f"formats: at least two are compared, from fine to coarse; got {','.join(settings.formats)}")
+        if not 4 <= settings.looks <= settings.steps:
+            raise ValueError(f"looks: must be at least 4, one a quarter, and at most the {settings.steps} steps; got {settings.looks}")
         layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
         found = []
         for seed in range(settings.seeds):

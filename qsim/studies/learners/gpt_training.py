@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.gpt import GPT, language_loss, size
 from qsim.studies.learners.text import VOCABULARY, Text
 
 #: Everything in bfloat16, by how weights are updated; or float32 weights and updates, and products in bfloat16.

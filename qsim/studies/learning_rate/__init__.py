@@ -103,6 +103,7 @@ class LearningRate(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every method at every rate; the toy with exact and with stochastic updates."""
+        _check(settings)
         found = []
         for seed in range(settings.seeds):
             found += [trained(settings, method, rate, seed) for method in settings.methods for rate in settings.rates]
@@ -149,6 +150,15 @@ def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
     """The run that trains a GPT."""
     s = settings
     return Run(TRAINING, method, rate, s.steps, s.data, s.size, s.batch, s.context, s.clip, s.validation, 0, seed)
+
+
+def _check(settings: Settings) -> None:
+    if not {MIXED, STOCHASTIC} <= set(settings.methods):
+        raise ValueError(f"methods: mixed and stochastic are compared; got {','.join(settings.methods) or 'none'}")
+    if not 0 < settings.lowest <= settings.highest:
+        raise ValueError(f"lowest, highest: must be rates from low to high; got {settings.lowest:g}, {settings.highest:g}")
+    if not settings.levels or min(settings.levels) < 2:
+        raise ValueError(f"levels: must be at least 2, the longest update; got {','.join(map('{:g}'.format, settings.levels)) or 'none'}")
 
 
 def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:

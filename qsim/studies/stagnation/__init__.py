@@ -74,6 +74,8 @@ class Stagnation(Study[Settings, Run]):
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """With all samples: every method at every rate, and single weights to nearest. With one: every method, with and without noise."""
+        if len(settings.rates) < 2 or list(settings.rates) != sorted(settings.rates, reverse=True):
+            raise ValueError(f"rates: must be at least two, from large to small; got {','.join(map('{:g}'.format, settings.rates))}")
         found = []
         for seed in range(settings.seeds):
             for method in METHODS:
