@@ -19,6 +19,7 @@ import torch
 from ranks import NEEDS_GLOO
 
 FOLDER = Path(__file__).parent.parent / "examples"
+LIST = (FOLDER / "README.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow
 
 
@@ -28,7 +29,21 @@ def run(name: str) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in FOLDER.glob("*.py")} == {"first_steps.py", "train_digits.py", "train_gpt.py"}
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_examples*.py"))
+    names = [path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb")]
+    assert len(names) == 12
+    assert [name for name in names if f'"{name}"' not in tests] == []
+
+
+def test_every_example_has_a_line_that_says_what_it_is_for() -> None:
+    row = r"^\| \[`([\w.]+)`\]\(([\w.]+)\) \| .+ \| .+ \| \[[^]]+\]\(\.\./([\w/.-]+)(?:#[\w-]+)?\) \|$"
+    lines = re.findall(row, LIST, flags=re.MULTILINE)
+    assert sorted(name for name, _, _ in lines) == sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb"))
+    for name, link, page in lines:
+        assert name == link
+        assert (FOLDER.parent / page).exists(), page
+        # An example says itself which page it belongs to, and the page says where to find it.
+        assert f"examples/{name}" in (FOLDER.parent / page).read_text(encoding="utf-8"), f"{page} does not name {name}"
 
 
 def test_first_steps() -> None:
