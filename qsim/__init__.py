@@ -6,6 +6,9 @@ Example:
     tensor([0.3125, 1.7500])
 """
 
+import importlib
+from types import ModuleType
+
 from qsim import block, diagnostics, formats, nn, optim, random, recipes, rounding, scaling, transforms
 from qsim.block import Block
 from qsim.five_point import FivePoint
@@ -53,3 +56,17 @@ __all__ = [
     "threshold_quantize",
     "transforms",
 ]
+
+
+#: Modules that are imported when they are first asked for, for they need packages, or time, that rounding does not.
+_LATER = ("bench", "compat", "plot", "studies")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LATER:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

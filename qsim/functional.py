@@ -27,8 +27,8 @@ __all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]
 def quantize(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
-    *,
     rounding: str | Rounding = "nearest",
+    *,
     overflow: Overflow = "saturate",
     clip_gradient: bool = False,
     scale: Scaling | None = None,
@@ -100,8 +100,8 @@ def quantize(
 def quantize_(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
-    *,
     rounding: str | Rounding = "nearest",
+    *,
     overflow: Overflow = "saturate",
     scale: Scaling | None = None,
     dim: int | None = None,
@@ -170,8 +170,8 @@ def encode(x: Tensor, format: str, *, scale: None = None, **how: Unpack[_How]) -
 def encode(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
-    *,
     rounding: str | Rounding = "nearest",
+    *,
     overflow: Overflow = "saturate",
     scale: Scaling | None = None,
     dim: int | None = None,

@@ -337,6 +337,11 @@ def test_refuses_in_words_and_changes_nothing(arguments: dict[str, Any], kind: t
 
 
 def test_patterns_of_a_model_without_layers() -> None:
+    one = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="include pattern 'fc' matches no layer; the only one is the model itself"):
+        qsim.convert(one, NEAREST, include="fc")
+    with pytest.raises(ValueError, match="exclude pattern 'fc' matches no module; the model has none in it"):
+        qsim.convert(one, NEAREST, exclude="fc")
     with pytest.raises(ValueError, match="pattern 'fc' matches no layer; the model has none that could round"):
         qsim.convert(nn.Sequential(nn.ReLU()), NEAREST, include=["fc"])
     assert str(qsim.nn.conversion(qsim.convert(nn.Sequential(nn.ReLU()), NEAREST))) == "no layer that could round"

@@ -85,14 +85,14 @@ def test_monitor(run: Run, tmp_path: Path) -> None:
     }
     assert all(list(rows) == ["0", "2", "4"] for rows in shares.values())
     # 1/512 is less than half of 1/16: nothing survives the last layer, the others get zeros, and only the last bias learns.
-    assert shares["narrow"]["4"] == ["0 %", "100 %", "0 %", "0 %", "0.0 dB"]
-    assert shares["narrow"]["0"] == shares["narrow"]["2"] == ["0 %", "0 %", "100 %", "0 %", "-"]
+    assert shares["narrow"]["4"] == ["0 %", "100 %", "0 %", "0 %", "0 %", "0.0 dB"]
+    assert shares["narrow"]["0"] == shares["narrow"]["2"] == ["0 %", "0 %", "100 %", "100 %", "0 %", "-"]
     assert losses["narrow"] == pytest.approx(math.log(10), abs=0.05)
     # 4096/512 is 8: no gradient of an output is beyond 28. Errors of normal numbers are an eighth of them at most, which is 18 dB.
     assert shares["loss-scale"]["4"][0] == "0 %"
     for name in ("loss-scale", "tensor-scale"):
         assert losses[name] < 0.5
-        assert all(float(row[4].removesuffix(" dB")) > 18 for row in shares[name].values())
+        assert all(float(row[5].removesuffix(" dB")) > 18 for row in shares[name].values())
     figures = sorted((tmp_path / "figures").iterdir())
     assert [path.name for path in figures] == sorted(f"{name}-{kind}.png" for name in names for kind in ("exponents", "shares"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)

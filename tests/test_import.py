@@ -28,3 +28,15 @@ def test_triton_is_not_imported_even_with_torch() -> None:
     script = "import sys, qsim; print('triton' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_modules_that_come_later() -> None:
+    script = """
+import sys, qsim
+later = [f"qsim.{name}" for name in ("bench", "compat", "plot", "studies")]
+print([name for name in later if name in sys.modules], {name.partition(".")[2] for name in later} <= set(dir(qsim)))
+qsim.plot.number_line, qsim.studies.named, qsim.compat, qsim.bench
+print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] True", "[] False"]

@@ -136,6 +136,8 @@ def test_points_are_given_as_a_configuration_too() -> None:
             TypeError,
             "points must be a FivePoint, a recipe or its name, a dictionary of its points or None, got 3",
         ),
+        (lambda: qsim.nn.Linear(2, 2, NEAREST), TypeError, "Linear: points are given by their name, points=FivePoint"),
+        (lambda: qsim.nn.Linear(2, 2, "mxfp8"), TypeError, "Linear: points are given by their name, points='mxfp8'"),
         (lambda: qsim.nn.Linear(2, 2, points={"acts": "e4m3"}), ValueError, "FivePoint has no point 'acts'; its points are act, weight,"),
         (lambda: qsim.nn.Linear(2, 2, points={"grad_w": "e4m3"}), ValueError, "grad_w is .* and needs grad"),
         (lambda: qsim.nn.Linear(2, 2, points=NEAREST, stream="weights"), TypeError, "stream must be an int, got 'weights'"),

@@ -95,7 +95,7 @@ def test_tables() -> None:
     table = str(monitor).splitlines()
     # The input needs no gradient: the first layer rounds no weight for the way back.
     assert (table[0], len(table)) == ("step 2", 2 + 9)
-    assert table[1].split() == ["layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "NaN", "SQNR"]
+    assert table[1].split() == ["layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR"]
     assert monitor.table(0).startswith("step 0\n")
     with pytest.raises(ValueError, match=r"step 1 was not sampled; sampled were 0, 2"):
         monitor.table(1)

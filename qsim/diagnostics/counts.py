@@ -153,14 +153,15 @@ class Sample:
         return [{"step": self.step, **counts.summary()} for counts in self.points]
 
     def table(self) -> str:
-        """The shares in per cent, and SQNR, for people."""
-        heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "NaN", "SQNR")
+        """The shares in per cent, and SQNR, for people. Zeros are exact; a gradient that is all zeros has been lost before it came here."""
+        heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR")
         rows = [_cells(counts) for counts in self.points]
         return f"step {self.step}\n" + aligned([heading, *rows], left=3)
 
 
 def _cells(counts: Counts) -> tuple[str, ...]:
-    shares = [per_cent(share) for share in counts.shares.values()]
+    of_all = {**counts.shares, "zero": counts.zero / (counts.elements or math.nan)}
+    shares = [per_cent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
     sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
     return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
 

@@ -33,6 +33,9 @@ class FivePointModule(RemembersAmaxes):
         self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int = 0, **options: Any
     ) -> None:
         random.check_index(stream, 0)
+        for given in args:
+            if isinstance(given, (FivePoint, Recipe)) or (isinstance(given, str) and given in recipes.NAMED):
+                raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
         self.points = resolve_points(points)
         self.stream = stream

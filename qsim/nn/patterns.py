@@ -40,9 +40,9 @@ def patterns_of_layers(
         for layer, reason in left:
             if matches(layer.names, [pattern]):
                 raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer that can round; {layer.title}: {reason}")
-        raise ValueError(
-            f"convert: {argument} pattern {pattern!r} matches no layer; {_near(pattern, [layer.names[0] for layer in usable])}"
-        )
+        names = [layer.names[0] for layer in usable if layer.names[0]]
+        near = _near(pattern, names, "the only one is the model itself" if usable else "the model has none that could round")
+        raise ValueError(f"convert: {argument} pattern {pattern!r} matches no layer; {near}")
     return patterns
 
 
@@ -52,7 +52,9 @@ def patterns_of_modules(argument: str, given: str | Iterable[str], model: nn.Mod
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in patterns:
         if not any(matches([name], [pattern]) for name in names):
-            raise ValueError(f"convert: {argument} pattern {pattern!r} matches no module; {_near(pattern, names[1:])}")
+            raise ValueError(
+                f"convert: {argument} pattern {pattern!r} matches no module; {_near(pattern, names[1:], 'the model has none in it')}"
+            )
     return patterns
 
 
@@ -64,6 +66,6 @@ def _listed(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _near(pattern: str, names: list[str]) -> str:
+def _near(pattern: str, names: list[str], otherwise: str) -> str:
     close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    return f"near it are {', '.join(map(repr, close))}" if close else "the model has none that could round"
+    return f"near it are {', '.join(map(repr, close))}" if close else otherwise
