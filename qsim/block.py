@@ -84,6 +84,38 @@ class Block:
         outer = "" if self.outer is None else f", outer={repr(self.outer)!r}"
         return f"Block({element!r}, {self.size}, scale={scale!r}, rule={self.rule!r}{outer})"
 
+    @property
+    def bits(self) -> float:
+        """Bits of an element, with its share of the scale; a scale of the whole tensor counts nothing.
+
+        Example:
+            >>> from qsim import block
+            >>> block.MXFP4.bits, block.NVFP4.bits
+            (4.25, 4.5)
+        """
+        height, width = self.size if isinstance(self.size, tuple) else (1, self.size)
+        return self.element.bits + self.scale.bits / (height * width)
+
+    def describe(self) -> str:
+        """What there is to know, a line each.
+
+        Example:
+            >>> from qsim import block
+            >>> print(block.NVFP4.describe())
+            Block('e2m1', 16, scale='e4m3', rule='fit', outer="Tensor(format='fp32', rule='fit')")
+              bits             4.5 an element
+              elements         e2m1, 4 bits, up to 6 in magnitude
+              scale            e4m3, 8 bits, one for 16 neighbours, by the rule 'fit'
+              outer            one of the whole tensor, fp32, by the rule 'fit'
+        """
+        who = f"{self.size} neighbours" if isinstance(self.size, int) else f"a tile of {self.size[0]} × {self.size[1]}"
+        element = f"{name_of(self.element)}, {self.element.bits} bits, up to {self.element.max:g} in magnitude"
+        scale = f"{name_of(self.scale)}, {self.scale.bits} bits, one for {who}, by the rule {self.rule!r}"
+        facts = [("bits", f"{self.bits:g} an element"), ("elements", element), ("scale", scale)]
+        if self.outer is not None:
+            facts.append(("outer", f"one of the whole tensor, {name_of(self.outer.format)}, by the rule {self.outer.rule!r}"))
+        return "\n".join([repr(self), *(f"  {name:<16} {fact}" for name, fact in facts)])
+
     def along(self, dim: int) -> Scaling:
         """The scale of blocks along a dimension; tiles lie in the last two, whatever the dimension."""
         if isinstance(self.size, tuple):

@@ -27,23 +27,37 @@ def inspect(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
 
 
 def test_formats_lists_every_name(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(capsys, "formats").splitlines()
-    assert lines[0].split()[:3] == ["name", "format", "bits"]
-    assert [line.split()[0] for line in lines[1:]] == list(NAMED)
-    assert any(line.split()[0] == "e4m3" and " 448 " in line for line in lines)
+    single, blocks = (part.splitlines() for part in run(capsys, "formats").split("\n\n"))
+    assert single[0].split()[:3] == ["name", "format", "bits"]
+    assert [line.split()[0] for line in single[1:]] == list(NAMED)
+    assert any(line.split()[0] == "e4m3" and " 448 " in line for line in single)
+    assert [line.split()[0] for line in blocks[1:]] == list(qsim.block.NAMED)
+    assert any(line.split()[0] == "nvfp4" and line.endswith(" 4.5") for line in blocks)
 
 
 def test_formats_as_json_give_back_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, "formats", "--json"))
     scope = {name: getattr(qsim, name) for name in ("Float", "Fixed", "Int", "PowerOfTwo")}
-    assert {name: eval(entry["format"], scope) for name, entry in found.items()} == NAMED
-    assert all(entry["max"] == NAMED[name].max for name, entry in found.items())
+    single = {name: entry for name, entry in found.items() if "element" not in entry}
+    assert {name: eval(entry["format"], scope) for name, entry in single.items()} == NAMED
+    assert all(entry["max"] == NAMED[name].max for name, entry in single.items())
+    blocks = {name: qsim.block.resolve(entry["format"]) for name, entry in found.items() if "element" in entry}
+    assert blocks == qsim.block.NAMED
+    assert all(found[name]["bits"] == block.bits for name, block in blocks.items())
 
 
 def test_one_format_shows_its_facts_and_every_value(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "formats", "E2M1")
     assert text.startswith(qsim.format("e2m1").describe())
     assert "0x8   -0  -0.5  -1  -1.5  -2  -3  -4  -6" in text
+
+
+@pytest.mark.parametrize("name", ["MXFP4", "Block('e2m1', 32)"])
+def test_a_block_format_shows_its_parts(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    lines = run(capsys, "formats", name).splitlines()
+    assert "\n".join(lines[:4]) == qsim.block.MXFP4.describe()
+    assert lines[4:] == ["  names            mxfp4, mxfp4_e2m1", "", "qsim formats e2m1 shows the elements' values"]
+    assert json.loads(run(capsys, "formats", name, "--json"))["element"] == "e2m1"
 
 
 @pytest.mark.parametrize("name", [name for name, fmt in NAMED.items() if fmt.bits <= 8])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from typing import Any
 
 import torch
 
 import qsim
+from qsim import block
+from qsim.block import Block
 from qsim.cli.text import hexadecimal, json_number
 from qsim.columns import aligned
-from qsim.formats import NAMED, Format, names
+from qsim.formats import NAMED, Format, name_of, names
 from qsim.formats.base import shortest
 
 #: Wider formats have too many codes to print.
@@ -23,6 +26,7 @@ _EXAMPLES = """\
 examples:
   qsim formats            every format that has a name
   qsim formats e4m3       one of them: its facts, and every code's value
+  qsim formats mxfp4      a block format: its elements, its scales, bits an element
   qsim formats e3m7ieee   formats need no entry in the table: any ExMy, intN or uintN will do
   qsim formats --json     the same for programs
 """
@@ -45,9 +49,13 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if args.name is None:
-        print(json.dumps({name: facts(fmt) for name, fmt in NAMED.items()}, indent=2) if args.json else listing())
+        everything = {name: facts(fmt) for name, fmt in NAMED.items()} | {name: block_facts(fmt) for name, fmt in block.NAMED.items()}
+        print(json.dumps(everything, indent=2) if args.json else f"{listing()}\n\n{listing_of_blocks()}")
         return 0
-    fmt = qsim.format(args.name)
+    fmt = block.resolve(args.name)
+    if isinstance(fmt, Block):
+        print(json.dumps(block_facts(fmt), indent=2) if args.json else describe_block(fmt))
+        return 0
     if args.json:
         codes = [json_number(value) for value in code_values(fmt)] if fmt.bits <= CHART_BITS else None
         print(json.dumps({**facts(fmt), "names": names(fmt), "values": codes}, indent=2))
@@ -70,6 +78,26 @@ def facts(fmt: Format) -> dict[str, Any]:
         "has_inf": fmt.has_inf,
         "has_nan": fmt.has_nan,
     }
+
+
+def block_facts(fmt: Block) -> dict[str, Any]:
+    """What there is to know about a block format, as JSON has it."""
+    parts = {"element": name_of(fmt.element), "size": fmt.size, "scale": name_of(fmt.scale), "rule": fmt.rule}
+    return {"format": repr(fmt), "bits": fmt.bits, **parts, "outer": None if fmt.outer is None else repr(fmt.outer)}
+
+
+def describe_block(fmt: Block) -> str:
+    """What there is to know about a block format, and where its elements' values are shown."""
+    known = [name for name, other in block.NAMED.items() if other == fmt]
+    lines = [fmt.describe(), *([f"  {'names':<16} {', '.join(known)}"] if known else [])]
+    return "\n".join([*lines, f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"])
+
+
+def listing_of_blocks() -> str:
+    """The table of the named block formats."""
+    rows = [["name", "block format", "bits an element"]]
+    rows += [[name, repr(fmt), f"{fmt.bits:g}"] for name, fmt in block.NAMED.items()]
+    return aligned(rows)
 
 
 def listing() -> str:

@@ -101,6 +101,8 @@ _DTYPES: dict[torch.dtype, Format] = {
 # What people may mean by names that tell a width alone.
 _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1'"}
 
+# What block formats are called, which lie above formats and have no values of their own.
+_BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 _INTEGER = re.compile(r"(u?)int(\d+)")
 
@@ -139,6 +141,9 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
 def _by_name(spelling: str) -> Format:
     name = spelling.lower()
     found = _KNOWN.get(name) or _parse(name) or read_call(spelling, _MAKERS)
+    if found is None and _BLOCKS.fullmatch(name):
+        whole = "a block format, numbers under scales that they share"
+        raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.block.NAMED holds it")
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
         meant = _FAMILIES.get(name.replace("float", "fp")) or "".join(close)
