@@ -9,6 +9,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "kernels"), str(HERE / "_ext
 import qsim  # noqa: E402 (from the clone that this file lies in)
 
 project = "qsim"
+copyright = "2026, the qsim authors"  # noqa: A001 (Sphinx's name)
 author = "the qsim contributors"
 release = version = qsim.__version__
 language = "en"
