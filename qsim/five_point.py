@@ -151,7 +151,8 @@ def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
     if point.scale is not None and point.scale.is_directed:
         allowed = "scales of the whole tensor or of square tiles can be reused"
         raise ValueError(
-            f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}'
+            f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}; '
+            f"a quantizer of its own as {backward} rounds anew, along what the product sums over"
         )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of formats and roundings, and of what a monitor has seen. They need matplotlib: `pip install 'qsim[study]'`.
+"""Pictures of formats and roundings, and of what a monitor has seen. They need matplotlib, which qsim's extra `study` brings.
 
 Each function draws into one Axes and returns it: into a given one, in whose figure the user's own style stays, or into one of a new figure.
 
@@ -258,7 +258,7 @@ def _drawing(name: str, ax: Axes | None, size: tuple[float, float]) -> Iterator[
 
 def _check_installed() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("qsim.plot needs matplotlib, which is not installed: pip install 'qsim[study]'")
+        raise ImportError("qsim.plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def _format(owner: str, format: str | torch.dtype | Format) -> Format:

@@ -268,6 +268,8 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         nearest_everywhere,
     )
 }
+#: What people may mean by names that tell a width alone.
+_FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}
 #: The format in which a recipe is shown that is for any format.
 SHOWN_IN = "e4m3"
 
@@ -300,7 +302,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     found: Recipe | None = read_call(name, NAMED)
     if found is not None:
         return found
-    close = difflib.get_close_matches(name.partition("(")[0], NAMED, n=1)
+    close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
     raise ValueError(f"unknown recipe {name!r}: {hint} {', '.join(NAMED)}{_instead(name)}")
 

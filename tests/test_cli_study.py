@@ -87,13 +87,16 @@ def test_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple
 
 def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("matplotlib", "scipy") else object())
-    assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install 'qsim[study]'\n"
+    assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install -e '.[study]' in the folder of qsim\n"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("batch-size", "--roundings", "nearest"), "qsim: roundings: stochastic and nearest are compared; got nearest"),
+        (("batch-size", "--batches", "64,16"), "qsim: batches: must be from few images to many; got 64,16\n"),
+        (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be from coarse to fine; got e4m1,e4m0\n"),
+        (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),
         (("batch-size", "--batches", "64"), "qsim: batches, formats: two and one are the least; got (64,), "),
         (("points", "--roundings", "stochastic"), "qsim: roundings and formats: stochastic and nearest are compared"),
         (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the longest update; got 1,4\n"),

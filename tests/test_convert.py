@@ -320,6 +320,17 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"points": {"head": "e4m3"}}, TypeError, "convert: the points of head must be a FivePoint or None, got 'e4m3'"),
         ({"points": lambda name, module: "e4m3"}, TypeError, "convert: the points of conv must be a FivePoint or None, got 'e4m3'"),
         ({"points": "e4m3"}, ValueError, "unknown recipe 'e4m3': there are fp8_hybrid, .*'e4m3' is a format"),
+        (
+            {"points": qsim.Quantizer("e4m3")},
+            TypeError,
+            "convert: a Quantizer is one point of a layer: FivePoint.act=…, weight=…. says where",
+        ),
+        (
+            {"points": {"head": "mxfp8"}},
+            TypeError,
+            "points of head must be a FivePoint or None, got 'mxfp8'; the recipe's points are recipes.mxfp8",
+        ),
+        ({"points": "fp8"}, ValueError, "unknown recipe 'fp8': did you mean 'fp8_hybrid'"),
         ({"points": "weight_only"}, ValueError, "the recipe weight_only is for any format: say which, as in weight_only.'e4m3'."),
         (
             {"points": None},
@@ -345,3 +356,8 @@ def test_patterns_of_a_model_without_layers() -> None:
     with pytest.raises(ValueError, match="pattern 'fc' matches no layer; the model has none that could round"):
         qsim.convert(nn.Sequential(nn.ReLU()), NEAREST, include=["fc"])
     assert str(qsim.nn.conversion(qsim.convert(nn.Sequential(nn.ReLU()), NEAREST))) == "no layer that could round"
+
+
+def test_a_model_in_which_nothing_can_round_is_told() -> None:
+    with pytest.warns(UserWarning, match="convert: the model has no layer that could round"):
+        qsim.convert(nn.Sequential(nn.LSTM(2, 2), nn.ReLU()), NEAREST)

@@ -103,6 +103,8 @@ def test_tables() -> None:
         assert str(empty).startswith("no sample yet: it ends with its step, which monitor.step() tells")
     with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0: points that rounded there are act, weight, "):
         monitor.samples[0]["0", "grad_w"]
+    with pytest.raises(TypeError, match=r"a sample is asked for a layer and a point, as in sample\['0', 'act'\], got '0'"):
+        monitor.samples[0]["0"]  # type: ignore[index]
     with pytest.raises(KeyError, match="at 'act' of 'head' in step 0: no point of that layer rounded, or there is no such"):
         monitor.samples[0]["head", "act"]
 

@@ -217,7 +217,7 @@ def test_errors(call: Callable[[], object], kind: type[Exception], words: str) -
 @pytest.mark.parametrize("call", CALLS)
 def test_without_matplotlib_it_is_named(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else object())
-    with pytest.raises(ImportError, match=r"qsim\.plot needs matplotlib, which is not installed: pip install 'qsim\[study\]'"):
+    with pytest.raises(ImportError, match=r"qsim\.plot needs matplotlib, which is not installed: pip install matplotlib"):
         call()
 
 

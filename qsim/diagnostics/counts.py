@@ -133,6 +133,8 @@ class Sample:
 
     def __getitem__(self, place: tuple[str, str]) -> Counts:
         """The counts at a point of a layer."""
+        if not isinstance(place, tuple) or len(place) != 2:
+            raise TypeError(f"a sample is asked for a layer and a point, as in sample['0', 'act'], got {place!r}")
         for counts in self.points:
             if (counts.layer, counts.point) == place:
                 return counts

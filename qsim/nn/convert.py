@@ -5,6 +5,7 @@ A converted layer is the same object with another class: its parameters, hooks, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
@@ -79,6 +80,8 @@ def convert(
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
     if isinstance(points, str):
         points = recipes.resolve(points)
+    if isinstance(points, Quantizer):
+        raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     usable: list[Layer] = []
     left: list[tuple[Layer, str]] = []
     for layer in layers(model):
@@ -87,6 +90,8 @@ def convert(
             left.append((layer, reason))
         else:
             usable.append(layer)
+    if not usable:
+        warnings.warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has", stacklevel=2)
     choose = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
     excluded = patterns_of_modules("exclude", exclude or (), model)
@@ -225,4 +230,5 @@ def _checked(layer: Layer, points: Any) -> FivePoint | None:
         return FivePoint.from_dict(points)
     if isinstance(points, Recipe):
         raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
-    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}")
+    hint = f"; the recipe's points are recipes.{points}().points" if isinstance(points, str) and points in recipes.NAMED else ""
+    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{hint}")

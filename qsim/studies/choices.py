@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
@@ -18,6 +19,10 @@ def choice(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+# Between values; the commas of one that is a call, as of a format, stand in parentheses.
+_COMMA = re.compile(r",(?![^(]*\))")
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reads words as values like some other value."""
@@ -27,7 +32,7 @@ class _Reader:
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
             return _scalar(self.like)(text)
-        return tuple(_scalar(self.like[0])(word.strip()) for word in text.split(",") if word.strip())
+        return tuple(_scalar(self.like[0])(word.strip()) for word in _COMMA.split(text) if word.strip())
 
 
 def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -69,8 +70,11 @@ class Run:
     @property
     def training(self) -> Training:
         """Steps, batch and loss scale."""
-        scale = nets.IN_RANGE * self.batch / self.micro_batches if self.loss_scale == IN_RANGE else 1.0
-        return Training(self.steps, self.batch, self.micro_batches, scale)
+        if self.loss_scale == PLAIN:
+            return Training(self.steps, self.batch, self.micro_batches, 1.0)
+        # Of narrower formats than those with four exponent bits the largest value is four times what gradients of outputs can be.
+        in_range = min(nets.IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(self.format).max / 4)))
+        return Training(self.steps, self.batch, self.micro_batches, in_range * self.batch / self.micro_batches)
 
 
 def _backward(format: str, rounding: str) -> FivePoint:
@@ -102,7 +106,11 @@ class BatchSize(Study[Settings, Run]):
             raise ValueError(f"roundings: stochastic and nearest are compared; got {','.join(settings.roundings) or 'none'}")
         if len(set(settings.batches)) < 2 or not settings.formats:
             raise ValueError(f"batches, formats: two and one are the least; got {settings.batches}, {settings.formats}")
-
+        if list(settings.batches) != sorted(settings.batches):
+            raise ValueError(f"batches: must be from few images to many; got {','.join(map(str, settings.batches))}")
+        bits = [qsim.format(name).bits for name in settings.formats]
+        if bits != sorted(bits):
+            raise ValueError(f"formats: must be from coarse to fine; got {','.join(settings.formats)}")
         rest = (settings.steps, settings.rate)
         coarse, most, middle = settings.formats[0], settings.batches[-1], settings.middle
         found = []

@@ -70,7 +70,8 @@ class Findings:
             f"{chosen.seeds} seeds. Only the backward pass rounds: the inputs of each layer and the gradients of its outputs, as in "
             "Figure 3 of the paper; weights, which are rounded there too, are not. The loss is the mean over a batch, so that a larger "
             "batch makes the gradient of each image smaller, down to where a format has no numbers left. The control multiplies the loss "
-            "by 64 times the (micro-)batch's size and divides the weights' gradients by as much: this changes nothing but the range in "
+            "by 64 times the (micro-)batch's size, or by less where a quarter of the format's largest value is less than 64, and divides "
+            "the weights' gradients by as much: this changes nothing but the range in "
             "which gradients are rounded. Squared gradients are those of full precision, over all images to learn from, in the last "
             "quarter of the steps. How much more gradients vary with a bit less is measured on nets that were trained in full precision "
             f"for a tenth of the steps, in batches of {self.middle}. Intervals hold 95 %, over seeds."
@@ -210,7 +211,9 @@ class Findings:
         for coarse, fine in pairwise(self.settings.formats):
             factors = {scale: self.factor(coarse, fine, scale) for scale in _SCALES}
             told = "; ".join(f"{_SCALES[scale]}: {factor:.2f} times" for scale, factor in factors.items())
-            below, above = all(each.high < 4 for each in factors.values()), any(each.low > 4 for each in factors.values())
+            # Fewer bits that make gradients vary less have cut them off; of rounding that says nothing.
+            below = all(each.high < 4 and each.high >= 1 for each in factors.values())
+            above = any(each.low > 4 for each in factors.values())
             agrees = True if below else False if above else None
             here = f"here: {fine} to {coarse}, for gradients that vary as little"
             paper = f"a batch at most 4 times as large makes up for a bit less ({here})"
