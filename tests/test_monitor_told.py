@@ -85,7 +85,8 @@ def test_lines_of_json_and_plain_dictionaries(tmp_path: Path) -> None:
     assert sum(first["exponents"].values()) == 16 * 32
     summary = monitor.summary()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    facts = {"step": 0, "layer": "0", "point": "act", "elements": 512, **monitor.samples[0].points[0].shares}
+    counts = monitor.samples[0].points[0]
+    facts = {"step": 0, "layer": "0", "point": "act", "elements": 512, **counts.shares, "zero": counts.zero / 512}
     assert {name: value for name, value in summary[0].items() if name != "sqnr"} == facts
     assert 20 < summary[0]["sqnr"] < 40
 
@@ -103,6 +104,16 @@ def test_tables() -> None:
         assert str(empty).startswith("no sample yet: it ends with its step, which monitor.step() tells")
     with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0: points that rounded there are act, weight, "):
         monitor.samples[0]["0", "grad_w"]
+    last = monitor.samples[-1]
+    ordered = [counts.sqnr for counts in last.worst("sqnr")]
+    assert ordered == sorted(ordered)
+    lost = [counts.underflowed / counts.elements for counts in last.worst("underflowed")]
+    assert lost == sorted(lost, reverse=True) != sorted(lost)
+    first = last.worst("sqnr")[0]
+    assert monitor.table(by="sqnr", rows=1).splitlines()[2].split()[:2] == [first.layer, first.point]
+    assert len(monitor.table(rows=3).splitlines()) == 2 + 3
+    with pytest.raises(ValueError, match="by: must be one of sqnr, saturated, underflowed, exact, nan; got 'worst'"):
+        monitor.table(by="worst")
     with pytest.raises(TypeError, match=r"a sample is asked for a layer and a point, as in sample\['0', 'act'\], got '0'"):
         monitor.samples[0]["0"]  # type: ignore[index]
     with pytest.raises(KeyError, match="at 'act' of 'head' in step 0: no point of that layer rounded, or there is no such"):

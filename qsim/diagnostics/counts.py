@@ -108,9 +108,10 @@ class Counts:
         return found | {"exponents": {str(exponent): count for exponent, count in self.exponents.items()}}
 
     def summary(self) -> dict[str, Any]:
-        """The scalars that a study keeps: layer, point, elements, shares and SQNR."""
+        """The scalars that a study keeps: layer, point, elements, shares, that of zeros among them, and SQNR."""
+        zero = self.zero / self.elements if self.elements else math.nan
         sqnr = self.sqnr if math.isfinite(self.sqnr) else None
-        return {"layer": self.layer, "point": self.point, "elements": self.elements, **self.shares, "sqnr": sqnr}
+        return {"layer": self.layer, "point": self.point, "elements": self.elements, **self.shares, "zero": zero, "sqnr": sqnr}
 
 
 _POWERS = range(1, tallies.SPECIAL)
@@ -154,11 +155,23 @@ class Sample:
         """A plain dictionary of scalars for each point."""
         return [{"step": self.step, **counts.summary()} for counts in self.points]
 
-    def table(self) -> str:
+    def worst(self, by: str) -> tuple[Counts, ...]:
+        """The counts, from where most is lost to where least is: by `"sqnr"`, or by a share such as `"underflowed"`.
+
+        Raises:
+            ValueError: If it is neither.
+        """
+        if by not in ("sqnr", *SHARES):
+            raise ValueError(f"by: must be one of sqnr, {', '.join(SHARES)}; got {by!r}")
+        if by == "sqnr":
+            return tuple(sorted(self.points, key=lambda counts: math.inf if math.isnan(counts.sqnr) else counts.sqnr))
+        return tuple(sorted(self.points, key=lambda counts: -counts.shares[by] if counts.elements else 0.0))
+
+    def table(self, by: str | None = None, rows: int | None = None) -> str:
         """The shares in per cent, and SQNR, for people. Zeros are exact; a gradient that is all zeros has been lost before it came here."""
         heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR")
-        rows = [_cells(counts) for counts in self.points]
-        return f"step {self.step}\n" + aligned([heading, *rows], left=3)
+        points = (self.points if by is None else self.worst(by))[:rows]
+        return f"step {self.step}\n" + aligned([heading, *map(_cells, points)], left=3)
 
 
 def _cells(counts: Counts) -> tuple[str, ...]:

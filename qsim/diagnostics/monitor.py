@@ -167,11 +167,17 @@ class Monitor:
         """A plain dictionary for each step, layer and point: shares and SQNR, as a study keeps them."""
         return [entry for sample in self.samples for entry in sample.summary()]
 
-    def table(self, step: int | None = None) -> str:
+    def table(self, step: int | None = None, *, by: str | None = None, rows: int | None = None) -> str:
         """A table of one sample: the last one, or that of a step.
 
+        Args:
+            step: Which sample.
+            by: What comes first: where `"sqnr"` is lowest, or a share, such as `"saturated"` or `"underflowed"`, highest. In the order of
+                the model unless told.
+            rows: How many rows; all of them unless told.
+
         Raises:
-            ValueError: If that step was not sampled.
+            ValueError: If that step was not sampled, or there is no such share.
         """
         samples = {sample.step: sample for sample in self.samples}
         if step is None and not samples:
@@ -179,7 +185,7 @@ class Monitor:
         chosen = max(samples) if step is None else step
         if chosen not in samples:
             raise ValueError(f"step {chosen} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")
-        return samples[chosen].table()
+        return samples[chosen].table(by, rows)
 
     def __str__(self) -> str:
         return self.table()
