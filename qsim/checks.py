@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
@@ -139,3 +141,11 @@ def draw_seed(
     if seed is not None or generator is not None:
         random.check_source(seed, generator, device)
     return None
+
+
+def warn(message: str) -> None:
+    """Warns of what is the doing of code outside of qsim, at its line, however deep within qsim and torch that is noticed."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("qsim", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)

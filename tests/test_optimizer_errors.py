@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -177,3 +178,36 @@ def test_learning_rates_that_are_set_later_are_refused_too(make: Any, lr: Any) -
     with refused(ValueError, "lr must"):
         optimizer.step()
     assert alike(full(optimizer), before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "most"),
+    [
+        (torch.bfloat16, {}, 1 - 2**-9),
+        (torch.float16, {"betas": (0.9, 0.9999)}, 1 - 2**-12),
+        (torch.float32, {"state": "e4m3", "betas": (0.9, 0.98)}, 1 - 2**-5),
+    ],
+)
+def test_second_moments_that_cannot_shrink_are_told(dtype: torch.dtype, options: dict[str, Any], most: float) -> None:
+    weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype))]
+    with pytest.warns(UserWarning, match=rf"the second moment grows, and shrinks no more.* betas\[1\] below {most:.4f}") as told:
+        optimizer = qsim.optim.AdamW(weights, **options)
+    assert told[0].filename == __file__
+    # What is told is so: the number whose half unit is the smallest share of it stays without gradients, and shrinks with a lower beta.
+    fmt = qsim.format(options.get("state", dtype))
+    for beta, shrinks in ((optimizer.param_groups[0]["betas"][1], False), (1 - 1.1 * (1 - most), True)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if shrinks else "ignore")
+            moving = qsim.optim.AdamW(weights, **{**options, "betas": (0.9, beta)})
+        weights[0].grad = torch.zeros_like(weights[0])
+        moving.step()
+        moment = moving.state[weights[0]]["exp_avg_sq"].fill_(2 - fmt.epsilon)
+        moving.step()
+        assert bool((moment < 2 - fmt.epsilon).all()) == shrinks
+
+
+@pytest.mark.parametrize("options", [{"state": "fp32"}, {"state_rounding": "stochastic"}, {"betas": (0.9, 0.95)}])
+def test_second_moments_that_can_shrink_are_not_told(options: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qsim.optim.AdamW([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))], **options)

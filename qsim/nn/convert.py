@@ -5,7 +5,6 @@ A converted layer is the same object with another class: its parameters, hooks, 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from qsim import recipes
+from qsim.checks import warn
 from qsim.five_point import FivePoint
 from qsim.nn.conversion import EMBEDDING, conversion
 from qsim.nn.layers import Layer, check, kind, layers, target
@@ -91,7 +91,7 @@ def convert(
         else:
             usable.append(layer)
     if not usable:
-        warnings.warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has", stacklevel=2)
+        warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
     choose = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
     excluded = patterns_of_modules("exclude", exclude or (), model)

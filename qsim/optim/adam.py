@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from qsim.checks import warn
 from qsim.functional import quantize
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, reject_differentiable
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
-from qsim_kernels.grid import spell
+from qsim_kernels.grid import Grid, Mode, Rule, read, spell
 
 
 class Adam(LowPrecisionOptimizer):
@@ -44,7 +45,8 @@ class Adam(LowPrecisionOptimizer):
         state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format. The second
             moment of small gradients is 0 in float16, and updates grow without bound: parameters in float16 need `"fp32"` or `"bf16"`.
         state_rounding: How moments are rounded: `"nearest"`, `"stochastic"` or a `qsim.Stochastic`. To nearest, a second moment in bfloat16
-            grows but does not shrink while `betas[1]` is more than about 0.998, for what a step takes from it is less than half a unit.
+            grows but does not shrink while `betas[1]` is more than about 0.998, for what a step takes from it is less than half a unit: a
+            warning says so, as for other formats.
         arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one as `update` says:
             Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
         seed: The seed of all random bits. By default it follows, at the first step, from `torch.manual_seed` and the weights, alike in all
@@ -110,6 +112,11 @@ class Adam(LowPrecisionOptimizer):
         super().__init__(params, defaults, generator)
 
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
+        decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_told", set())
+        decay = (group["betas"][1], setting.state, setting.state_rule)
+        if decay not in decays:
+            decays.add(decay)
+            _warn_of_what_cannot_shrink(*decay)
         if not setting.in_format:
             return
         for name, beta in zip(("beta1", "beta2"), group["betas"], strict=True):
@@ -191,3 +198,14 @@ def _in_format(number: float, setting: Setting) -> float:
 
 def _below_one(setting: Setting) -> float:
     return quantize(torch.tensor(1 - 2.0**-24), setting.weight, rounding="toward_zero").item()
+
+
+def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str) -> None:
+    """Tells who asks for a second moment that only grows: to nearest, a step takes less than half a unit of it."""
+    values = read(Grid, state)
+    # Half a unit is the smallest share of a number where its mantissa is largest.
+    largest = 1 - 2.0 ** -(values.mantissa + 2)
+    if beta < largest or read(Rule, rule).mode == Mode.STOCHASTIC or torch.compiler.is_compiling():
+        return
+    told = f"betas[1]={beta} and moments with {values.mantissa} bits of mantissa: the second moment grows, and shrinks no more"
+    warn(f"{told}. Give state_rounding='stochastic', state='fp32', or betas[1] below {largest:.4f}")
