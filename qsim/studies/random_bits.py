@@ -103,7 +103,7 @@ class RandomBits(Study[Settings, Run]):
             return {"bias": _bias(run, device)}
         rounds = Quantizer(run.format, run.rounding) if run.format != FULL else None
         points = FivePoint(act_bwd=rounds, grad=rounds) if rounds is not None else None
-        how = Training(run.steps, run.batch, loss_scale=nets.IN_RANGE * run.batch)
+        how = Training(run.steps, run.batch, loss_scale=nets.in_range(run.format) * run.batch)
         return nets.outcome(run.data, points, how, run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:

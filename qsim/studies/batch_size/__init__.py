@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -72,9 +71,7 @@ class Run:
         """Steps, batch and loss scale."""
         if self.loss_scale == PLAIN:
             return Training(self.steps, self.batch, self.micro_batches, 1.0)
-        # Of narrower formats than those with four exponent bits the largest value is four times what gradients of outputs can be.
-        in_range = min(nets.IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(self.format).max / 4)))
-        return Training(self.steps, self.batch, self.micro_batches, in_range * self.batch / self.micro_batches)
+        return Training(self.steps, self.batch, self.micro_batches, nets.in_range(self.format) * self.batch / self.micro_batches)
 
 
 def _backward(format: str, rounding: str) -> FivePoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,17 @@ from qsim.studies.learners.images import Images, images
 from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, train
 
 #: A loss times this and the number of images: gradients of outputs are below it, well inside the range of formats with four exponent bits.
-IN_RANGE = 64.0
+_IN_RANGE = 64.0
+
+
+def in_range(format: str) -> float:
+    """What a mean loss is multiplied by, for each image, so that a format holds its gradients: those of outputs are below it.
+
+    Example:
+        >>> in_range("e4m0"), in_range("e3m0"), in_range("fp32")
+        (64.0, 4.0, 64.0)
+    """
+    return min(_IN_RANGE, 2.0 ** math.floor(math.log2(qsim.format(format).max / 4)))
 
 
 def outcome(
