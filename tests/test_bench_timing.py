@@ -8,7 +8,7 @@ import pytest
 from qsim.bench._bandwidth import speeds
 from qsim.bench._settings import count, count_text, dtypes, seconds
 from qsim.bench._tables import Column, render, tenths
-from qsim.bench._timing import WARMUP, host_time, interleaved, sustained
+from qsim.bench._timing import WARMUP, excess, host_time, interleaved, sustained
 
 
 class FakeClock:
@@ -49,6 +49,13 @@ def test_interleaved_calls_take_turns() -> None:
     turns: list[str] = []
     interleaved([lambda: turns.append("a"), lambda: turns.append("b")], FakeClock(), 4)
     assert turns == ["a", "b"] * (WARMUP + 4)
+
+
+def test_excess_is_the_median_of_differences_to_the_call_just_before() -> None:
+    # A slow while takes part in both calls of a turn: the medians of either, 4 and 5, would hide half of the difference.
+    clock = FakeClock()
+    alone, with_more = clock.call(*[100.0] * WARMUP, 1.0, 9.0, 4.0), clock.call(*[300.0] * WARMUP, 3.0, 11.0, 5.0)
+    assert excess(alone, with_more, clock, 3) == (4.0, 2.0)
 
 
 def test_host_time_is_that_of_one_call_and_the_device_is_not_waited_for() -> None:

@@ -92,6 +92,32 @@ def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float
     return [statistics.median(clock.seconds(*span) for span in own) for own in spans]
 
 
+def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, float]:
+    """Times how much longer one call takes than another just before it, which a host that is slow for a while does not hide.
+
+    Args:
+        call: What is done anyway.
+        more: The same and what else is to be timed.
+        clock: The clock of the device that they run on.
+        repeats: How often each has its turn.
+
+    Returns:
+        The median time of the first call and the median of the differences, in seconds.
+    """
+    for _ in range(WARMUP):
+        call()
+        more()
+    times: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        marks = [clock.mark()]
+        for turn in (call, more):
+            turn()
+            marks.append(clock.mark())
+        clock.wait()
+        times.append((clock.seconds(*marks[:2]), clock.seconds(*marks[1:])))
+    return statistics.median(time for time, _ in times), statistics.median(longer - time for time, longer in times)
+
+
 def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int = 3) -> list[float]:
     """Times calls that go on for a while each, as the steps of a training run do: a GPU that runs into its limit of power slows down.
 

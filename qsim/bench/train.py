@@ -2,8 +2,8 @@
 
 The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile. Peak
 memory is the parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are
-also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many is watched by a `qsim.diagnostics.Monitor`; what a
-step takes is then the mean over all of them, in turns with as many steps that are not watched.
+also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many is watched by a `qsim.diagnostics.Monitor`: what a
+few steps of which one is watched take more than as many without a monitor, just before, is shared among so many steps.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from qsim.bench._conditions import Conditions
 from qsim.bench._graphs import peak_growth
 from qsim.bench._qpytorch_way import QPyTorchLinear
 from qsim.bench._tables import Column, Row, hundredths, render, tenths, whole
-from qsim.bench._timing import Call, clock_of, interleaved, sustained
+from qsim.bench._timing import Call, clock_of, excess, sustained
 from qsim.diagnostics import Monitor
 
 MODELS = ("gpt", "conv")
 LAST = "head"
+#: Steps that are timed together when one of them is watched, and how often.
+STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
 MIB = 2**20
 
 COLUMNS = (
@@ -94,22 +96,23 @@ def measure(name: str, size: str, conditions: Conditions, compiled: bool) -> Ite
 
 
 def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
-    """The model with points and a monitor, in turns with the same model without it; reading the samples counts."""
+    """The model with points and a monitor; where the host is late with a watched step the next ones are late too, and are timed with it."""
     model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
     step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, False)
+    steps = min(every, STEPS_OF_A_SAMPLE)
 
     def plain() -> None:
-        for _ in range(every):
+        for _ in range(steps):
             step()
 
     def watched() -> None:
-        with Monitor(model, every) as monitor:
-            for _ in range(every):
+        with Monitor(model, steps) as monitor:
+            for _ in range(steps):
                 step()
                 monitor.step()
 
-    times = interleaved([plain, watched], clock_of(conditions.device), 3)
-    slower = times[1] / times[0]
+    time_of_steps, time_of_sample = excess(plain, watched, clock_of(conditions.device), SAMPLES)
+    slower = 1 + time_of_sample / (time_of_steps / steps * every)
     row = {"model": name, "how": "eager", "variant": f"five points, 1 step in {every} monitored: x {slower:.3f}"}
     time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
     return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
