@@ -11,6 +11,7 @@ import torch
 import qsim
 from qsim.bench import _memory, _peers, _sweep
 from qsim.bench._calls import CALLS
+from qsim.bench._layouts import LAYOUTS
 from qsim.bench._settings import DTYPES
 from qsim.cli import main
 from qsim.formats import holds
@@ -69,6 +70,17 @@ def test_codes_are_measured_with_their_own_bytes(capsys: pytest.CaptureFixture[s
         ("decode", "fp16", "codes→bf16"): None,
     }
     assert all(row["ratio"] > 0 for row in rows if not row.get("refused"))
+
+
+def test_layouts_are_measured_for_the_first_format_in_every_order(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--only", "layouts", "--formats", "e4m3,e2m1", "--roundings", "nearest", "--dtypes", "fp32:bf16,bf16")["rows"]
+    assert [(row["work"], row["format"], row["dtypes"]) for row in rows] == [
+        (layout, "e4m3", dtypes) for dtypes in ("fp32→bf16", "bf16→bf16") for layout in LAYOUTS
+    ]
+    for layout, lay in LAYOUTS.items():
+        count = lay(torch.zeros(64)).numel()
+        assert {row["bytes"] for row in rows if row["work"] == layout} == {6 * count, 4 * count}
+        assert not lay(torch.zeros(2**18)).is_contiguous()
 
 
 def test_host_compares_each_call_with_torch_mul(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +230,7 @@ def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch
         (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
         (["--elements", "0"], "--elements: '0' is not a count"),
         (["--repeats", "-1"], "--repeats: '-1' is not a count"),
-        (["--only", "quantise"], "--only: 'quantise' is none of sweep, quantize, codes, host, memory, peers"),
+        (["--only", "quantise"], "--only: 'quantise' is none of sweep, quantize, codes, layouts, host, memory, peers"),
         (["--peers", "numpy"], "--peers: 'numpy' is none of qpytorch, torchao, d9d"),
         (["--device", "tpu"], "--device: 'tpu' is none of cuda, cpu"),
     ],
@@ -252,7 +264,7 @@ def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "quantize", "--device", "cuda", "--elements", "2^16", "--repeats", "3", "--formats", "e4m3,e2m1", "--json"]
     assert main(words) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["part"] for row in rows} == {"sweep", "quantize", "codes", "host", "memory"}
+    assert {row["part"] for row in rows} == {"sweep", "quantize", "codes", "layouts", "host", "memory"}
     assert all(row["ratio"] > 0 for row in rows if row["part"] != "memory")
     assert all(row["extra_mib"] < 4 for row in rows if row["part"] == "memory")
 

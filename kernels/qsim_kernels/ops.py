@@ -18,6 +18,8 @@ from torch.autograd.graph import increment_version
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
 
 library = torch.library.Library("qsim", "DEF")
+#: Results depend on logical indices alone, so that compiled code may hand over tensors as they lie, with channels last for example.
+_FREE = ("quantize", "encode", "quantize_and_encode", "decode")
 for _schema in (
     "quantize(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype) -> Tensor",
     "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset) -> ()",
@@ -29,7 +31,8 @@ for _schema in (
     "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
     "checksum(Tensor x, int start, int offset, int row, int stride) -> Tensor",
 ):
-    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _tags = (torch.Tag.flexible_layout,) if _schema.partition("(")[0] in _FREE else ()
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
 
 
 def code_dtype(bits: int) -> torch.dtype:

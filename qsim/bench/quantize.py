@@ -1,8 +1,9 @@
 """Measures quantize, encode and decode.
 
 The bandwidth of each is set beside that of a copy of as many bytes, timed in turns with it: a ratio of 1 means as fast as copying. Further
-parts are the host's time for a small call beside torch.mul's, what a sweep over 50 formats compiles, the memory needed beyond input and
-output, and, if asked for, other packages at the same work (there the ratio is theirs to qsim's time).
+parts are tensors that are not in logical order in memory, the host's time for a small call beside torch.mul's, what a sweep over 50 formats
+compiles, the memory needed beyond input and output, and, if asked for, other packages at the same work (there the ratio is theirs to
+qsim's time).
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from qsim.bench import _bandwidth, _host, _memory, _peers, _settings, _sweep
+from qsim.bench import _bandwidth, _host, _layouts, _memory, _peers, _settings, _sweep
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, render
 
 #: The parts in the order in which they run: the sweep comes first, before anything else has compiled what it needs.
-PARTS = ("sweep", "quantize", "codes", "host", "memory", "peers")
+PARTS = ("sweep", "quantize", "codes", "layouts", "host", "memory", "peers")
 
 _ALL_PEERS = ",".join(_peers.PEERS)
 
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
         "sweep": (_sweep.sweep, _sweep.COLUMNS),
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
+        "layouts": (_layouts.layouts, _layouts.COLUMNS),
         "host": (_host.host, _host.COLUMNS),
         "memory": (_memory.memory, _memory.COLUMNS),
         "peers": (partial(_peers.peers, names=peers), _peers.COLUMNS),

@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim_kernels.scales import Tiles
 from qsim_kernels.triton.blocks import as_single
 from qsim_kernels.triton.hadamard import TurnVariant, turned
-from qsim_kernels.triton.launch import Launcher
+from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.regions import Shape, inside, row_starts
 
 _NUMBERS = ["rows", "columns", "height", "width", "down", "along", "parts_down", "parts_along", "signs"]

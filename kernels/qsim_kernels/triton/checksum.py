@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qsim_kernels import mixing
 from qsim_kernels.triton.blocks import load
-from qsim_kernels.triton.launch import Launcher, flat
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import flat
 
 _BLOCK = 1024
 _STEPS = 8  # so many blocks share one atomic addition

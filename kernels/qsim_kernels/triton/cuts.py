@@ -12,7 +12,8 @@ from qsim_kernels.grid import Mode
 from qsim_kernels.reference.hadamard import signs_of, turned
 from qsim_kernels.scales import Elements, Scales, Tiles, Turn
 from qsim_kernels.triton.hadamard import NO_TURN, TurnVariant
-from qsim_kernels.triton.launch import flat, run_of
+from qsim_kernels.triton.launch import run_of
+from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.regions import Shape
 
 # Elements of the largest region that a program holds.

@@ -1,4 +1,4 @@
-"""The kernels: one for each operator, over flat tensors. Formats and roundings come at run time, so that a sweep compiles each once.
+"""The kernels: one for each operator, over flat tensors or turned ones. Formats and roundings come at run time; a sweep compiles each once.
 
 Full blocks are read and written without a mask, since what a mask hangs on is known at run time alone and would keep accesses narrow.
 """
@@ -10,10 +10,12 @@ from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, round
 from qsim_kernels.triton.codes import values_of
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.rounding import clamp
+from qsim_kernels.triton.turned import encode_tile, quantize_and_encode_tile, quantize_tile
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
 #: Arguments of which none is worth a variant of its own.
 NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
+MATRIX = ["rows", "columns"]
 NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
 _CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
 
@@ -32,21 +34,24 @@ def quantize_block(
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
-@triton.jit(do_not_specialize=NOISE + NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
-    x, out, count: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
+    seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
-    V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds `count` values."""
+    """Rounds `count` values, of matrices of `rows` and `columns` if there is a `Tile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
+    if T is not None:
+        quantize_tile(x, out, rows, columns, offset, noise, grid, V, T)
+    elif start + BLOCK <= count:
         quantize_block(x, out, start, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, False)
     else:
         quantize_block(x, out, start, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, True)
@@ -71,15 +76,16 @@ def encode_block(
         tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
 
 
-@triton.jit(do_not_specialize=NOISE + NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
-    x, out, count: tl.int64, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
+    lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
     lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
-    V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, C: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rounds `count` values and writes their codes; sets `lost`, if there is one, where a NaN has none."""
     if seed_pointer is not None:
@@ -89,7 +95,9 @@ def encode_kernel(
     coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
     # What a thread does once weighs less on two blocks; the traffic alone would leave no time for it.
     start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
-    if start + 2 * BLOCK <= count:
+    if T is not None:
+        encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V, C, T)
+    elif start + 2 * BLOCK <= count:
         for step in range(2):
             encode_block(x, out, lost, start + step * BLOCK, count, offset, noise, grid, coding, V, C, RUN, ALIGNED, BLOCK, False)
     else:
@@ -147,9 +155,10 @@ def quantize_and_encode_block(
 _SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS)]
 
 
-@triton.jit(do_not_specialize=NOISE + NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
-    x, out, count: tl.int64, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
+    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
+    codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
@@ -158,7 +167,7 @@ def quantize_and_encode_kernel(
     code_bottom: tl.int64, code_floor: tl.int64, code_over: tl.int64, code_under: tl.int64, code_scale: tl.int64,
     lowest: tl.int64, factor: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
-    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rounds `count` values to one grid, and to another whose codes it writes: what a layer needs of its input, from one read."""
     if seed_pointer is not None:
@@ -174,7 +183,9 @@ def quantize_and_encode_kernel(
         code_grid = grid
     coding = as_codes(code_shift, lowest, factor, rest, lift, mask, sign, unused, binade, last, infinity, nan, W.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
-    if start + BLOCK <= count:
+    if T is not None:
+        quantize_and_encode_tile(x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding, V, W, C, T)
+    elif start + BLOCK <= count:
         quantize_and_encode_block(
             x, out, codes_out, start, count, noise, grid, code_noise, code_grid, coding, V, W, C, ONE_GRID, RUN, BLOCK, False
         )

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from qsim_kernels.carrier import counts_wide
-from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton import arguments
 from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
-
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
-
-
-class Launcher:
-    """A kernel and all of its arguments that do not change from call to call.
-
-    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
-    little: the device, whether the pointers are aligned, and which optional arguments there are.
-
-    Args:
-        kernel: The kernel.
-        numbers: Its arguments that are never specialized, the last ones before the constants.
-        constants: What it is compiled for, the elements of a block last.
-        share: How many elements a program works on.
-        options: What the compiler is told: `num_warps`, `maxnreg`.
-    """
-
-    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], share: int, **options: int) -> None:
-        self._kernel = kernel
-        self._tail = (*numbers, *constants)
-        self._share = share
-        self._options = {} if _INTERPRETED else options
-        self._compiled: dict[tuple[Any, ...], Any] = {}
-
-    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
-        """Launches as many programs as share `count` elements; the other arguments are those of `launch`."""
-        self.launch(-(-count // self._share), x, out, count, *others, absent=absent)
-
-    def launch(self, programs: int, x: Tensor, out: Tensor, *others: Any, absent: Hashable = None) -> None:
-        """Launches the kernel on the current stream of `x`'s device.
-
-        Args:
-            programs: How many.
-            x: What is read, contiguous.
-            out: What is written, contiguous.
-            *others: The arguments between these and the numbers.
-            absent: Which of the kernel's optional arguments are not there.
-        """
-        device = x.device.index
-        if not _INTERPRETED and device != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self.launch(programs, x, out, *others, absent=absent)
-            return
-        source, target = x.data_ptr(), out.data_ptr()
-        form = (device, source % 16, target % 16, absent)
-        compiled = self._compiled.get(form)
-        if compiled is not None:
-            compiled[programs, 1, 1](source, target, *others, *self._tail)
-            return
-        compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
-        if not _INTERPRETED:
-            self._compiled[form] = compiled
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import work_on
+from qsim_kernels.triton.turned import Tile
 
 
 def quantize_into(
@@ -86,11 +33,12 @@ def quantize_into(
     """
     count = x.numel()
     if count:
-        source, target = flat(x), _target(out)
+        aligned = offset % 8 == 0
+        work = work_on(rule.mode == Mode.STOCHASTIC, aligned, x, out)
         pointer, number = seed_of(seed, x)
-        launcher = _quantizer(grid, rule, x.dtype, out.dtype, offset % 8 == 0, block)
-        launcher(source, target, count, pointer, number, stream, offset, absent=pointer is None)
-        _finish(out, target)
+        launcher = _quantizer(grid, rule, x.dtype, out.dtype, work.tile, aligned, block)
+        work.launch(launcher, count, pointer, number, stream, offset, absent=pointer is None)
+        work.finish(out)
 
 
 def encode_into(
@@ -113,13 +61,14 @@ def encode_into(
     count = x.numel()
     if not count:
         return False
-    source, target = flat(x), _target(out)
+    aligned = offset % 8 == 0
+    work = work_on(rule.mode == Mode.STOCHASTIC, aligned, x, out)
     pointer, number = seed_of(seed, x)
     check = check and coding.nan < 0
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
-    launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, offset % 8 == 0, block)
-    launcher(source, target, count, lost, pointer, number, stream, offset, absent=(lost is None, pointer is None))
-    _finish(out, target)
+    launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, work.tile, aligned, block)
+    work.launch(launcher, count, lost, pointer, number, stream, offset, absent=(lost is None, pointer is None))
+    work.finish(out)
     return False if lost is None else lost
 
 
@@ -127,9 +76,9 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     """Writes the values of `codes` into `out`; see `reference.decode_into`."""
     count = codes.numel()
     if count:
-        source, target = flat(codes), _target(out)
-        _decoder(grid, coding, out.dtype, block)(source, target, count)
-        _finish(out, target)
+        work = work_on(False, True, codes, out)
+        _decoder(grid, coding, out.dtype, block)(work.source, work.target, count)
+        work.finish(out)
 
 
 def quantize_and_encode_into(
@@ -148,32 +97,42 @@ def quantize_and_encode_into(
     """Rounds `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
     count = x.numel()
     if count:
-        source, target, written = flat(x), _target(out), _target(codes)
+        work = work_on(Mode.STOCHASTIC in (rule.mode, code_rule.mode), True, x, out, codes)
         pointer, number = seed_of(seed, x)
-        launcher = _both(grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype)
-        launcher(source, target, count, written, pointer, number, stream, code_stream, absent=(pointer is None, written.data_ptr() % 16))
-        _finish(out, target)
-        _finish(codes, written)
+        launcher = _both(grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, work.tile)
+        written = work.others[0]
+        work.launch(launcher, count, written, pointer, number, stream, code_stream, absent=(pointer is None, written.data_ptr() % 16))
+        work.finish(out, codes)
 
 
 @lru_cache(maxsize=4096)
-def _quantizer(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None) -> Launcher:
+def _quantizer(
+    grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, tile: Tile | None, aligned: bool, block: int | None
+) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     run = run_of(source, target)
     block = block or (1024 if run == 4 else 2048)
     # Where there is little to move, as many threads as fit must share the work.
-    scarce = {"maxnreg": 32} if source.itemsize == target.itemsize == 2 and aligned and not variant.wide else {}
-    return Launcher(quantize_kernel, numbers, (variant, run, aligned, block), block, **scarce)
+    is_scarce = source.itemsize == target.itemsize == 2 and aligned and not variant.wide and tile is None
+    scarce = {"maxnreg": 32} if is_scarce else {}
+    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block), block, **scarce)
 
 
 @lru_cache(maxsize=4096)
 def _encoder(
-    grid: Grid, rule: Rule, coding: Coding, source: torch.dtype, target: torch.dtype, aligned: bool, block: int | None
+    grid: Grid,
+    rule: Rule,
+    coding: Coding,
+    source: torch.dtype,
+    target: torch.dtype,
+    tile: Tile | None,
+    aligned: bool,
+    block: int | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
-    constants = (variant, code_variant, run_of(source, target), aligned, block)
+    constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
     return Launcher(encode_kernel, (*numbers, *code_numbers), constants, 2 * block)
 
 
@@ -187,15 +146,16 @@ def _both(
     source: torch.dtype,
     target: torch.dtype,
     codes: torch.dtype,
+    tile: Tile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     wide = source == torch.float64 or counts_wide(code_grid, coding)
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
-    constants = (variant, second_variant, code_variant, one_grid, run_of(source, target), 2048)
+    constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
     # Two grids need more registers than would leave room for as many threads.
-    scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 else {}
+    scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048, **scarce)
 
 
@@ -209,22 +169,6 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
 def run_of(source: torch.dtype, target: torch.dtype) -> int:
     """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
     return max(4, 16 // min(source.itemsize, target.itemsize))
-
-
-def flat(x: Tensor) -> Tensor:
-    """The elements in logical order."""
-    return x if x.is_contiguous() else x.contiguous()
-
-
-def _target(out: Tensor) -> Tensor:
-    """Where to write the elements in logical order."""
-    return out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-
-
-def _finish(out: Tensor, target: Tensor) -> None:
-    """Puts what was written elsewhere into its place."""
-    if target is not out:
-        out.copy_(target)
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:

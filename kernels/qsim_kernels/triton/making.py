@@ -16,7 +16,7 @@ from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton import arguments
 from qsim_kernels.triton.blocks import rounded
 from qsim_kernels.triton.kernels import NUMBERS
-from qsim_kernels.triton.launch import Launcher
+from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.rounding import INTERPRETED, round_bits
 from qsim_kernels.triton.values import Variant, as_numbers
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.triton.launch import Launcher
+from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.regions import narrowed
 
 _WIDTH = 1024

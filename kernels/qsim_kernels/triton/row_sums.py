@@ -17,7 +17,9 @@ from qsim_kernels.grid import Grid, Rule
 from qsim_kernels.triton import arguments
 from qsim_kernels.triton.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.kernels import NOISE, NUMBERS
-from qsim_kernels.triton.launch import Launcher, flat, quantize_into, run_of, seed_of
+from qsim_kernels.triton.launch import quantize_into, run_of, seed_of
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.values import Noise, as_numbers
 

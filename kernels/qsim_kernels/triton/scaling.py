@@ -14,7 +14,9 @@ from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
 from qsim_kernels.triton import amaxes, arguments, making
 from qsim_kernels.triton.cuts import Prepared, cut, cut_between_tiles, prepared
 from qsim_kernels.triton.hadamard import TurnVariant
-from qsim_kernels.triton.launch import Launcher, flat, seed_of
+from qsim_kernels.triton.launch import seed_of
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.regions import Shape
 from qsim_kernels.triton.rescaling import rescaled_into
 from qsim_kernels.triton.tiles import scaled_kernel, tiles_kernel

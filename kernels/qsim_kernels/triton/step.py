@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.triton import arguments
-from qsim_kernels.triton.launch import Launcher, flat
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.multi_tensor import table_of, work_of
 from qsim_kernels.triton.prepare import prepare_kernel
 from qsim_kernels.triton.update_rules import Kind

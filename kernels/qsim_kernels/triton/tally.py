@@ -12,7 +12,8 @@ from torch import Tensor
 
 from qsim_kernels import tallies
 from qsim_kernels.triton.blocks import as_single, load
-from qsim_kernels.triton.launch import Launcher, flat
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.layouts import flat
 
 _BLOCK, _WARPS = 512, 4
 #: Blocks of each program. Of large tensors they are more, because adding up what a program has counted is worth a block or two.

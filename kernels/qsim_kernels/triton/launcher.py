@@ -1,0 +1,63 @@
+"""A kernel that is compiled once for each form of its arguments, and launched quickly from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+class Launcher:
+    """A kernel and all of its arguments that do not change from call to call.
+
+    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
+    little: the device, whether the pointers are aligned, and which optional arguments there are.
+
+    Args:
+        kernel: The kernel.
+        numbers: Its arguments that are never specialized, the last ones before the constants.
+        constants: What it is compiled for, the elements of a block last.
+        share: How many elements a program works on.
+        options: What the compiler is told: `num_warps`, `maxnreg`.
+    """
+
+    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], share: int, **options: int) -> None:
+        self._kernel = kernel
+        self._tail = (*numbers, *constants)
+        self.share = share
+        self._options = {} if _INTERPRETED else options
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
+        """Launches as many programs as share `count` elements; the other arguments are those of `launch`."""
+        self.launch(-(-count // self.share), x, out, count, *others, absent=absent)
+
+    def launch(self, programs: int, x: Tensor, out: Tensor, *others: Any, absent: Hashable = None) -> None:
+        """Launches the kernel on the current stream of `x`'s device.
+
+        Args:
+            programs: How many.
+            x: What is read, contiguous.
+            out: What is written, contiguous.
+            *others: The arguments between these and the numbers.
+            absent: Which of the kernel's optional arguments are not there.
+        """
+        device = x.device.index
+        if not _INTERPRETED and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self.launch(programs, x, out, *others, absent=absent)
+            return
+        source, target = x.data_ptr(), out.data_ptr()
+        form = (device, source % 16, target % 16, absent)
+        compiled = self._compiled.get(form)
+        if compiled is not None:
+            compiled[programs, 1, 1](source, target, *others, *self._tail)
+            return
+        compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
+        if not _INTERPRETED:
+            self._compiled[form] = compiled

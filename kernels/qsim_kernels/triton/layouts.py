@@ -1,0 +1,144 @@
+"""How tensors lie in memory: which of them kernels take as they lie, and which are put into logical order first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.triton.launcher import Launcher
+from qsim_kernels.triton.turned import Tile
+
+#: Elements of a tile, and how many of them lie side by side in memory where there are so many.
+_TILE, _ACROSS = 2048, 64
+#: How many neighbours in logical order a thread makes random bits for.
+_RUN = 8
+
+
+class Turned(NamedTuple):
+    """Matrices, one behind the other, that are stored the other way round, as images are whose channels come last.
+
+    Attributes:
+        rows: In memory; their elements of one column are neighbours in logical order.
+        columns: In memory.
+    """
+
+    rows: int
+    columns: int
+
+
+class Memory(NamedTuple):
+    """What a tensor's elements are in memory.
+
+    Attributes:
+        runs: Size and stride of its dimensions in logical order; those that are one in memory are one here.
+        is_dense: Whether they fill their memory, each place once.
+        turned: What it is, if it is that.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    is_dense: bool
+    turned: Turned | None
+
+
+@lru_cache(maxsize=4096)
+def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
+    """How a tensor of this shape and these strides lies in memory."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = runs[-1][0] * size, stride
+        elif size != 1:
+            runs.append((size, stride))
+    filled, is_dense = 1, True
+    for size, stride in sorted(runs, key=lambda run: run[1]):
+        is_dense = is_dense and stride == filled
+        filled *= size
+    turned = None
+    if is_dense and len(runs) in (2, 3):
+        (columns, between), (rows, along) = runs[-2:]
+        if (between, along) == (1, columns):
+            turned = Turned(rows, columns)
+    return Memory(tuple(runs), is_dense, turned)
+
+
+class Work(NamedTuple):
+    """What a kernel reads and writes instead of the tensors that it was given.
+
+    Attributes:
+        source: Is read.
+        target: Is written.
+        others: Are written too.
+        turned: What all of these are, if they are turned and it matters which element is which.
+        tile: Of which a program then rounds one.
+    """
+
+    source: Tensor
+    target: Tensor
+    others: tuple[Tensor, ...]
+    turned: Turned = Turned(0, 0)
+    tile: Tile | None = None
+
+    def launch(self, launcher: Launcher, count: int, *arguments: Any, absent: Hashable) -> None:
+        """Launches a kernel with as many programs as share `count` elements."""
+        programs = -(-count // launcher.share)
+        if self.tile is not None:
+            rows, columns = self.turned
+            programs = count // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
+        launcher.launch(programs, self.source, self.target, count, *self.turned, *arguments, absent=absent)
+
+    def finish(self, *outs: Tensor) -> None:
+        """Puts what was written elsewhere into the tensors that were given."""
+        for out, target in zip(outs, (self.target, *self.others), strict=True):
+            if target is not out:
+                out.copy_(target)
+
+
+def work_on(in_order: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tensor) -> Work:
+    """How a kernel gets its tensors: as they lie in memory where it can take them so, in logical order otherwise.
+
+    Args:
+        in_order: Whether it matters which element is which.
+        aligned: Whether the first element is one for which random bits begin.
+        x: What is read.
+        out: What is written.
+        *others: What is written too.
+    """
+    outs = (out, *others)
+    if x.is_contiguous() and all(map(Tensor.is_contiguous, outs)):
+        return Work(x, out, others)
+    memory = memory_of(x.shape, x.stride())
+    if memory.is_dense and all(memory_of(written.shape, written.stride()) == memory for written in outs):
+        if not in_order:
+            return Work(x, out, others)
+        if memory.turned is not None:
+            return Work(x, out, others, memory.turned, tile_of(memory.turned, aligned))
+    return Work(flat(x), _target(out), tuple(map(_target, others)))
+
+
+@lru_cache(maxsize=4096)
+def tile_of(turned: Turned, aligned: bool) -> Tile:
+    """The tile of which a program rounds one, where the first element is one for which random bits begin, or is not."""
+    rows, columns = turned
+    across = min(_ACROSS, _power_from(columns))
+    down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
+    is_whole = rows % down == 0 and columns % across == 0
+    return Tile(down, across, _RUN, rows % 8 == 0 and aligned, columns % 16 == 0, is_whole)
+
+
+def _power_from(size: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def flat(x: Tensor) -> Tensor:
+    """The elements in logical order."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _target(out: Tensor) -> Tensor:
+    """Where to write the elements in logical order."""
+    return out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)

@@ -1,0 +1,110 @@
+"""Rounding matrices that are stored the other way round, such as images whose channels come last, without turning them in memory.
+
+Random bits belong to logical indices, and come for neighbours together. So a program works on a tile: what it reads and writes lies side by
+side along the columns in memory, the random bits are made along the rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, rounded
+from qsim_kernels.triton.noise import integers_of_rows
+
+
+class Tile(NamedTuple):
+    """The form of a tile that a kernel is compiled for.
+
+    Attributes:
+        rows: In memory.
+        columns: In memory.
+        run: How many neighbours in logical order a thread makes random bits for.
+        aligned: Whether columns begin where random bits begin.
+        even: Whether rows begin at multiples of 16 elements.
+        whole: Whether tiles fill the matrix.
+    """
+
+    rows: int
+    columns: int
+    run: int
+    aligned: bool
+    even: bool
+    whole: bool
+
+
+@triton.jit
+def places_of(program, rows, columns, T: tl.constexpr):
+    """Where the elements of a tile lie in memory, a column of the matrix in each row, and the logical indices of each column's first."""
+    across, down = tl.cdiv(columns, T.columns).to(tl.int32), tl.cdiv(rows, T.rows).to(tl.int32)
+    rest = program // across
+    column = (program % across) * T.columns + tl.arange(0, T.columns)
+    row = (rest % down) * T.rows
+    matrix = (rest // down).to(tl.int64) * (rows * columns)
+    starts = matrix + (row + tl.arange(0, T.rows)) * columns
+    if T.even:
+        starts = tl.multiple_of(starts, [16])
+    inside = (column < columns)[:, None] & (row + tl.arange(0, T.rows) < rows)[None, :]
+    return starts[None, :] + column[:, None], inside, matrix + column * rows + row
+
+
+@triton.jit
+def load_tile(x, places, inside, T: tl.constexpr):
+    """The elements of a tile; zero where there are none."""
+    if T.whole:
+        elements = tl.load(x + places)
+    else:
+        elements = tl.load(x + places, mask=inside, other=0)
+    return as_single(elements)
+
+
+@triton.jit
+def store_tile(out, values, places, inside, T: tl.constexpr):
+    """Writes the elements of a tile."""
+    if T.whole:
+        tl.store(out + places, values)
+    else:
+        tl.store(out + places, values, mask=inside)
+
+
+@triton.jit
+def quantize_tile(x, out, rows, columns, offset, noise, grid, V: tl.constexpr, T: tl.constexpr):
+    """Rounds one tile of values."""
+    places, inside, first = places_of(tl.program_id(0), rows, columns, T)
+    values = load_tile(x, places, inside, T)
+    drawn = integers_of_rows(noise, offset + first, V, T.run, T.aligned, T.rows)
+    values = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
+    store_tile(out, as_dtype(values, out.dtype.element_ty), places, inside, T)
+
+
+@triton.jit
+def encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V: tl.constexpr, C: tl.constexpr, T: tl.constexpr):
+    """Rounds one tile of values and writes their codes; sets `lost`, if there is one, where a NaN has none."""
+    places, inside, first = places_of(tl.program_id(0), rows, columns, T)
+    values = load_tile(x, places, inside, T)
+    drawn = integers_of_rows(noise, offset + first, V, T.run, T.aligned, T.rows)
+    codes = encoded(values, drawn, grid, coding, V, C, out.dtype.element_ty != tl.int32)
+    store_tile(out, codes.to(out.dtype.element_ty), places, inside, T)
+    if lost is not None:
+        if not V.fast:
+            values = rounded(values, drawn, grid, V, True)
+        total = tl.sum(tl.abs(values), axis=1)
+        tl.store(lost + tl.arange(0, T.columns) * 0, 1, mask=total != total)
+
+
+@triton.jit
+def quantize_and_encode_tile(
+    x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding,
+    V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Rounds one tile of values to two grids."""
+    places, inside, first = places_of(tl.program_id(0), rows, columns, T)
+    values = load_tile(x, places, inside, T)
+    drawn = integers_of_rows(noise, first, V, T.run, T.aligned, T.rows)
+    result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
+    store_tile(out, as_dtype(result, out.dtype.element_ty), places, inside, T)
+    code_drawn = integers_of_rows(code_noise, first, W, T.run, T.aligned, T.rows)
+    codes = encoded(values, code_drawn, code_grid, coding, W, C, codes_out.dtype.element_ty != tl.int32)
+    store_tile(codes_out, codes.to(codes_out.dtype.element_ty), places, inside, T)

@@ -1,0 +1,59 @@
+"""How fast `quantize` rounds tensors that are not in logical order in memory, beside a copy that moves as many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.bench._bandwidth import COLUMNS, beside_copy
+from qsim.bench._settings import DTYPES, Settings
+from qsim.bench._tables import Row
+from qsim.formats import holds
+
+__all__ = ["COLUMNS", "LAYOUTS", "layouts"]
+
+
+def _channels_last(channels: int, size: int) -> Callable[[Tensor], Tensor]:
+    """As many images as there are elements for, with their channels last."""
+
+    def lay(x: Tensor) -> Tensor:
+        images = max(1, x.numel() // (channels * size * size))
+        return (
+            x.repeat(-(-channels * size * size // x.numel()))[: images * channels * size * size]
+            .view(images, size, size, channels)
+            .movedim(-1, 1)
+        )
+
+    return lay
+
+
+def _transposed(x: Tensor) -> Tensor:
+    columns = min(4096, x.numel())
+    return x[: x.numel() // columns * columns].view(-1, columns).t()
+
+
+#: The last is one of which columns do not begin where random bits begin.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": _transposed,
+    "channels last, 64 × 32 × 32": _channels_last(64, 32),
+    "channels last, 3 × 32 × 32": _channels_last(3, 32),
+    "channels last, 512 × 7 × 7": _channels_last(512, 7),
+}
+
+
+def layouts(settings: Settings) -> Iterator[Row]:
+    """Rounding to the first of the formats."""
+    name, fmt = next(iter(settings.formats.items()))
+    for source, target in settings.dtypes:
+        if not holds(DTYPES[target], fmt):
+            continue
+        for layout, lay in LAYOUTS.items():
+            x = lay(settings.normal(DTYPES[source]))
+            out = torch.empty_like(x, dtype=DTYPES[target])
+            for rounding in settings.roundings:
+                row = {"part": "layouts", "work": layout, "format": name, "rounding": rounding, "dtypes": f"{source}→{target}"}
+                yield {**row, **beside_copy(partial(qsim.quantize, x, fmt, rounding=rounding, out=out), x.nbytes + out.nbytes, settings)}
