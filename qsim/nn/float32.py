@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, backends
 
-_NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+from qsim.nn.convolution_gradients import NUMBERS, SCHEMA, fake_gradient, gradient
 
 _turn = RLock()
 
@@ -27,11 +27,6 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def _convolution(a: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     return torch.ops.aten.convolution(a, w, bias, *numbers)  # type: ignore[no-any-return]
-
-
-def _convolution_backward(g: Tensor, a: Tensor, w: Tensor, second: bool, *numbers: Any) -> Tensor:
-    """The gradient of the first operand or of the second."""
-    return torch.ops.aten.convolution_backward(g, a, w, None, *numbers, [not second, second, False])[int(second)]  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -72,20 +67,18 @@ def _unshortened_cublas() -> Iterator[None]:
             torch.set_float32_matmul_precision(old)
 
 
-def _operator(name: str, schema: str, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
     """Makes an operator of torch's own function."""
 
     def exact(*args: Any) -> Tensor:
         with _turn, _unshortened(args[0], plain is _matmul):
             return plain(*args)
 
-    torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema).register_fake(plain)
+    torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema).register_fake(fake or plain)
     return getattr(torch.ops.qsim, name).default  # type: ignore[no-any-return]
 
 
-#: `torch.matmul`, `aten::convolution` and the gradient of one operand by `aten::convolution_backward`, of all bits of their operands.
+#: `torch.matmul`, `aten::convolution` and the gradient of one operand of it, of all bits of their operands.
 matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul)
-convolution = _operator("float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {_NUMBERS}) -> Tensor", _convolution)
-convolution_backward = _operator(
-    "float32_convolution_backward", f"(Tensor g, Tensor a, Tensor w, bool second, {_NUMBERS}) -> Tensor", _convolution_backward
-)
+convolution = _operator("float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {NUMBERS}) -> Tensor", _convolution)
+convolution_gradient = _operator("float32_convolution_gradient", SCHEMA, gradient, fake_gradient)

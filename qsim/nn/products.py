@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from qsim.nn import float32
 from qsim.nn.carriers import in_dtype, multiply, rescaled
+from qsim.nn.convolution_gradients import convolution_gradient
 from qsim.nn.directions import CONVOLUTION, LINEAR, MATMUL, TRANSPOSED, Directions
 
 Factors = Sequence[Tensor]
@@ -145,22 +146,20 @@ class Convolution:
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the first operand."""
-        return _times(self._backward(g, g.new_empty(1).expand(a_shape), w, False, exact), factors, dtype).to(dtype)
+        return _times(self._gradient(g, w, a_shape, False, exact), factors, dtype).to(dtype)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
         """The gradient of the second operand."""
-        return _times(self._backward(g, a, g.new_empty(1).expand(w_shape), True, exact), factors, dtype).to(dtype)
+        return _times(self._gradient(g, a, w_shape, True, exact), factors, dtype).to(dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
         return g.sum([0, *range(2, g.dim())])
 
-    def _backward(self, g: Tensor, a: Tensor, w: Tensor, second: bool, exact: bool) -> Tensor:
-        """The gradient of one operand, of which the shape alone matters."""
-        if exact:
-            return float32.convolution_backward(g, a, w, second, *self._numbers())
-        mask = [not second, second, False]
-        return torch.ops.aten.convolution_backward(g, a, w, None, *self._numbers(), mask)[int(second)]  # type: ignore[no-any-return]
+    def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, second: bool, exact: bool) -> Tensor:
+        """The gradient of one operand, from the other one."""
+        gradient = float32.convolution_gradient if exact else convolution_gradient
+        return gradient(g, other, list(shape), second, *self._numbers())
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, list(self.output_padding), self.groups
