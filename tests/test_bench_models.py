@@ -167,6 +167,7 @@ def test_a_training_step_with_a_monitor_is_measured(capsys: pytest.CaptureFixtur
     for wrong, text in (
         ("0", "--monitor: 0 is not a number of steps: write 50"),
         ("5 --compile", "--monitor: compiled code is not watched"),
+        ("5 --compile fast", "--compile: 'fast' is none of default, reduce-overhead"),
     ):
         assert cli.main(["bench", "train", "--device", "cpu", "--monitor", *wrong.split()]) == 2
         assert text in capsys.readouterr().err

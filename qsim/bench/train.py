@@ -1,9 +1,10 @@
 """Measures whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
 
-The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile. Peak
-memory is the parameters, gradients and optimizer states of a variant and what its step needs beyond them. With --peers linear layers are
-also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many is watched by a `qsim.diagnostics.Monitor`: what a
-few steps of which one is watched take more than as many without a monitor, just before, is shared among so many steps.
+The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile, with
+--compile reduce-overhead into CUDA graphs. Peak memory is the parameters, gradients and optimizer states of a variant and what its step
+needs beyond them. With --peers linear layers are also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many
+is watched by a `qsim.diagnostics.Monitor`: what a few steps of which one is watched take more than as many without a monitor, just before,
+is shared among so many steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from qsim.bench._timing import Call, clock_of, excess, sustained
 from qsim.diagnostics import Monitor
 
 MODELS = ("gpt", "conv")
+COMPILE_MODES = ("default", "reduce-overhead")
 LAST = "head"
 #: Steps that are timed together when one of them is watched, and how often.
 STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `qsim bench train`."""
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help=f"through torch.compile: {', '.join(COMPILE_MODES)}")
     parser.add_argument("--monitor", type=int, metavar="EVERY", help="also watch one step in so many")
     _conditions.add_arguments(parser, seconds=1.0)
 
@@ -58,9 +60,11 @@ def main(args: argparse.Namespace) -> int:
     if size not in _models.SIZES:
         raise ValueError(f"--size: {size!r} is none of {', '.join(_models.SIZES)}")
     names = _settings.among(args.models, "--models", MODELS)
+    if args.compile not in (None, *COMPILE_MODES):
+        raise ValueError(f"--compile: {args.compile!r} is none of {', '.join(COMPILE_MODES)}")
     if args.monitor is not None and args.monitor < 1:
         raise ValueError(f"--monitor: {args.monitor} is not a number of steps: write 50")
-    if args.monitor is not None and args.compile:
+    if args.monitor is not None and args.compile is not None:
         raise ValueError("--monitor: compiled code is not watched; leave --compile or --monitor out")
     if not args.json:
         print(conditions.heading())
@@ -76,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(name: str, size: str, conditions: Conditions, compiled: bool) -> Iterator[Row]:
+def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> Iterator[Row]:
     """One model without points and with them."""
     device = conditions.device
     variants: list[tuple[str, Call, int]] = []
@@ -85,20 +89,22 @@ def measure(name: str, size: str, conditions: Conditions, compiled: bool) -> Ite
         model, batch, count = _models.make(name, size, device, conditions.dtype)
         if variant != "native":
             qsim.convert(model, conditions.points, exclude=[LAST])
-        step = _step(model, batch, compiled)
+        step = _step(model, batch, mode)
         step()
         variants.append((variant, step, _allocated(device) - before))
     times = sustained([step for _, step, _ in variants], clock_of(device), conditions.seconds)
-    how = "compiled" if compiled else "eager"
+    how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
     for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
-        yield {**row, "peak_mib": _peak(step, own, device), "ratio": time / times[0]}
+        # What a graph needs it has taken before, with whatever else its pool is for.
+        peak = None if mode == "reduce-overhead" else _peak(step, own, device)
+        yield {**row, "peak_mib": peak, "ratio": time / times[0]}
 
 
 def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
     """The model with points and a monitor; where the host is late with a watched step the next ones are late too, and are timed with it."""
     model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
-    step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, False)
+    step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, None)
     steps = min(every, STEPS_OF_A_SAMPLE)
 
     def plain() -> None:
@@ -136,7 +142,7 @@ def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Itera
         for child_name, child in module.named_children():
             if isinstance(child, nn.Linear) and child_name != LAST:
                 setattr(module, child_name, QPyTorchLinear(child, conditions.points, float_quantize))
-    step = _step(model, batch, False)
+    step = _step(model, batch, None)
     step()
     own = _allocated(device) - before
     (time,) = sustained([step], clock_of(device), conditions.seconds)
@@ -144,9 +150,9 @@ def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Itera
     yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": _peak(step, own, device), "ratio": ratio}
 
 
-def _step(model: nn.Module, batch: tuple[Any, ...], compiled: bool) -> Call:
+def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    loss = torch.compile(model, dynamic=False) if compiled else model
+    loss = torch.compile(model, dynamic=False, mode=mode) if mode is not None else model
 
     def step() -> None:
         loss(*batch).backward()
