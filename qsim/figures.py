@@ -103,7 +103,7 @@ def plain_numbers(axis: Axis) -> None:
     def between(number: float, _: float) -> str:
         low, high = axis.get_view_interval()
         digit = round(number / 10 ** math.floor(math.log10(number) + 1e-9))
-        return f"{number:g}" if high / low < 20 and digit in (2, 5) else ""
+        return f"{number:g}" if high / low < 50 and digit in (2, 5) else ""
 
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(between)

@@ -106,29 +106,29 @@ class Findings:
         ]
 
     def _curves(self, point: Callable[[str, str, int, str], Interval], label: str) -> Figure:
-        figure, axes = figures.panels(1, len(_SCALES))
+        figure, axes = figures.panels(1, len(_SCALES), sharey=True)
         batches = self.settings.batches
+        seen: list[float] = []
         for panel, (scale, title) in zip(axes, _SCALES.items(), strict=True):
             full = [point(FULL, "nearest", batch, scale).value for batch in batches]
-            drawn_points: list[Interval] = []
             for place, (name, look) in enumerate(zip(self.settings.formats, figures.LOOKS, strict=False)):
                 for rounding in self.settings.roundings:
                     drawn = look if rounding == self.settings.roundings[0] else look.dashed()
                     # A little aside of each other, so that bars can be told apart.
                     beside = [batch * 1.06**place for batch in batches]
                     found = [point(name, rounding, batch, scale) for batch in batches]
-                    drawn_points += found
+                    seen += [interval.value for interval in found]
                     figures.band(panel, beside, found, drawn, f"{name.upper()}, {rounding}")
-            panel.plot(batches, full, label="full precision", **figures.REFERENCE())
+            seen += full
+            panel.plot(batches, full, label="full precision", zorder=5, **figures.REFERENCE())
             panel.set_xscale("log", base=2)
-            panel.set_yscale("log")
-            # Some intervals are so wide that nothing else could be seen.
-            values = [found.value for found in drawn_points]
-            panel.set_ylim(min(values) / 2, max(values) * 2)
-            figures.plain_numbers(panel.yaxis)
             panel.set_xticks(batches, [str(batch) for batch in batches])
             panel.set_xlabel("batch size in images")
             panel.set_title(title)
+        axes[0].set_yscale("log")
+        # Some intervals are so wide that nothing else could be seen.
+        axes[0].set_ylim(min(seen) / 2, max(seen) * 2)
+        figures.plain_numbers(axes[0].yaxis)
         axes[0].set_ylabel(label)
         figures.legend(figure, axes[0], columns=len(self.settings.formats) + 1)
         return figure
