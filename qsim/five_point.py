@@ -209,6 +209,9 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
         if name in ("act_bwd", "weight_bwd"):
             return point
         raise ValueError(f'FivePoint: {name}="same" has nothing to be the same as; only act_bwd and weight_bwd reuse a forward tensor')
+    if isinstance(point, (tuple, list)):
+        parts = ", ".join(map(repr, point))
+        raise TypeError(f"FivePoint: {name} is one format, or a Quantizer if there is more to it: write qsim.Quantizer({parts})")
     return _quantizer(name, point)
 
 

@@ -31,7 +31,7 @@ def quantize(
     *,
     overflow: Overflow = "saturate",
     clip_gradient: bool = False,
-    scale: Scaling | None = None,
+    scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
@@ -50,7 +50,7 @@ def quantize(
         overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"nonfinite"` gives infinities, or NaN where
             the format has none.
         clip_gradient: Make the gradient zero where `x` lies beyond the largest or the smallest value.
-        scale: What values are divided by before they are rounded and multiplied with again: one of `qsim.scaling`'s.
+        scale: What values are divided by before they are rounded and multiplied with again: one of `qsim.scaling`'s, or `"tensor"`.
         dim: The dimension along which the blocks of a block format lie: the last one unless given.
         generator: Where stochastic rounding draws its seed; torch's CPU generator unless given.
         seed: The seed itself, an int or a 0-d int64 tensor.
@@ -103,7 +103,7 @@ def quantize_(
     rounding: str | Rounding = "nearest",
     *,
     overflow: Overflow = "saturate",
-    scale: Scaling | None = None,
+    scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
@@ -162,7 +162,7 @@ def encode(x: Tensor, format: torch.dtype | Format, *, scale: None = None, **how
 @overload
 def encode(x: Tensor, format: Block, *, scale: None = None, **how: Unpack[_How]) -> ScaledCodes: ...
 @overload
-def encode(x: Tensor, format: str | torch.dtype | Format, *, scale: Scaling, **how: Unpack[_How]) -> ScaledCodes: ...
+def encode(x: Tensor, format: str | torch.dtype | Format, *, scale: Scaling | str, **how: Unpack[_How]) -> ScaledCodes: ...
 @overload
 def encode(x: Tensor, format: str, *, scale: None = None, **how: Unpack[_How]) -> Any: ...
 
@@ -173,7 +173,7 @@ def encode(
     rounding: str | Rounding = "nearest",
     *,
     overflow: Overflow = "saturate",
-    scale: Scaling | None = None,
+    scale: Scaling | str | None = None,
     dim: int | None = None,
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
@@ -234,7 +234,7 @@ def decode(
     codes: Tensor | ScaledCodes,
     format: str | torch.dtype | Format | Block,
     *,
-    scale: Scaling | None = None,
+    scale: Scaling | str | None = None,
     dim: int | None = None,
     dtype: torch.dtype = torch.float32,
     packed: bool = False,

@@ -27,7 +27,8 @@ class Quantizer:
         rounding: A name or a `Rounding`; kept as a `Rounding`.
         overflow: `"saturate"` or `"nonfinite"`.
         clip_gradient: Make the gradient zero where a value lies beyond the format's range.
-        scale: How values are scaled before they are rounded: one of `qsim.scaling`'s, or the call that it prints as. `None`: they are not.
+        scale: How values are scaled before they are rounded: one of `qsim.scaling`'s, the call that it prints as, or `"tensor"`. `None`:
+            they are not.
         transform: What goes before scale and rounding: a `qsim.transforms.Hadamard`, or the call that it prints as. It is not undone: in a
             product of two operands it cancels.
 

@@ -170,6 +170,7 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
     [
         ("e4m33", ValueError, "FivePoint: act: unknown format 'e4m33'.*did you mean"),
         (8, TypeError, "FivePoint: act: a format must be"),
+        (("e4m3", "stochastic"), TypeError, r"act is one format, or a Quantizer .*: write qsim\.Quantizer\('e4m3', 'stochastic'\)"),
         (
             {"format": "e4m3", "rounding": "stochastc"},
             ValueError,

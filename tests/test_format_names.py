@@ -74,6 +74,12 @@ def test_names_that_are_none(name: str) -> None:
         qsim.format(name)
 
 
+@pytest.mark.parametrize("name", ["nf4", "NF3", "posit8", "posit"])
+def test_what_people_ask_for_and_qsim_has_not(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name!r} is none of qsim's formats: floats, .*; NF4 and posits are neither"):
+        qsim.quantize(torch.ones(3), name)
+
+
 def test_suggestions_are_names_of_the_library_alone() -> None:
     # Whatever other spellings were used before.
     qsim.format("e4m9")

@@ -26,6 +26,11 @@ ONES = torch.ones
             r"linear: x of shape \(2, 3\) does not fit a weight of shape \(4, 5\)",
         ),
         (lambda: functional.linear(ONES(()), ONES(4, 5), points=NARROW), ValueError, r"linear: x of shape \(\) does not fit"),
+        (
+            lambda: functional.linear(ONES(2, 3), ONES(4, 3), points="mxfp8"),
+            TypeError,
+            "got 'mxfp8'; the recipe's points are recipes.mxfp8\\(\\).points",
+        ),
         (lambda: functional.linear(ONES(2, 3), ONES(4, 3), points="e4m3"), TypeError, "points must be a FivePoint or None, got 'e4m3'"),
         (
             lambda: functional.conv1d(ONES(1, 2, 3), ONES(2, 2, 1), points={"act": "e4m3"}),

@@ -135,5 +135,7 @@ def test_figures(tmp_path: Path) -> None:
     assert [len(axes.lines) for axes in shares.axes] == [5, 5, 5]
     with pytest.raises(ValueError, match="nothing was seen of a layer '1'; seen were '0', '2'"):
         monitor.plot_shares("1")
+    with Monitor(net()) as fresh, pytest.raises(ValueError, match="no sample yet: it ends with its step"):
+        fresh.plot_exponents("0")
     with pytest.raises(ValueError, match="step 1 was not sampled with the layer '2'; sampled were 0, 2"):
         monitor.plot_exponents("2", 1)

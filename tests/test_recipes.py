@@ -106,7 +106,7 @@ class TestPoints:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: recipes.fp8_hybrid("tensor"), ValueError, "scale must be Tensor\\(…\\), .* got 'tensor'"),
+            (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be Tensor\\(…\\), .* got 'channel'"),
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must lie in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),

@@ -121,3 +121,13 @@ def test_values_lie_in_memory_as_the_input_does(scale: scaling.Scaling) -> None:
         found = qsim.quantize(x, "e2m1", scale=scale)
         assert found.stride() == qsim.quantize(x, "e2m1").stride()
         assert torch.equal(found, qsim.quantize(x.contiguous(), "e2m1", scale=scale))
+
+
+def test_scales_that_need_no_more_than_their_name_are_resolved_from_it() -> None:
+    x = torch.tensor([[0.001, 0.003], [100.0, 300.0]])
+    assert scaling.resolve("tensor") == scaling.resolve("Tensor()") == scaling.Tensor()
+    assert scaling.resolve("delayed") == scaling.Delayed()
+    assert torch.equal(qsim.quantize(x, "e2m1", scale="tensor"), qsim.quantize(x, "e2m1", scale=scaling.Tensor()))
+    for name in ("blocks", "channel", "tiles", "given"):
+        with pytest.raises(ValueError, match="scale must be Tensor"):
+            scaling.resolve(name)

@@ -12,6 +12,9 @@ from typing import Any
 from qsim.columns import aligned
 from qsim_kernels import tallies
 
+#: What there is to say before the first sample.
+NO_SAMPLE = "no sample yet: it ends with its step, which monitor.step() tells, or an optimizer that Monitor was given"
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Place
-from qsim.diagnostics.counts import Sample
+from qsim.diagnostics.counts import NO_SAMPLE, Sample
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.writing import Writer, log, write_lines
 from qsim.formats import name_of
@@ -181,7 +181,7 @@ class Monitor:
         """
         samples = {sample.step: sample for sample in self.samples}
         if step is None and not samples:
-            return "no sample yet: it ends with its step, which monitor.step() tells, or an optimizer that Monitor was given"
+            return NO_SAMPLE
         chosen = max(samples) if step is None else step
         if chosen not in samples:
             raise ValueError(f"step {chosen} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from qsim.diagnostics.counts import Counts, Sample, by_place, per_cent
+from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place, per_cent
 from qsim.figures import LOOKS, style
 
 #: Lines have dashes of their own beside.
@@ -162,6 +162,8 @@ def _finish(figure: Figure, last: Axes, title: str | None) -> None:
 
 
 def _check_layer(samples: Sequence[Sample], layer: str) -> None:
+    if not samples:
+        raise ValueError(NO_SAMPLE)
     known = dict.fromkeys(counts.layer for sample in samples for counts in sample.points)
     if layer not in known:
         raise ValueError(f"nothing was seen of a layer {layer!r}; seen were {', '.join(map(repr, known)) or 'none'}")

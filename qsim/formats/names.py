@@ -103,6 +103,8 @@ _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1
 
 # What block formats are called, which lie above formats and have no values of their own.
 _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
+# What people ask for and qsim has not.
+_ABSENT = re.compile(r"(nf|posit)\d*\b")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 _INTEGER = re.compile(r"(u?)int(\d+)")
 
@@ -144,6 +146,10 @@ def _by_name(spelling: str) -> Format:
     if found is None and _BLOCKS.fullmatch(name):
         whole = "a block format, numbers under scales that they share"
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.block.NAMED holds it")
+    if found is None and _ABSENT.match(name):
+        raise ValueError(
+            f"{spelling!r} is none of qsim's formats: floats, integers, fixed point and powers of two; NF4 and posits are neither"
+        )
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]
         meant = _FAMILIES.get(name.replace("float", "fp")) or "".join(close)

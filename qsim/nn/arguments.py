@@ -7,6 +7,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, distributed
 
+from qsim import recipes
 from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.autocast import autocasts
@@ -20,7 +21,7 @@ def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
     if isinstance(points, Recipe):
         raise TypeError(f"points must be a FivePoint or None, got the recipe {points.name}, which is for a model: give recipe.points")
     if points is not None and not isinstance(points, FivePoint):
-        raise TypeError(f"points must be a FivePoint or None, got {points!r}")
+        raise TypeError(f"points must be a FivePoint or None, got {points!r}{recipe_hint(points)}")
     if points is None or points.is_identity:
         return False
     if points.is_delayed:
@@ -30,6 +31,11 @@ def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
     return True
+
+
+def recipe_hint(points: object) -> str:
+    """What to write instead of a recipe's name where points of one layer belong; nothing if it is none."""
+    return f"; the recipe's points are recipes.{points}().points" if isinstance(points, str) and points in recipes.NAMED else ""
 
 
 def operands(

@@ -15,6 +15,7 @@ from torch import nn
 from qsim import recipes
 from qsim.checks import warn
 from qsim.five_point import FivePoint
+from qsim.nn.arguments import recipe_hint
 from qsim.nn.conversion import EMBEDDING, conversion
 from qsim.nn.layers import Layer, check, kind, layers, target
 from qsim.nn.modules import FivePointModule, resolve_points
@@ -230,5 +231,4 @@ def _checked(layer: Layer, points: Any) -> FivePoint | None:
         return FivePoint.from_dict(points)
     if isinstance(points, Recipe):
         raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
-    hint = f"; the recipe's points are recipes.{points}().points" if isinstance(points, str) and points in recipes.NAMED else ""
-    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{hint}")
+    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{recipe_hint(points)}")

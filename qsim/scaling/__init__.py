@@ -22,7 +22,7 @@ __all__ = ["Blocks", "Channel", "Delayed", "Given", "Rule", "Scaling", "Tensor",
 
 
 def resolve(scale: str | Scaling | None) -> Scaling | None:
-    """A scale, or the call that it prints as.
+    """A scale, the call that it prints as, or `"tensor"` or `"delayed"`.
 
     Raises:
         TypeError: If it is neither.
@@ -39,7 +39,9 @@ def resolve(scale: str | Scaling | None) -> Scaling | None:
     if not isinstance(scale, str):
         raise TypeError(f"scale must be one of qsim.scaling's, got {scale!r}")
     kinds = {kind.__name__: kind for kind in (Tensor, Channel, Blocks, Tiles, Given, Delayed)}
-    found: Scaling | None = read_call(scale, kinds)
+    # A kind that needs no more than its name may be written without parentheses.
+    whole = {name.lower(): f"{name}()" for name in ("Tensor", "Delayed")}
+    found: Scaling | None = read_call(whole.get(scale.lower(), scale), kinds)
     if found is None:
         raise ValueError(f"scale must be {', '.join(f'{name}(…)' for name in kinds)}, got {scale!r}")
     return found
