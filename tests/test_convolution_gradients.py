@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qsim
@@ -24,23 +26,37 @@ def numbers(dims: int, transposed: bool) -> tuple[Any, ...]:
     return [2] * dims, [1] * dims, [1] * dims, transposed, [int(transposed)] * dims, 2
 
 
-@pytest.mark.parametrize("order", ["in order", "channels last"])
+@pytest.mark.parametrize("orders", [(False, False), (True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_gradients_are_torchs_own(device: torch.device, dims: int, transposed: bool, order: str) -> None:
+def test_gradients_are_torchs_own(device: torch.device, dims: int, transposed: bool, kernel: int, orders: tuple[bool, bool]) -> None:
     a = torch.randn(3, 4, *[7] * dims, device=device)
-    w = torch.randn(4, 2, *[3] * dims, device=device)
-    if order == "channels last" and dims > 1:
-        a, w = (x.contiguous(memory_format=LAST[x.dim()]) for x in (a, w))
+    w = torch.randn(4, 2, *[kernel] * dims, device=device)
+    if dims > 1:
+        a, w = (x.contiguous(memory_format=LAST[x.dim()]) if last else x for x, last in zip((a, w), orders, strict=True))
     how = numbers(dims, transposed)
     g = torch.randn_like(torch.ops.aten.convolution(a, w, None, *how))
     expected = torch.ops.aten.convolution_backward(g, a, w, None, *how, [True, True, False])
     for second, other, wanted in ((False, w, a), (True, a, w)):
         found = convolution_gradient(g, other, wanted.shape, second, *how)
-        torch.testing.assert_close(found, expected[int(second)])
-        assert found.is_contiguous(memory_format=memory_format(g, other))
-        if device.type == "cpu":
-            assert same_bits(found, expected[int(second)])
+        # Of a weight whose order is not the input's nothing is known here; torch adds up for it in another order.
+        torch.testing.assert_close(found, expected[int(second)], rtol=1e-4, atol=1e-3)
+        if orders[0] == orders[1]:
+            assert found.stride() == expected[int(second)].stride()
+            assert device.type == "cuda" or same_bits(found, expected[int(second)])
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_many_gradients_at_once(kind: type[Any]) -> None:
+    model = qsim.convert(nn.Sequential(kind(4, 6, 3)), FivePoint(act="e4m3", weight="e4m3", grad="e5m2"))
+    x = torch.randn(2, 4, *[5] * (model[0].weight.dim() - 2), requires_grad=True)
+    y = model(x)
+    many = torch.randn(3, *y.shape)
+    together = torch.autograd.grad(y, [x, model[0].weight], many, is_grads_batched=True, retain_graph=True)
+    for i, g in enumerate(many):
+        for all_of, one in zip(together, torch.autograd.grad(y, [x, model[0].weight], g, retain_graph=True), strict=True):
+            torch.testing.assert_close(all_of[i], one)
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -93,35 +109,63 @@ def test_nothing_is_turned_in_a_layer_whose_channels_come_last() -> None:
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
+def coarse(*shape: int, device: torch.device) -> Tensor:
+    """Multiples of 1/32 below 2, of which E4M3 must round many; products of what it makes of them can be added up without an error."""
+    return torch.randint(-63, 64, shape, device=device) / 32.0
+
+
+def gradients(order: torch.memory_format, device: torch.device, seed: int, call: Any = lambda layer: layer) -> list[Tensor]:
+    """What a layer makes of an input in some order, and its gradients."""
+    torch.manual_seed(0)
+    layer = qsim.nn.Conv2d(4, 6, 3, points=POINTS, device=device, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(coarse(*layer.weight.shape, device=device))
+    layer = layer.to(memory_format=order)
+    x = coarse(2, 4, 8, 8, device=device).contiguous(memory_format=order).requires_grad_()
+    upstream = coarse(2, 6, 6, 6, device=device).contiguous(memory_format=order)
+    torch.manual_seed(seed)
+    y = call(layer)(x)
+    y.backward(upstream)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    return [y.detach(), x.grad, layer.weight.grad]
+
+
 def test_the_order_in_memory_changes_no_bit(device: torch.device) -> None:
-    results = []
-    for order in (torch.contiguous_format, torch.channels_last):
-        torch.manual_seed(0)
-        layer = qsim.nn.Conv2d(4, 6, 3, points=POINTS, device=device).to(memory_format=order)
-        x = (torch.randn(2, 4, 8, 8, device=device)).contiguous(memory_format=order).requires_grad_()
-        # Of small integers times powers of two every sum is exact, so that bits can only differ by what was rounded how.
-        with torch.no_grad():
-            x.mul_(4).round_().div_(4)
-            layer.weight.mul_(16).round_().div_(16)
-        y = layer(x)
-        y.backward((y.detach() * 0 + 1).contiguous(memory_format=order))
-        results.append((y, x.grad, layer.weight.grad))
-    assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+    plain = gradients(torch.contiguous_format, device, seed=1)
+    last = gradients(torch.channels_last, device, seed=1)
+    assert all(same_bits(a, b) for a, b in zip(plain, last, strict=True))
+    # The bits are those of random numbers: others give others.
+    other = gradients(torch.contiguous_format, device, seed=2)
+    assert same_bits(plain[0], other[0])
+    assert not any(same_bits(a, b) for a, b in zip(plain[1:], other[1:], strict=True))
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["in order", "channels last"])
-def test_compiled_layers_give_the_same_bits(device: torch.device, order: torch.memory_format) -> None:
+def test_compiled_layers_keep_order_and_forward_bits(device: torch.device, order: torch.memory_format) -> None:
     torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2)).to(device, memory_format=order)
-    model = qsim.convert(model, FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2"))
-    x = torch.randn(2, 4, 9, 9, device=device).contiguous(memory_format=order)
-    results = []
-    for call in (model, torch.compile(model, fullgraph=True)):
-        model.zero_grad()
-        y = call(x)
-        y.square().sum().backward()
-        results.append([y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    eager = gradients(order, device, seed=1)
+    compiled = gradients(order, device, seed=1, call=lambda layer: torch.compile(layer, fullgraph=True))
+    assert same_bits(eager[0], compiled[0])
+    for a, b in zip(eager, compiled, strict=True):
+        assert a.stride() == b.stride()
+        # The seeds of stochastic points differ; what is rounded is the same.
+        torch.testing.assert_close(a, b, rtol=0.2, atol=0.2 * float(a.abs().max()))
+    torch._dynamo.reset()
+
+
+def test_a_compiler_sees_one_operator_for_each_gradient() -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return aot_module_simplified(graph, inputs, fw_compiler=note, bw_compiler=note)
+
+    gradients(torch.channels_last, torch.device("cpu"), seed=1, call=lambda layer: torch.compile(layer, backend=backend))
+    assert seen.count("qsim.convolution_gradient.default") == 2
+    assert not any("convolution_backward" in name for name in seen)
     torch._dynamo.reset()

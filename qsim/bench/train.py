@@ -3,8 +3,8 @@
 The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile, with
 --compile reduce-overhead into CUDA graphs. Peak memory is the parameters, gradients and optimizer states of a variant and what its step
 needs beyond them. With --peers linear layers are also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many
-is watched by a `qsim.diagnostics.Monitor`: what a few steps of which one is watched take more than as many without a monitor, just before,
-is shared among so many steps.
+is watched by a `qsim.diagnostics.Monitor`: timed are five steps of which one is watched, and five without a monitor just before; the
+difference is shared among so many steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
     parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help=f"through torch.compile: {', '.join(COMPILE_MODES)}")
-    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also watch one step in so many")
+    parser.add_argument(
+        "--monitor",
+        type=int,
+        metavar="EVERY",
+        help="also see what watching one step in so many costs, from five steps of which one is watched",
+    )
     _conditions.add_arguments(parser, seconds=1.0)
 
 
@@ -96,7 +101,7 @@ def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> I
     how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
     for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
-        # What a graph needs it has taken before, with whatever else its pool is for.
+        # The memory of graphs is reserved when they are captured, so that a step's growth would show nothing of it.
         peak = None if mode == "reduce-overhead" else _peak(step, own, device)
         yield {**row, "peak_mib": peak, "ratio": time / times[0]}
 
@@ -119,7 +124,9 @@ def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], eve
 
     time_of_steps, time_of_sample = excess(plain, watched, clock_of(conditions.device), SAMPLES)
     slower = 1 + time_of_sample / (time_of_steps / steps * every)
-    row = {"model": name, "how": "eager", "variant": f"five points, 1 step in {every} monitored: x {slower:.3f}"}
+    alone = 1 + time_of_sample / (time_of_steps / steps)
+    what = f"five points, 1 step in {every} monitored (that one: x {alone:.1f}): x {slower:.3f}"
+    row = {"model": name, "how": "eager", "variant": what}
     time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
     return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
 

@@ -6,7 +6,7 @@ in memory. So the stand-in for that one lies as the other tensors do; otherwise 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,34 +33,57 @@ def gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numb
     takes_memory = order != torch.contiguous_format and not second
     stand_in = _empty(g, shape, order) if takes_memory else g.new_empty(1).expand(shape)
     a, w = (other, stand_in) if second else (stand_in, other)
-    found: Tensor = torch.ops.aten.convolution_backward(g, a, w, None, *numbers, [not second, second, False])[int(second)]
-    return found.contiguous(memory_format=order)
+    gradients = torch.ops.aten.convolution_backward(g, a, w, None, *numbers, [not second, second, False])
+    return gradients[int(second)]  # type: ignore[no-any-return]
 
 
 def memory_format(*tensors: Tensor) -> torch.memory_format:
-    """That of the result: channels come last if they do in one of the tensors."""
+    """Channels last if they are in one of the tensors and it is not in order as well."""
     last = _CHANNELS_LAST.get(tensors[0].dim())
-    if last is not None and any(x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in tensors):
-        return last
-    return torch.contiguous_format
+    if last is None:
+        return torch.contiguous_format
+    dims = range(tensors[0].dim())
+    in_order, channels_last = tuple(dims), (0, *dims[2:], 1)
+    # From strides, for torch does not tell of tensors under vmap, as in a gradient of many, which order they are in.
+    found = any(_lies_in(x, channels_last) and not _lies_in(x, in_order) for x in tensors)
+    return last if found else torch.contiguous_format
 
 
-def fake_gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
-    """What `gradient` gives, without numbers."""
-    return _empty(g, shape, memory_format(g, other))
+def _lies_in(x: Tensor, order: Sequence[int]) -> bool:
+    """Whether a tensor fills its memory, with its dimensions in some order."""
+    stride = 1
+    for dim in reversed(order):
+        if x.shape[dim] != 1:
+            if x.stride(dim) != stride:
+                return False
+            stride *= x.shape[dim]
+    return True
 
 
 def _empty(g: Tensor, shape: Sequence[int], order: torch.memory_format) -> Tensor:
     return torch.empty(list(shape), dtype=g.dtype, device=g.device, memory_format=order)
 
 
-_compiled = torch.library.custom_op(
-    "qsim::convolution_gradient", gradient, mutates_args=(), schema=SCHEMA, tags=(torch.Tag.flexible_layout,)
-)
-_compiled.register_fake(fake_gradient)
+def as_promised(own: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """A gradient and what stands for it while no numbers are there, which lie in memory in the same way."""
+
+    def real(g: Tensor, other: Tensor, *arguments: Any) -> Tensor:
+        return own(g, other, *arguments).contiguous(memory_format=memory_format(g, other))
+
+    def fake(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
+        return _empty(g, shape, memory_format(g, other))
+
+    return real, fake
+
+
+_real, _fake = as_promised(gradient)
+torch.library.custom_op(
+    "qsim::convolution_gradient", _real, mutates_args=(), schema=SCHEMA, tags=(torch.Tag.flexible_layout,)
+).register_fake(_fake)
 
 
 def convolution_gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
     """`gradient`; to a compiler it is one operator, which chooses its stand-in when it runs and it is known how tensors lie in memory."""
     chosen = torch.ops.qsim.convolution_gradient.default if torch.compiler.is_compiling() else gradient
-    return chosen(g, other, list(shape), second, *numbers)
+    found: Tensor = chosen(g, other, list(shape), second, *numbers)
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, backends
 
-from qsim.nn.convolution_gradients import NUMBERS, SCHEMA, fake_gradient, gradient
+from qsim.nn.convolution_gradients import NUMBERS, SCHEMA, as_promised, gradient
 
 _turn = RLock()
 
@@ -67,18 +67,23 @@ def _unshortened_cublas() -> Iterator[None]:
             torch.set_float32_matmul_precision(old)
 
 
-def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callable[..., Tensor] | None = None) -> Callable[..., Tensor]:
+def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callable[..., Tensor], *tags: torch.Tag) -> Callable[..., Tensor]:
     """Makes an operator of torch's own function."""
 
     def exact(*args: Any) -> Tensor:
         with _turn, _unshortened(args[0], plain is _matmul):
             return plain(*args)
 
-    torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema).register_fake(fake or plain)
+    torch.library.custom_op(f"qsim::{name}", exact, mutates_args=(), schema=schema, tags=tags).register_fake(fake)
     return getattr(torch.ops.qsim, name).default  # type: ignore[no-any-return]
 
 
+# Compiled code may hand over convolutions' tensors with channels last.
+_FREE = torch.Tag.flexible_layout
+
 #: `torch.matmul`, `aten::convolution` and the gradient of one operand of it, of all bits of their operands.
-matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul)
-convolution = _operator("float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {NUMBERS}) -> Tensor", _convolution)
-convolution_gradient = _operator("float32_convolution_gradient", SCHEMA, gradient, fake_gradient)
+matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul, _matmul)
+convolution = _operator(
+    "float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {NUMBERS}) -> Tensor", _convolution, _convolution, _FREE
+)
+convolution_gradient = _operator("float32_convolution_gradient", SCHEMA, *as_promised(gradient), _FREE)

@@ -1,4 +1,4 @@
-"""The kernels: one for each operator, over flat tensors or turned ones. Formats and roundings come at run time; a sweep compiles each once.
+"""The kernels: one for each operator, over flat or transposed tensors. Formats and roundings come at run time: a sweep compiles each once.
 
 Full blocks are read and written without a mask, since what a mask hangs on is known at run time alone and would keep accesses narrow.
 """
@@ -10,7 +10,7 @@ from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, round
 from qsim_kernels.triton.codes import values_of
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.rounding import clamp
-from qsim_kernels.triton.turned import encode_tile, quantize_and_encode_tile, quantize_tile
+from qsim_kernels.triton.transposed import encode_tile, quantize_and_encode_tile, quantize_tile
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
 #: Arguments of which none is worth a variant of its own.

@@ -13,7 +13,7 @@ from qsim_kernels.triton import arguments
 from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.layouts import work_on
-from qsim_kernels.triton.turned import Tile
+from qsim_kernels.triton.transposed import Tile
 
 
 def quantize_into(

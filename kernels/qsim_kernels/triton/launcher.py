@@ -42,8 +42,8 @@ class Launcher:
 
         Args:
             programs: How many.
-            x: What is read, contiguous.
-            out: What is written, contiguous.
+            x: What is read.
+            out: What is written.
             *others: The arguments between these and the numbers.
             absent: Which of the kernel's optional arguments are not there.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.triton.launcher import Launcher
-from qsim_kernels.triton.turned import Tile
+from qsim_kernels.triton.transposed import Tile
 
 #: Elements of a tile, and how many of them lie side by side in memory where there are so many.
 _TILE, _ACROSS = 2048, 64
 #: How many neighbours in logical order a thread makes random bits for.
 _RUN = 8
+#: Smaller matrices would leave most of a program's threads idle, and are copied.
+_LEAST = 256
 
 
-class Turned(NamedTuple):
-    """Matrices, one behind the other, that are stored the other way round, as images are whose channels come last.
+class Transposed(NamedTuple):
+    """Matrices, one behind the other, that are stored transposed, as images are whose channels come last.
 
     Attributes:
         rows: In memory; their elements of one column are neighbours in logical order.
@@ -34,35 +37,35 @@ class Memory(NamedTuple):
     """What a tensor's elements are in memory.
 
     Attributes:
-        runs: Size and stride of its dimensions in logical order; those that are one in memory are one here.
+        steps: Size and stride of its dimensions in logical order; those that are one in memory are one here.
         is_dense: Whether they fill their memory, each place once.
-        turned: What it is, if it is that.
+        transposed: What it is, if it is that.
     """
 
-    runs: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, int], ...]
     is_dense: bool
-    turned: Turned | None
+    transposed: Transposed | None
 
 
 @lru_cache(maxsize=4096)
 def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
     """How a tensor of this shape and these strides lies in memory."""
-    runs: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
-        if runs and runs[-1][1] == size * stride:
-            runs[-1] = runs[-1][0] * size, stride
+        if steps and steps[-1][1] == size * stride:
+            steps[-1] = steps[-1][0] * size, stride
         elif size != 1:
-            runs.append((size, stride))
+            steps.append((size, stride))
     filled, is_dense = 1, True
-    for size, stride in sorted(runs, key=lambda run: run[1]):
+    for size, stride in sorted(steps, key=lambda step: step[1]):
         is_dense = is_dense and stride == filled
         filled *= size
-    turned = None
-    if is_dense and len(runs) in (2, 3):
-        (columns, between), (rows, along) = runs[-2:]
+    transposed = None
+    if is_dense and len(steps) in (2, 3):
+        (columns, between), (rows, along) = steps[-2:]
         if (between, along) == (1, columns):
-            turned = Turned(rows, columns)
-    return Memory(tuple(runs), is_dense, turned)
+            transposed = Transposed(rows, columns)
+    return Memory(tuple(steps), is_dense, transposed)
 
 
 class Work(NamedTuple):
@@ -72,23 +75,24 @@ class Work(NamedTuple):
         source: Is read.
         target: Is written.
         others: Are written too.
-        turned: What all of these are, if they are turned and it matters which element is which.
+        transposed: What all of these are, if they are, and it matters which element is which.
         tile: Of which a program then rounds one.
     """
 
     source: Tensor
     target: Tensor
     others: tuple[Tensor, ...]
-    turned: Turned = Turned(0, 0)
+    transposed: Transposed | None = None
     tile: Tile | None = None
 
     def launch(self, launcher: Launcher, count: int, *arguments: Any, absent: Hashable) -> None:
         """Launches a kernel with as many programs as share `count` elements."""
-        programs = -(-count // launcher.share)
-        if self.tile is not None:
-            rows, columns = self.turned
-            programs = count // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
-        launcher.launch(programs, self.source, self.target, count, *self.turned, *arguments, absent=absent)
+        if self.transposed is None or self.tile is None:
+            launcher(self.source, self.target, count, 0, 0, *arguments, absent=absent)
+            return
+        rows, columns = self.transposed
+        programs = count // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
+        launcher.launch(programs, self.source, self.target, count, rows, columns, *arguments, absent=absent)
 
     def finish(self, *outs: Tensor) -> None:
         """Puts what was written elsewhere into the tensors that were given."""
@@ -97,11 +101,11 @@ class Work(NamedTuple):
                 out.copy_(target)
 
 
-def work_on(in_order: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tensor) -> Work:
+def work_on(by_index: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tensor) -> Work:
     """How a kernel gets its tensors: as they lie in memory where it can take them so, in logical order otherwise.
 
     Args:
-        in_order: Whether it matters which element is which.
+        by_index: Whether what becomes of an element hangs on its index; otherwise any order will do.
         aligned: Whether the first element is one for which random bits begin.
         x: What is read.
         out: What is written.
@@ -112,17 +116,17 @@ def work_on(in_order: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tens
         return Work(x, out, others)
     memory = memory_of(x.shape, x.stride())
     if memory.is_dense and all(memory_of(written.shape, written.stride()) == memory for written in outs):
-        if not in_order:
+        if not by_index:
             return Work(x, out, others)
-        if memory.turned is not None:
-            return Work(x, out, others, memory.turned, tile_of(memory.turned, aligned))
+        if memory.transposed is not None and math.prod(memory.transposed) >= _LEAST:
+            return Work(x, out, others, memory.transposed, tile_of(memory.transposed, aligned))
     return Work(flat(x), _target(out), tuple(map(_target, others)))
 
 
 @lru_cache(maxsize=4096)
-def tile_of(turned: Turned, aligned: bool) -> Tile:
+def tile_of(transposed: Transposed, aligned: bool) -> Tile:
     """The tile of which a program rounds one, where the first element is one for which random bits begin, or is not."""
-    rows, columns = turned
+    rows, columns = transposed
     across = min(_ACROSS, _power_from(columns))
     down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
     is_whole = rows % down == 0 and columns % across == 0

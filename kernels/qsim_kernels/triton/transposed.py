@@ -1,4 +1,4 @@
-"""Rounding matrices that are stored the other way round, such as images whose channels come last, without turning them in memory.
+"""Rounding matrices that are stored transposed, such as images whose channels come last, without transposing them in memory.
 
 Random bits belong to logical indices, and come for neighbours together. So a program works on a tile: what it reads and writes lies side by
 side along the columns in memory, the random bits are made along the rows.
@@ -40,8 +40,8 @@ def places_of(program, rows, columns, T: tl.constexpr):
     """Where the elements of a tile lie in memory, a column of the matrix in each row, and the logical indices of each column's first."""
     across, down = tl.cdiv(columns, T.columns).to(tl.int32), tl.cdiv(rows, T.rows).to(tl.int32)
     rest = program // across
-    column = (program % across) * T.columns + tl.arange(0, T.columns)
-    row = (rest % down) * T.rows
+    column = (program % across).to(tl.int64) * T.columns + tl.arange(0, T.columns)
+    row = (rest % down).to(tl.int64) * T.rows
     matrix = (rest // down).to(tl.int64) * (rows * columns)
     starts = matrix + (row + tl.arange(0, T.rows)) * columns
     if T.even:
