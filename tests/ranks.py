@@ -15,6 +15,8 @@ import torch
 from torch import distributed, multiprocessing
 
 TIMEOUT = 90
+#: What takes seconds to import, and computes nothing when it is imported.
+IMPORTED = ["qsim", "torch._inductor.config", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "pytest"]
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
 
@@ -61,7 +63,9 @@ class Ranks:
         if self._processes:
             return
         size, kind, folder = self._parts
-        context = multiprocessing.get_context("spawn")
+        # A server that has imported it forks for every rank.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         meeting = f"file://{folder}/{len(list(folder.iterdir()))}"
         for rank in range(size):
             ours, theirs = context.Pipe()

@@ -205,11 +205,11 @@ def test_a_step_trains_and_leaves_no_gradient() -> None:
 
 
 def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(torch, "compile", lambda model, dynamic: compiled.append(model) or model)
+    compiled: list[tuple[nn.Module, str]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic, mode: compiled.append((model, mode)) or model)
     rows = bench(capsys, *TRAIN, "--models", "conv", "--compile", "--dtype", "bf16")["rows"]
     assert [(row["how"], row["variant"]) for row in rows] == [("compiled", "native"), ("compiled", "five points")]
-    assert [next(model.parameters()).dtype for model in compiled] == [torch.bfloat16] * 2
+    assert [(next(model.parameters()).dtype, mode) for model, mode in compiled] == [(torch.bfloat16, "default")] * 2
 
 
 # errors

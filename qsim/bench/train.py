@@ -49,12 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
     parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help=f"through torch.compile: {', '.join(COMPILE_MODES)}")
-    parser.add_argument(
-        "--monitor",
-        type=int,
-        metavar="EVERY",
-        help="also see what watching one step in so many costs, from five steps of which one is watched",
-    )
+    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also what watching one step in so many costs")
     _conditions.add_arguments(parser, seconds=1.0)
 
 
