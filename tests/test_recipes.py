@@ -14,6 +14,7 @@ from qsim import Block, FivePoint, Float, Int, Quantizer, Recipe, recipes
 from qsim.cli import main
 from qsim.formats import E2M1, E4M3
 from qsim.nn import functional
+from qsim.recipes.named import SHOWN_IN
 from qsim.scaling import Blocks, Channel, Delayed, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
 
@@ -69,7 +70,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.nearest_everywhere("mxfp4"), FivePoint(MX4, MX4, MX4, MX4, MX4)),
 ]
 #: One of each name.
-ALL = {name: recipes.resolve(name, recipes.SHOWN_IN) for name in recipes.NAMED}
+ALL = {name: recipes.resolve(name, SHOWN_IN) for name in recipes.NAMED}
 
 
 class TestPoints:

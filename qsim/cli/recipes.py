@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from qsim import recipes
+from qsim.recipes.named import SHOWN_IN
 
 _EXAMPLES = """\
 examples:
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if args.json:
         names = recipes.NAMED if args.name is None else (args.name,)
-        found = {name: recipes.resolve(name, recipes.SHOWN_IN).to_dict() for name in names}
+        found = {name: recipes.resolve(name, SHOWN_IN).to_dict() for name in names}
         print(json.dumps(found if args.name is None else found[args.name], indent=2))
     else:
         recipes.describe(args.name)

@@ -1,0 +1,34 @@
+"""Ready settings for whole models, by the names of the papers and formats that they come from.
+
+Example:
+    >>> import torch, qsim
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+    >>> _ = qsim.convert(model, qsim.recipes.mxfp8())
+    >>> model[0].points.grad.scale
+    Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
+"""
+
+from __future__ import annotations
+
+from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
+from qsim.recipes.named import NAMED, describe, listing, resolve
+from qsim.recipes.whole_tensors import fp8_blockwise, fp8_hybrid, hfp8, int8
+
+__all__ = [
+    "NAMED",
+    "describe",
+    "fp8_blockwise",
+    "fp8_hybrid",
+    "hfp8",
+    "int8",
+    "listing",
+    "mxfp4",
+    "mxfp6",
+    "mxfp8",
+    "nearest_everywhere",
+    "nvfp4",
+    "resolve",
+    "stochastic_backward",
+    "weight_only",
+]

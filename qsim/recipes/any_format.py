@@ -1,0 +1,57 @@
+"""Recipes for whatever format one has in mind."""
+
+from __future__ import annotations
+
+from qsim.five_point import FivePoint
+from qsim.quantizer import Quantizer
+from qsim.recipe import Recipe
+from qsim.recipes.spec import Spec
+
+_FEWER_BITS = "Training with Fewer Bits, {}"
+
+
+def stochastic_backward(format: Spec) -> Recipe:
+    """Inputs in full precision forward; the weight rounded to nearest, once for both passes; backward the rest stochastically.
+
+    So the gradients are, in the mean over the noise, those of the loss at the rounded weight.
+
+    Args:
+        format: Of all that is rounded. Its scales, if it has any, must be those of square tiles, for the weight's sake.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.stochastic_backward("e4m1").points.grad.rounding
+        Stochastic()
+    """
+    noisy = Quantizer(format, "stochastic")
+    points = FivePoint(None, format, noisy, "same", noisy)
+    return Recipe("stochastic_backward", points, source=_FEWER_BITS.format("Figure 3"))
+
+
+def weight_only(format: Spec) -> Recipe:
+    """The weight alone is rounded, to nearest, once for both passes.
+
+    Args:
+        format: The weight's. Its scales, if it has any, must be those of square tiles.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.weight_only("e4m1"))
+        weight_only: weight=Float(4, 1), weight_bwd=same
+    """
+    return Recipe("weight_only", FivePoint(weight=format, weight_bwd="same"), source=_FEWER_BITS.format("section 3.2"))
+
+
+def nearest_everywhere(format: Spec) -> Recipe:
+    """All five points rounded to nearest: what gradients are biased under.
+
+    Args:
+        format: That of all points.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.nearest_everywhere("e4m1"))
+        nearest_everywhere: act=Float(4, 1), weight=Float(4, 1), act_bwd=Float(4, 1), weight_bwd=Float(4, 1), grad=Float(4, 1)
+    """
+    points = FivePoint(format, format, format, format, format)
+    return Recipe("nearest_everywhere", points, source=_FEWER_BITS.format("section 3.1"))

@@ -1,0 +1,90 @@
+"""Recipes whose scales belong to blocks of 16 or 32 along what a product sums over: OCP's MX formats and NVIDIA's NVFP4."""
+
+from __future__ import annotations
+
+from qsim.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
+from qsim.five_point import FivePoint
+from qsim.formats import E2M1, E4M3
+from qsim.quantizer import Quantizer
+from qsim.recipe import Recipe
+from qsim.recipes.spec import Spec
+from qsim.scaling import Tensor
+from qsim.transforms import Hadamard
+
+
+def mxfp8() -> Recipe:
+    """E4M3 for everything, gradients too, in blocks of 32 under powers of two that are rounded up.
+
+    OCP's own rule takes the floor, under which the largest elements of a block may saturate: the paper saw training diverge that way.
+    Every operand is rounded along what its product sums over, so each of them twice.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.mxfp8().points.grad.scale
+        Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
+    """
+    block = Block(E4M3, 32, rule="ceil")
+    points = FivePoint(block, block, block, block, block)
+    return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
+
+
+def mxfp6() -> Recipe:
+    """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
+
+    Precision goes where values are, range where gradients are; which of the two formats stands where is this recipe's choice. Under OCP's
+    rule the largest elements of a block may saturate.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.mxfp6())
+        mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
+    """
+    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2)
+    return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
+
+
+def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
+    """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, behind a Hadamard transform of 32.
+
+    The transform spreads what stands out over its block, which is what makes the noise of stochastic rounding small. Scales of what is
+    rounded stochastically are rounded up: nothing saturates, so that the mean over the noise is the product of the unrounded operands.
+    (The paper comes to the same by scaling with 3/4 under OCP's rule.)
+
+    Args:
+        forward: The format to which inputs and weights are rounded on the way forward, to nearest. `None` keeps that in high precision,
+            as the paper does.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.mxfp4(forward=None).points.act is None
+        True
+    """
+    noisy = Quantizer(Block(E2M1, 32, rule="ceil"), "stochastic", transform=Hadamard(32))
+    points = FivePoint(forward, forward, noisy, noisy, noisy)
+    return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
+
+
+def nvfp4(last: int = 1) -> Recipe:
+    """FP4 in blocks of 16 under E4M3 scales, under one scale of the tensor; weights in tiles of 16 × 16, gradients stochastic.
+
+    A square tile is the same in both directions, so that the backward pass takes the very weight of the forward pass. Both operands of
+    ∇W go through a Hadamard transform of 16; inputs are rounded to nearest there too. So the mean of ∇A over the noise is what the rounded
+    weight makes of the unrounded gradient, and that of ∇W what the rounded input does. For this the gradients' scales are rounded up: to
+    nearest, which the other points keep, E4M3 scales may be up to 1/16 too small, and the largest elements of their blocks saturate.
+
+    Args:
+        last: How many of the last layers are left in high precision. The paper leaves about 15 % of the linear ones, most of them at the
+            end.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.recipes.nvfp4().points
+        >>> points.weight.scale.extent((64, 64)), points.grad.rounding, points.grad_w.transform.size
+        ((16, 16), Stochastic(), 16)
+    """
+    weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=Tensor())
+    unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
+    turned = Quantizer(NVFP4, transform=Hadamard(16))
+    grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
+    points = FivePoint(NVFP4, weight, turned, "same", grad, grad_w)
+    return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

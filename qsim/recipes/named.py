@@ -1,0 +1,129 @@
+"""Recipes by their names."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+
+from qsim.calls import read_call
+from qsim.formats import format as resolve_format
+from qsim.recipe import Recipe
+from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
+from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
+from qsim.recipes.spec import Spec
+from qsim.recipes.whole_tensors import fp8_blockwise, fp8_hybrid, hfp8, int8
+
+#: Every recipe by its name.
+NAMED: dict[str, Callable[..., Recipe]] = {
+    function.__name__: function
+    for function in (
+        fp8_hybrid,
+        fp8_blockwise,
+        hfp8,
+        mxfp8,
+        mxfp6,
+        mxfp4,
+        nvfp4,
+        int8,
+        stochastic_backward,
+        weight_only,
+        nearest_everywhere,
+    )
+}
+#: What people may mean by names that tell a width alone.
+_FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}
+#: The format in which a recipe is shown that is for any format.
+SHOWN_IN = "e4m3"
+
+
+def resolve(name: str, format: Spec | None = None) -> Recipe:
+    """A recipe by its name, or by the call that makes it.
+
+    Args:
+        name: For example `"mxfp4"` or `"nvfp4(last=4)"`.
+        format: That of a recipe for any format if its name stands alone.
+
+    Raises:
+        TypeError: If it is no text.
+        ValueError: If no recipe has that name, or it lacks its format.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.resolve("nvfp4(last=4)").last
+        4
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a recipe's name must be a text, got {name!r}")
+    if name in NAMED:
+        make = NAMED[name]
+        if not _needs_format(make):
+            return make()
+        if format is None:
+            raise ValueError(f"the recipe {name} is for any format: say which, as in {name}('e4m3')")
+        return make(format)
+    found: Recipe | None = read_call(name, NAMED)
+    if found is not None:
+        return found
+    close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1)
+    hint = f"did you mean {close[0]!r}? There are" if close else "there are"
+    raise ValueError(f"unknown recipe {name!r}: {hint} {', '.join(NAMED)}{_instead(name)}")
+
+
+def _instead(name: str) -> str:
+    """What to say to who gives a format, which does not tell where to round."""
+    try:
+        resolve_format(name)
+    except ValueError:
+        return ""
+    return f". {name!r} is a format: FivePoint(act={name!r}, weight={name!r}) rounds inputs and weights to it"
+
+
+def listing() -> str:
+    """All recipes, each with what it is.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.listing().splitlines()[0])
+        fp8_hybrid                   E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range
+    """
+    calls = {f"{name}(format)" if _needs_format(make) else name: make for name, make in NAMED.items()}
+    width = max(map(len, calls))
+    return "\n".join(f"{call:<{width}}  {_summary(make)}" for call, make in calls.items())
+
+
+def describe(name: str | Recipe | None = None) -> None:
+    """Prints a recipe's points, with formats, scales and roundings, what it keeps in high precision, and its source.
+
+    Args:
+        name: A recipe, its name, or the call that makes it; a recipe for any format is shown in E4M3. Without one all recipes are listed.
+
+    Raises:
+        ValueError: If no recipe has that name.
+
+    Example:
+        >>> import qsim
+        >>> qsim.recipes.describe("weight_only('e4m1')")
+        weight_only
+          point       format          scale  rounding  after
+          act         high precision
+          weight      Float(4, 1)     -      nearest   -
+          act_bwd     high precision
+          weight_bwd  same as weight
+          grad        high precision
+          high precision: no layer
+          source: Training with Fewer Bits, section 3.2
+    """
+    if name is None:
+        print(listing())
+    else:
+        print((name if isinstance(name, Recipe) else resolve(name, SHOWN_IN)).describe())
+
+
+def _needs_format(make: Callable[..., Recipe]) -> bool:
+    return any(parameter.default is parameter.empty for parameter in inspect.signature(make).parameters.values())
+
+
+def _summary(make: Callable[..., Recipe]) -> str:
+    assert make.__doc__ is not None
+    return make.__doc__.partition("\n")[0].rstrip(".")

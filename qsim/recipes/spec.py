@@ -1,0 +1,11 @@
+"""What recipes take as formats."""
+
+from __future__ import annotations
+
+import torch
+
+from qsim.block import Block
+from qsim.formats import Format
+
+#: A format, with or without blocks.
+Spec = str | torch.dtype | Format | Block

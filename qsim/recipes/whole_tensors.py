@@ -1,0 +1,87 @@
+"""Recipes in 8 bits whose scales belong to tensors, rows or squares of them."""
+
+from __future__ import annotations
+
+from qsim import scaling
+from qsim.block import FP8_1X128, FP8_128X128
+from qsim.five_point import FivePoint
+from qsim.formats import E4M3, E5M2, Float, Int
+from qsim.quantizer import Quantizer
+from qsim.recipe import Recipe
+from qsim.scaling import Channel, Scaling, Tensor
+
+
+def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
+    """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
+
+    Under one scale for each tensor the backward pass takes what the forward pass rounded. Scales of rows, `Channel(0)`, lie along what a
+    product sums over, so that for each product its operands are rounded anew.
+
+    Args:
+        scale: That of every point: `Tensor()`, which is what stands for `None`; `Delayed(…)`; `Channel(0)`; or the text of one.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.fp8_hybrid())
+        fp8_hybrid: act=e4m3 tensor, weight=e4m3 tensor, act_bwd=same, weight_bwd=same, grad=e5m2 tensor
+    """
+    chosen = scaling.resolve(scale) or Tensor()
+    operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
+    back = operand if chosen.is_directed else "same"
+    points = FivePoint(operand, operand, back, back, gradient)
+    return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
+
+
+def fp8_blockwise(last: int = 1) -> Recipe:
+    """E4M3 everywhere: inputs and gradients in blocks of 128 along what is summed, weights in tiles of 128 × 128.
+
+    A square tile is the same in both directions, so the backward pass takes the forward pass's weight. Scales are powers of two, rounded
+    up: nothing saturates, and a value times its scale still has E4M3's four significant bits, so that the products of bfloat16 tensor
+    cores are exact. (The paper takes such scales for some layers' inputs and float32 ones elsewhere.)
+
+    Args:
+        last: How many of the last layers are left in high precision: the paper leaves the output head, and embeddings and attention's own
+            products, which are not converted anyway.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.fp8_blockwise())
+        fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, weight_bwd=same, grad=fp8_1x128; high precision: the last layer
+    """
+    points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128)
+    return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
+
+
+def hfp8() -> Recipe:
+    """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
+
+    There are no scales: the bias is what moves E4M3's range to where inputs and weights are. Gradients are to be scaled with the loss.
+
+    Example:
+        >>> import qsim
+        >>> recipe = qsim.recipes.hfp8()
+        >>> print(recipe.points.act.format, recipe.first, recipe.last)
+        Float(4, 3, bias=4) 1 1
+    """
+    operand = Float(4, 3, bias=4)
+    points = FivePoint(operand, operand, "same", "same", E5M2)
+    source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
+    return Recipe("hfp8", points, first=1, last=1, source=source)
+
+
+def int8() -> Recipe:
+    """Integers from -127 to 127 with a scale for each row, that is for each sum of a product; gradients are rounded stochastically.
+
+    -128 is left out: the largest magnitude of a row lands on 127 with either sign, and no number is rounded otherwise than its negative.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.recipes.int8().points
+        >>> print(points.weight.format, points.weight.scale, points.grad.rounding)
+        Int(8, symmetric=True) channel Stochastic()
+    """
+    integers = Int(8, symmetric=True)
+    nearest, noisy = Quantizer(integers, scale=Channel(0)), Quantizer(integers, "stochastic", scale=Channel(0))
+    points = FivePoint(nearest, nearest, nearest, nearest, noisy)
+    source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
+    return Recipe("int8", points, source=source)
