@@ -1,7 +1,9 @@
 """What `import qsim` brings along."""
 
+import configparser
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import sys
@@ -40,3 +42,12 @@ print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[] True", "[] False"]
+
+
+def test_every_package_is_installed() -> None:
+    root = Path(__file__).parents[1]
+    config = configparser.ConfigParser()
+    config.read(root / "setup.cfg")
+    files = [*(root / "qsim").rglob("*.py"), *(root / "kernels" / "qsim_kernels").rglob("*.py")]
+    folders = {file.parent.relative_to(root / "kernels" if "kernels" in file.relative_to(root).parts[:1] else root) for file in files}
+    assert set(config["options"]["packages"].split()) == {".".join(folder.parts) for folder in folders}
