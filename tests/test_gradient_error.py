@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import exact_gradients as exact
 import qsim
 from bounds import check_means
-from qsim.diagnostics import GradientErrors, gradient_error
+from qsim.diagnostics import Estimate, GradientError, GradientErrors, gradient_error
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
@@ -110,6 +110,20 @@ def test_what_it_returns_goes_into_tables_json_and_figures(generator: torch.Gene
     assert str(found.of("grad").rounding) in lines[7]
     with pytest.raises(KeyError, match=r"no error of layer '1' at point 'grad': layers are \['0', 'all weights'\], points"):
         found.of("grad", "1")
+
+
+def test_a_table_can_begin_with_what_is_worst() -> None:
+    def error(layer: str, bias: float, rounding: float, gradient: float) -> GradientError:
+        return GradientError(layer, "grad", *(Estimate(x, x, x) for x in (bias, 1.0, rounding, gradient)))
+
+    found = GradientErrors((error("a", 2.0, 1.0, 4.0), error("b", 1.0, 9.0, 1.0), error("c", 0.0, 3.0, 100.0)), 2, 2, 0.95)
+    assert [e.layer for e in found.worst("bias")] == ["b", "a", "c"]
+    assert [e.layer for e in found.worst("rounding")] == ["b", "a", "c"]
+    assert [e.layer for e in found.worst("sampling")] == ["b", "a", "c"]
+    assert [line.split()[0] for line in found.table("rounding", rows=2).splitlines()[1:-1]] == ["b", "a"]
+    assert [line.split()[0] for line in str(found).splitlines()[1:-1]] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="by: must be one of bias, sampling, rounding; got 'variance'"):
+        found.table("variance")
 
 
 def test_the_figure_shows_what_was_found(generator: torch.Generator) -> None:

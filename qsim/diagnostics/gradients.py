@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The row of all weights together, and the two that are no point: everything rounded, and nothing.
 ALL_WEIGHTS, ALL, NONE = "all weights", "all", "none"
+#: What an error is made of.
+PARTS = ("bias", "sampling", "rounding")
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,36 @@ class GradientErrors:
         known = [sorted({getattr(error, name) for error in self.errors}) for name in ("layer", "point")]
         raise KeyError(f"no error of layer {layer!r} at point {point!r}: layers are {known[0]}, points {known[1]}")
 
-    def __str__(self) -> str:
-        """The table."""
-        rows = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding)), str(e.gradient)) for e in self.errors]
+    def worst(self, by: str) -> tuple[GradientError, ...]:
+        """The errors, from the largest to the smallest beside the squared gradient of their layer.
+
+        Args:
+            by: `"bias"`, `"sampling"` or `"rounding"`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        if by not in PARTS:
+            raise ValueError(f"by: must be one of {', '.join(PARTS)}; got {by!r}")
+        # A layer without a gradient to speak of may have an estimate of it below zero.
+        return tuple(sorted(self.errors, key=lambda e: -getattr(e, by).value / max(e.gradient.value, sys.float_info.min)))
+
+    def table(self, by: str | None = None, rows: int | None = None) -> str:
+        """The errors for people.
+
+        Args:
+            by: What comes first; see `worst`. In the order of the model unless told.
+            rows: How many rows; all of them unless told.
+        """
+        errors = (self.errors if by is None else self.worst(by))[:rows]
+        cells = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding, e.gradient))) for e in errors]
         titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
         note = f"squared norms, with intervals of {percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
-        return f"{aligned([titles, *rows])}\n{note}"
+        return f"{aligned([titles, *cells])}\n{note}"
+
+    def __str__(self) -> str:
+        """The whole table."""
+        return self.table()
 
     def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
         """Draws a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
