@@ -187,7 +187,7 @@ def _by_name(spec: str) -> Format | Block:
     try:
         return resolve_format(spec)
     except ValueError as error:
-        close = difflib.get_close_matches(spec.lower(), NAMED, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(spec.lower(), NAMED, n=1, cutoff=0.8)
         if not close:
             raise
         raise ValueError(f"unknown format {spec!r}: did you mean {close[0]!r}?") from error

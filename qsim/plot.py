@@ -114,7 +114,7 @@ def rounding(
     Example:
         >>> from qsim import plot
         >>> plot.rounding("e2m1", "stochastic").get_title(loc="left")
-        'e2m1, Stochastic()'
+        'e2m1, stochastic'
     """
     fmt, how = _format("rounding", format), roundings.resolve(rounding)
     values = fmt.values()
@@ -270,6 +270,8 @@ def _format(owner: str, format: str | torch.dtype | Format) -> Format:
 
 
 def _how(rounding: Rounding) -> str:
+    if rounding == Stochastic():
+        return "stochastic"
     return repr(rounding) if isinstance(rounding, Stochastic) else str(rounding)
 
 

@@ -15,6 +15,8 @@ NAMES = {
     "E4M3": E4M3,
     "e4m3fn": E4M3,
     "float8_e4m3fn": E4M3,
+    "fp8_e4m3": E4M3,
+    "FP8_E5M2": Float(5, 2, specials="ieee"),
     "float8_e4m3": Float(4, 3, specials="ieee"),
     "e5m2": Float(5, 2, specials="ieee"),
     "e3m2": Float(3, 2),

@@ -62,6 +62,8 @@ _ALIASES: dict[str, Format] = {
     "e2m3fn": E2M3,
     "e3m2fn": E3M2,
     "e8m0fnu": E8M0,
+    "fp8_e4m3": E4M3,
+    "fp8_e5m2": E5M2,
     "float8_e4m3": Float(4, 3, specials="ieee"),
     "float8_e3m4": E3M4,
     "float8_e4m3fn": E4M3,
