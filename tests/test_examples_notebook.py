@@ -104,4 +104,4 @@ def test_figures(held: dict[str, Any]) -> None:
     assert "".join(CODE[-1]["source"]).endswith("\nseen")
     assert [ax.get_title(loc="left").split(":")[0] for ax in held["seen"].axes] == ["grad"]
     line, stairs = held["axes"][0].get_title(loc="left"), held["axes"][1].get_title(loc="left")
-    assert (line, stairs) == ("e2m1, nearest", "e2m1, Stochastic()")
+    assert (line, stairs) == ("e2m1, nearest", "e2m1, stochastic")
