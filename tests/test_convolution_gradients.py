@@ -1,4 +1,4 @@
-"""Gradients of convolutions: torch's own, from tensors in whatever order, and in the order in which torch's come."""
+"""Gradients of convolutions: torch's own, whatever order tensors are in, and in the order in which torch's come where all are in one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import qsim
 from comparing import same_bits
 from qsim import FivePoint, Quantizer
 from qsim.nn.convolution_gradients import convolution_gradient, memory_format
+
+pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
 NOISY = Quantizer("e4m3", "stochastic")
 POINTS = FivePoint(act="e4m3", weight="e4m3", act_bwd=NOISY, weight_bwd=NOISY, grad=NOISY)

@@ -9,35 +9,30 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.bench._bandwidth import COLUMNS, beside_copy
+from qsim.bench._bandwidth import beside_copy
 from qsim.bench._settings import DTYPES, Settings
 from qsim.bench._tables import Row
 from qsim.formats import holds
 
-__all__ = ["COLUMNS", "LAYOUTS", "layouts"]
+#: Makes a tensor of about as many elements as are asked for.
+Layout = Callable[[Settings, torch.dtype], Tensor]
 
 
-def _channels_last(channels: int, size: int) -> Callable[[Tensor], Tensor]:
-    """As many images as there are elements for, with their channels last."""
-
-    def lay(x: Tensor) -> Tensor:
-        images = max(1, x.numel() // (channels * size * size))
-        return (
-            x.repeat(-(-channels * size * size // x.numel()))[: images * channels * size * size]
-            .view(images, size, size, channels)
-            .movedim(-1, 1)
-        )
+def _channels_last(channels: int, size: int) -> Layout:
+    def lay(settings: Settings, dtype: torch.dtype) -> Tensor:
+        images = max(1, settings.elements // (channels * size * size))
+        return settings.normal(dtype, images * channels * size * size).view(images, size, size, channels).movedim(-1, 1)
 
     return lay
 
 
-def _transposed(x: Tensor) -> Tensor:
-    columns = min(4096, x.numel())
-    return x[: x.numel() // columns * columns].view(-1, columns).t()
+def _transposed(settings: Settings, dtype: torch.dtype) -> Tensor:
+    columns = min(4096, settings.elements)
+    return settings.normal(dtype, settings.elements // columns * columns).view(-1, columns).t()
 
 
 #: The last is one of which columns do not begin where random bits begin.
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+LAYOUTS: dict[str, Layout] = {
     "transposed": _transposed,
     "channels last, 64 × 32 × 32": _channels_last(64, 32),
     "channels last, 3 × 32 × 32": _channels_last(3, 32),
@@ -52,7 +47,7 @@ def layouts(settings: Settings) -> Iterator[Row]:
         if not holds(DTYPES[target], fmt):
             continue
         for layout, lay in LAYOUTS.items():
-            x = lay(settings.normal(DTYPES[source]))
+            x = lay(settings, DTYPES[source])
             out = torch.empty_like(x, dtype=DTYPES[target])
             for rounding in settings.roundings:
                 row = {"part": "layouts", "work": layout, "format": name, "rounding": rounding, "dtypes": f"{source}→{target}"}

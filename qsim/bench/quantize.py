@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         "sweep": (_sweep.sweep, _sweep.COLUMNS),
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
-        "layouts": (_layouts.layouts, _layouts.COLUMNS),
+        "layouts": (_layouts.layouts, _bandwidth.COLUMNS),
         "host": (_host.host, _host.COLUMNS),
         "memory": (_memory.memory, _memory.COLUMNS),
         "peers": (partial(_peers.peers, names=peers), _peers.COLUMNS),

@@ -29,7 +29,7 @@ def gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numb
         *numbers: The convolution's, as `aten::convolution` takes them.
     """
     order = memory_format(g, other)
-    # Of a weight torch takes nothing but the shape, and of an input in order: no memory need be spent on them.
+    # Torch reads no number of a stand-in. One in order needs no memory, nor does that of a weight, whose order alone turns nothing.
     takes_memory = order != torch.contiguous_format and not second
     stand_in = _empty(g, shape, order) if takes_memory else g.new_empty(1).expand(shape)
     a, w = (other, stand_in) if second else (stand_in, other)

@@ -81,6 +81,13 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.
 
 
 @triton.jit
+def note_lost(lost, values):
+    """Sets `lost` if there is a NaN: a row's sum of magnitudes is NaN if one of them is. What lies behind the last element is zero."""
+    total = tl.sum(tl.abs(values), axis=1)
+    tl.store(lost + tl.arange(0, values.shape[0]) * 0, 1, mask=total != total)
+
+
+@triton.jit
 def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
     """The codes of a block of values, rounded.
 

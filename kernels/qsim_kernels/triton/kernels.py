@@ -6,7 +6,7 @@ Full blocks are read and written without a mask, since what a mask hangs on is k
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, rounded, store
+from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, load, note_lost, rounded, store
 from qsim_kernels.triton.codes import values_of
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.rounding import clamp
@@ -71,9 +71,8 @@ def encode_block(
     if lost is not None:
         if not V.fast:
             values = rounded(values, drawn, grid, V, True)
-        # A sum of magnitudes is NaN if one of them is. A thread adds up its own; what lies behind the last element counts as zero.
-        total = tl.sum(tl.reshape(tl.abs(values), (BLOCK // RUN, RUN)), axis=1)
-        tl.store(lost + tl.arange(0, BLOCK // RUN) * 0, 1, mask=total != total)
+        # A thread adds up its own.
+        note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
 
 
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])

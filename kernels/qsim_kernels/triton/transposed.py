@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, rounded
+from qsim_kernels.triton.blocks import as_dtype, as_single, encoded, note_lost, rounded
 from qsim_kernels.triton.noise import integers_of_rows
 
 
@@ -90,8 +90,7 @@ def encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V: tl.
     if lost is not None:
         if not V.fast:
             values = rounded(values, drawn, grid, V, True)
-        total = tl.sum(tl.abs(values), axis=1)
-        tl.store(lost + tl.arange(0, T.columns) * 0, 1, mask=total != total)
+        note_lost(lost, values)
 
 
 @triton.jit
