@@ -38,22 +38,21 @@ class Spelling(NamedTuple):
     holders: list[torch.dtype]
 
 
-def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
-    """Resolves and checks a format, a rounding and an overflow mode, for tensors of a dtype."""
+def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str) -> Spelling:
+    """Resolves and checks a format, a rounding and an overflow mode."""
     if torch.compiler.is_compiling():
-        return _spelling(format, how, overflow, dtype)
+        return _spelling(format, how, overflow)
     try:
-        return _known_spelling(format, how, overflow, dtype)
+        return _known_spelling(format, how, overflow)
     except TypeError:
         # What has no hash is none of the three; without the cache it is refused in words.
-        return _spelling(format, how, overflow, dtype)
+        return _spelling(format, how, overflow)
 
 
-def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str, dtype: torch.dtype) -> Spelling:
+def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str) -> Spelling:
     fmt, chosen = resolve_format(format), rounding.resolve(how)
     rounding.check_overflow(overflow)
-    rule = chosen.spelling[overflow, rounding.DEFAULT_BITS[8 * dtype.itemsize]]
-    return Spelling(fmt, *fmt.spelling, rule, chosen.is_stochastic, holders(fmt))
+    return Spelling(fmt, *fmt.spelling, chosen.spelling[overflow], chosen.is_stochastic, holders(fmt))
 
 
 _known_spelling = lru_cache(maxsize=4096)(_spelling)

@@ -60,7 +60,7 @@ def expected(x: Tensor, fmt: Format, rounding: Rounding) -> Expected:
 
 def _chance_above(x: Tensor, below: Tensor, above: Tensor, rounding: Stochastic) -> Tensor:
     """The probability of the upper neighbour; zero where both are the same."""
-    count = 2.0 ** (rounding.bits or DEFAULT_BITS[64])
+    count = 2.0 ** (rounding.bits or DEFAULT_BITS)
     gap = torch.where(above > below, above - below, 1.0)
     is_positive = x > 0
     # Random bits are compared with the way from the neighbour nearer to zero.

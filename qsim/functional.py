@@ -77,7 +77,7 @@ def quantize(
     """
     check_input("quantize", x)
     element, scale = _resolved(format, scale, dim, clip_gradient)
-    spelt = spelling(element, rounding, overflow, x.dtype)
+    spelt = spelling(element, rounding, overflow)
     if out is not None:
         check_out(x, out, dtype)
         dtype = out.dtype
@@ -127,7 +127,7 @@ def quantize_(
     """
     check_input("quantize_", x)
     element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, rounding, overflow, x.dtype)
+    spelt = spelling(element, rounding, overflow)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
@@ -218,7 +218,7 @@ def encode(
     """
     check_input("encode", x)
     element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, rounding, overflow, x.dtype)
+    spelt = spelling(element, rounding, overflow)
     if scale is not None:
         check_codable(spelt, scale, x, overflow, packed)
     elif packed:
@@ -264,7 +264,7 @@ def decode(
         tensor([ 0., 96., -8.,  0.])
     """
     element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, "nearest", "saturate", torch.float32)
+    spelt = spelling(element, "nearest", "saturate")
     if dtype not in spelt.holders:
         refuse_dtype(spelt, dtype, "dtype")
     given = codes if isinstance(codes, ScaledCodes) else None

@@ -128,7 +128,7 @@ def random_bits(
         raise ValueError(f"count must not be negative, got {count}")
     place = torch.device(device)
     check_source(seed, None, place)
-    return reference.random_bits(offset, count, bits, int(seed), stream, place)
+    return reference.random_bits(reference.Noise(int(seed), stream, offset, count, place), bits)
 
 
 def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:

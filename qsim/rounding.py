@@ -13,7 +13,6 @@ Example:
 from __future__ import annotations
 
 import difflib
-import itertools
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -39,8 +38,8 @@ __all__ = [
 #: What becomes of numbers beyond the largest value.
 Overflow = Literal["saturate", "nonfinite"]
 
-#: How many random bits stochastic rounding uses, by the width of a tensor's dtype, where it does not say.
-DEFAULT_BITS = {16: 16, 32: 32, 64: 32}
+#: How many random bits stochastic rounding uses unless it is given another number.
+DEFAULT_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,20 @@ class Rounding:
 
     Attributes:
         mode: The rounding as the kernels know it.
-        spelling: It and an overflow mode as text, which is how operators take them, for a number of random bits where it does not say.
+        spelling: The rounding with each overflow mode as text, which is how operators take them.
     """
 
     mode: Mode
-    spelling: dict[tuple[str, int], str] = field(init=False, repr=False, compare=False)
+    spelling: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        cases = itertools.product(get_args(Overflow), set(DEFAULT_BITS.values()))
-        object.__setattr__(self, "spelling", {case: spell(self.rule(*case)) for case in cases})
+        object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)})
 
-    def rule(self, overflow: str, default_bits: int) -> Rule:
+    def rule(self, overflow: str) -> Rule:
         """The rounding and an overflow mode as the numbers that the kernels take.
 
         Args:
             overflow: `"saturate"` or `"nonfinite"`.
-            default_bits: Random bits where the rounding does not say.
         """
         return Rule(int(self.mode), 0, False, overflow == "saturate")
 
@@ -106,10 +103,10 @@ class Stochastic(Rounding):
     """Rounds up with the probability that makes the mean exact, as far as the random bits go.
 
     With r bits and `p` the position between the neighbours, the one of larger magnitude is taken when `R + floor(p * 2**r) >= 2**r` for a
-    uniform r-bit integer `R`: with probability `floor(p * 2**r) / 2**r`, exactly.
+    uniform r-bit integer `R`: with probability `floor(p * 2**r) / 2**r`, exactly. The first r of an element's 32 random bits make `R`.
 
     Args:
-        bits: Number of random bits, 1 to 32. `None` means 32 for float32 and float64 tensors, 16 for bfloat16 and float16.
+        bits: Number of random bits, 1 to 32. `None` means 32, for tensors of every dtype.
         correction: Take `floor(p * 2**r + 1/2)` instead, which removes most of the bias of few bits.
 
     Example:
@@ -134,8 +131,8 @@ class Stochastic(Rounding):
         object.__setattr__(self, "correction", correction)
         self.__post_init__()
 
-    def rule(self, overflow: str, default_bits: int) -> Rule:  # noqa: D102 (documented above)
-        return Rule(int(self.mode), self.bits or default_bits, self.correction, overflow == "saturate")
+    def rule(self, overflow: str) -> Rule:  # noqa: D102 (documented above)
+        return Rule(int(self.mode), self.bits or DEFAULT_BITS, self.correction, overflow == "saturate")
 
     def __repr__(self) -> str:
         given = [f"bits={self.bits}"] if self.bits is not None else []

@@ -62,11 +62,11 @@ def encode_scaled(
     """The codes of what `quantize_scaled` gives, element by element and scale by scale; the arguments are its, and two of `encode`."""
     fmt, narrowest = spelt.format, spelt.holders[0]
     elements, scales, outer = quantize_scaled(x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
-    codes = _codes(elements, spelling(fmt, "nearest", overflow, narrowest))
+    codes = _codes(elements, spelling(fmt, "nearest", overflow))
     assert scales is not None  # nothing was multiplied with them
     scales = scales.view(scaling.counts(x.shape))
     if scaling.format != FP32:
-        scales = _codes(scales, spelling(scaling.format, "nearest", "saturate", torch.float32))
+        scales = _codes(scales, spelling(scaling.format, "nearest", "saturate"))
     return ScaledCodes(packing.pack(codes, fmt.bits) if packed else codes, scales, outer)
 
 
@@ -120,7 +120,7 @@ def decode_scaled(codes: Tensor, scales: Tensor, outer: Tensor | None, spelt: Sp
     wide = torch.promote_types(dtype, torch.float32)
     factors = scales
     if scaling.format != FP32:
-        _, grid, coding, *_ = spelling(scaling.format, "nearest", "saturate", torch.float32)
+        _, grid, coding, *_ = spelling(scaling.format, "nearest", "saturate")
         factors = torch.ops.qsim.decode.default(scales, grid, coding, torch.float32)
     if outer is not None:
         factors = factors * outer

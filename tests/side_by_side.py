@@ -22,9 +22,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = None if DEVICE.type == "cuda" else 1 << 14
 
 
-def rule(rounding: str | roundings.Rounding, overflow: str, dtype: torch.dtype) -> Rule:
-    """A rounding for tensors of a dtype, as the numbers that kernels take."""
-    return roundings.resolve(rounding).rule(overflow, 32 if dtype.itemsize > 2 else 16)
+def rule(rounding: str | roundings.Rounding, overflow: str) -> Rule:
+    """A rounding as the numbers that kernels take."""
+    return roundings.resolve(rounding).rule(overflow)
 
 
 def difficult(fmt: Format, dtype: torch.dtype) -> Tensor:

@@ -88,7 +88,7 @@ def quantized_differently(fmt: Format, rounding: roundings.Rounding, overflow: s
     """How many of all float32 numbers the two implementations round differently into a dtype."""
     from qsim_kernels import triton
 
-    rule, seed = rounding.rule(overflow, 32), torch.tensor(SEED)
+    rule, seed = rounding.rule(overflow), torch.tensor(SEED)
     a, b = (torch.empty(CHUNK, dtype=dtype, device=DEVICE) for _ in range(2))
     differences = 0
     for start, x in patterns(every):
@@ -103,7 +103,7 @@ def encoded_differently(fmt: Format, rounding: roundings.Rounding, overflow: str
     """How many of all float32 numbers get different codes, those that are decoded to other values included."""
     from qsim_kernels import triton
 
-    rule, seed = rounding.rule(overflow, 32), torch.tensor(SEED)
+    rule, seed = rounding.rule(overflow), torch.tensor(SEED)
     a, b = (torch.empty(CHUNK, dtype=torch.uint8 if fmt.bits <= 8 else torch.int16, device=DEVICE) for _ in range(2))
     values, expected = (torch.empty(CHUNK, device=DEVICE) for _ in range(2))
     differences = 0

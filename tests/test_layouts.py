@@ -107,7 +107,7 @@ def test_nothing_is_copied_and_bits_are_those_of_logical_indices(fmt: Format, dt
         (Stochastic(6, correction=True), 2**33 + 8, torch.float32),
         (Stochastic(32), 0, dtype),
     ):
-        how = rule(rounding, "saturate", dtype)
+        how = rule(rounding, "saturate")
         found, expected = torch.full_like(x, 77, dtype=target), torch.full(x.shape, 77, dtype=target, device=DEVICE)
         kernels.quantize_into(found, x, seed(), fmt.grid, how, 3, offset)
         reference.quantize_into(expected, x, seed(), fmt.grid, how, 3, offset)
@@ -126,7 +126,7 @@ def test_codes(fmt: Format, dtype: torch.dtype, layout: str) -> None:
             for module in (reference, kernels):
                 codes = torch.full_like(x, 77, dtype=code_dtype(fmt))
                 assert codes.stride() == x.stride()
-                lost = module.encode_into(codes, x, seed(), fmt.grid, rule(rounding, "saturate", dtype), fmt.coding, 3, offset)
+                lost = module.encode_into(codes, x, seed(), fmt.grid, rule(rounding, "saturate"), fmt.coding, 3, offset)
                 assert bool(lost) == (has_nan and fmt.coding.nan < 0)
                 values = torch.full_like(x, 77, dtype=torch.float32)
                 module.decode_into(values, codes, fmt.grid, fmt.coding)
@@ -141,7 +141,7 @@ def test_codes(fmt: Format, dtype: torch.dtype, layout: str) -> None:
 @pytest.mark.parametrize(("rounding", "other"), [("nearest", "stochastic"), ("stochastic", "nearest"), ("stochastic", "stochastic")])
 def test_values_and_codes_from_one_read(fmt: Format, rounding: str, other: str, layout: str) -> None:
     x = laid(layout, E4M3, torch.bfloat16)
-    first, second = rule(rounding, "saturate", x.dtype), rule(other, "saturate", x.dtype)
+    first, second = rule(rounding, "saturate"), rule(other, "saturate")
     results = []
     for module in (reference, kernels):
         out, codes = torch.full_like(x, 77), torch.full_like(x, 77, dtype=torch.uint8)
@@ -155,8 +155,8 @@ def test_values_and_codes_from_one_read(fmt: Format, rounding: str, other: str, 
 def test_in_place() -> None:
     x = laid("channels last", BF16, torch.float32)
     expected = torch.empty_like(x)
-    reference.quantize_into(expected, x, seed(), BF16.grid, rule("stochastic", "saturate", x.dtype), 3, 0)
-    kernels.quantize_into(x, x, seed(), BF16.grid, rule("stochastic", "saturate", x.dtype), 3, 0)
+    reference.quantize_into(expected, x, seed(), BF16.grid, rule("stochastic", "saturate"), 3, 0)
+    kernels.quantize_into(x, x, seed(), BF16.grid, rule("stochastic", "saturate"), 3, 0)
     assert torch.equal(raw(x), raw(expected))
 
 
@@ -165,13 +165,13 @@ def test_without_random_bits_any_dense_order_will_do() -> None:
     x = difficult(E4M3, torch.float32)[:840].view(4, 6, 5, 7).permute(2, 0, 3, 1)
     found, expected = torch.full_like(x, 77), torch.full_like(x, 77)
     assert found.stride() == x.stride()
-    kernels.quantize_into(found, x, None, E4M3.grid, rule("nearest", "saturate", x.dtype), 0, 0)
-    reference.quantize_into(expected, x, None, E4M3.grid, rule("nearest", "saturate", x.dtype), 0, 0)
+    kernels.quantize_into(found, x, None, E4M3.grid, rule("nearest", "saturate"), 0, 0)
+    reference.quantize_into(expected, x, None, E4M3.grid, rule("nearest", "saturate"), 0, 0)
     assert not first_difference(x, found, expected)
 
 
 def test_small_matrices_are_copied_rather_than_given_a_program_each() -> None:
-    how = rule("stochastic", "saturate", torch.float32)
+    how = rule("stochastic", "saturate")
     for shape, is_copied in (((5000, 4, 4), True), ((50, 16, 15), True), ((50, 16, 16), False), ((1, 16, 16), False)):
         x = torch.rand(shape, device=DEVICE).mT.contiguous().mT
         assert (work_on(True, True, x, torch.empty_like(x)).tile is None) == is_copied

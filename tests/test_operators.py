@@ -27,7 +27,7 @@ def x(device: torch.device) -> Tensor:
 
 def rule(rounding: str | roundings.Rounding, overflow: str = "saturate") -> str:
     """A rounding as an operator takes it."""
-    return spell(roundings.resolve(rounding).rule(overflow, 32))
+    return spell(roundings.resolve(rounding).rule(overflow))
 
 
 ARGUMENTS = [

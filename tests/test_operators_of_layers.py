@@ -23,7 +23,7 @@ View = Callable[[Tensor], Tensor]
 
 def rule(rounding: str | roundings.Rounding, overflow: str = "saturate") -> str:
     """A rounding as an operator takes it."""
-    return spell(roundings.resolve(rounding).rule(overflow, 32))
+    return spell(roundings.resolve(rounding).rule(overflow))
 
 
 ENCODED: dict[str, tuple[Format, str, Format, str]] = {

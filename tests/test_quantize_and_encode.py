@@ -81,7 +81,7 @@ def check(x: Tensor, formats: tuple[Format, Format], rules: tuple[Rule, Rule], d
 
 def rules_of(given: tuple[Rounding, str, Rounding, str], dtype: torch.dtype) -> tuple[Rule, Rule]:
     """Both roundings, for tensors of a dtype."""
-    return rule(given[0], given[1], dtype), rule(given[2], given[3], dtype)
+    return rule(given[0], given[1]), rule(given[2], given[3])
 
 
 @pytest.mark.parametrize(("formats", "source"), CASES)
@@ -151,7 +151,7 @@ def test_any_seed(number: int) -> None:
 def test_values_and_codes_draw_from_their_own_streams(device: torch.device) -> None:
     # The operator is two others in one: what they give alone it gives too, wherever the seed lies.
     x = torch.cat([torch.randn(3001, device=device), inputs.specials(torch.float32).to(device)])
-    how = spell(rule("stochastic", "saturate", torch.float32))
+    how = spell(rule("stochastic", "saturate"))
     grid, coding = spell(E4M3.grid), spell(E4M3.coding)
     operators: Any = torch.ops.qsim
     for given in {torch.device("cpu"), device}:
@@ -167,7 +167,7 @@ def test_values_and_codes_draw_from_their_own_streams(device: torch.device) -> N
 
 def test_nan_without_a_code_is_stored_as_the_largest_value(device: torch.device) -> None:
     x = inputs.nans(torch.float32).to(device)
-    how = spell(rule("nearest", "saturate", torch.float32))
+    how = spell(rule("nearest", "saturate"))
     values, codes = torch.ops.qsim.quantize_and_encode(
         x, None, spell(E4M3.grid), how, 0, torch.float32, spell(E2M1.grid), how, spell(E2M1.coding), 0
     )

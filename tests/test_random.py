@@ -22,34 +22,37 @@ def test_known_answers(answer: Answer) -> None:
 
 
 def test_known_answer_reaches_the_elements() -> None:
-    # Block 0 of seed 0 and stream 0 has the words of the first answer. Up to 16 bits an element gets half of one, the low half first.
-    halves = [0xE8D5, 0x6627, 0xC58D, 0xE169, 0xAC4C, 0xBC57, 0xDBD8, 0x9B00]
-    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    # Block 0 of seed 0 and stream 0 has the words of the first answer. An element's first 16 bits are half of one, the low half first.
+    first = [0xE8D5, 0x6627, 0xC58D, 0xE169, 0xAC4C, 0xBC57, 0xDBD8, 0x9B00]
     for r in range(1, 17):
-        assert random_bits(8, r, seed=0).tolist() == [half >> (16 - r) for half in halves]
+        assert random_bits(8, r, seed=0).tolist() == [half >> (16 - r) for half in first]
+    # The last 16 are those of the block whose number has the 64th bit set.
+    last = [half for word in philox4x32((0, 1 << 31, 0, 0), (0, 0)) for half in (word & 0xFFFF, word >> 16)]
     for r in range(17, 33):
-        assert random_bits(4, r, seed=0).tolist() == [word >> (32 - r) for word in words]
+        assert random_bits(8, r, seed=0).tolist() == [(a << 16 | b) >> (32 - r) for a, b in zip(first, last, strict=True)]
 
 
 def test_negative_seed_and_stream_are_their_64_bits() -> None:
     ones = ANSWERS[1]
     # The counter of all ones is the last block of stream -1, which no element's index reaches; its neighbours differ in one word alone.
     for word in (0, 1, 0x80000000, 0xFFFFFFFF):
-        counter = (word, 0, *ones.counter[2:])
-        assert random_bits(4, 32, seed=-1, stream=-1, offset=4 * word).tolist() == list(philox4x32(counter, ones.key))
+        words = philox4x32((word, 0, *ones.counter[2:]), ones.key)
+        halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+        assert random_bits(8, 16, seed=-1, stream=-1, offset=8 * word).tolist() == halves
 
 
 @pytest.mark.parametrize("r", [1, 6, 16, 17, 32])
 def test_bits_are_philox_of_seed_stream_and_index(r: int) -> None:
-    seed, stream, start = 0x0123456789ABCDEF, 0x0FEDCBA987654321, 2**34 - 3
-    half_words = r <= 16
+    seed, stream, start = 0x0123456789ABCDEF, 0x0FEDCBA987654321, 2**35 - 3
     expected = []
     for index in range(start, start + 40):
-        block, place = divmod(index, 8 if half_words else 4)
-        counter = (block & 0xFFFFFFFF, block >> 32, stream & 0xFFFFFFFF, stream >> 32)
-        words = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
-        bits, width = ((words[place // 2] >> (16 * (place % 2))) & 0xFFFF, 16) if half_words else (words[place], 32)
-        expected.append(bits >> (width - r))
+        block, place = divmod(index, 8)
+        halves = []
+        for upper in (block >> 32, block >> 32 | 1 << 31):
+            counter = (block & 0xFFFFFFFF, upper, stream & 0xFFFFFFFF, stream >> 32)
+            words = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
+            halves.append((words[place // 2] >> (16 * (place % 2))) & 0xFFFF)
+        expected.append((halves[0] << 16 | halves[1]) >> (32 - r))
     assert random_bits(40, r, seed=seed, stream=stream, offset=start).tolist() == expected
 
 
@@ -66,7 +69,7 @@ def test_seed_stream_and_index_do_not_stand_in_for_each_other() -> None:
     # The same few numbers in every role, in both halves of 64 bits: every element gets bits of its own.
     numbers = (0, 1, 2**32, 2**32 + 1)
     drawn = [
-        tuple(random_bits(4, 32, seed=seed, stream=line, offset=4 * block).tolist()) for seed, line, block in product(numbers, repeat=3)
+        tuple(random_bits(8, 32, seed=seed, stream=line, offset=8 * block).tolist()) for seed, line, block in product(numbers, repeat=3)
     ]
     assert len(set(drawn)) == len(numbers) ** 3
 

@@ -111,7 +111,7 @@ def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -
     target = next(wide for wide in (dtype, torch.float32, torch.float64) if holds(wide, fmt))
     bracket = Bracket(fmt, numbers(x))
     for bits in (None, 1, 4, 8, 15, 16, 17, 24, 32):
-        width = bits or (32 if dtype in (torch.float32, torch.float64) else 16)
+        width = bits or 32
         used = random_bits(x.numel(), width, seed=5, stream=3, offset=11).numpy()
         for correction in (False, True):
             for overflow in oracle.OVERFLOWS:
@@ -154,11 +154,26 @@ def test_many_bits_round_up_as_often_as_they_should(fmt: Format, low: float, hig
 def test_default_bits_of_float32_lose_nothing() -> None:
     # The last bit of a float32 is a millionth of E4M3's step, and even so a value goes up exactly as often as it should: 4096 R of 2**32.
     count = 2**22
-    got = qsim.quantize(torch.full((count,), 1 + 2.0**-23), E4M3, rounding="stochastic", seed=0)
+    got = qsim.quantize(torch.full((count,), 1 + 2.0**-23), E4M3, rounding="stochastic", seed=1)
     ups = got == 1.125
-    assert torch.equal(ups, random_bits(count, 32, seed=0) >= 2**32 - 2**12)
+    assert torch.equal(ups, random_bits(count, 32, seed=1) >= 2**32 - 2**12)
     check_share(int(ups.sum()), count, 2.0**-20)
     assert ups.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("fmt", [E2M1, E4M3], ids=repr)
+def test_values_far_below_a_step_go_up_as_often_as_they_should(fmt: Format, dtype: torch.dtype) -> None:
+    # 16 random bits would leave all of these where they are.
+    count = 2**20
+    bits = random_bits(count, 32, seed=3)
+    for exponent in (17, 18, 20):
+        x = torch.tensor(fmt.smallest * 2.0**-exponent, dtype=dtype)
+        if x == 0:
+            continue  # float16 does not hold it
+        ups = qsim.quantize(x.expand(count), fmt, rounding="stochastic", seed=3) == fmt.smallest
+        assert torch.equal(ups, bits >= 2**32 - 2 ** (32 - exponent))
+        check_share(int(ups.sum()), count, 2.0**-exponent)
 
 
 def test_mirrored() -> None:

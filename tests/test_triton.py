@@ -63,7 +63,7 @@ def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
     for overflow in ("saturate", "nonfinite"):
         for rounding in ROUNDINGS:
-            a, b = both_quantized(x, fmt, rule(rounding, overflow, dtype))
+            a, b = both_quantized(x, fmt, rule(rounding, overflow))
             assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
@@ -77,7 +77,7 @@ def test_into_another_dtype(fmt: Format, source: torch.dtype, target: torch.dtyp
     x = difficult(fmt, source)
     for overflow in ("saturate", "nonfinite"):
         for rounding in ("nearest", "down", "stochastic", Stochastic(6)):
-            a, b = both_quantized(x, fmt, rule(rounding, overflow, source), target)
+            a, b = both_quantized(x, fmt, rule(rounding, overflow), target)
             assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
@@ -87,7 +87,7 @@ def test_encode(fmt: Format, dtype: torch.dtype) -> None:
     for given, has_nan in ((x, True), (x[~x.isnan()], False)):
         for overflow in ("saturate", "nonfinite"):
             for rounding in ("nearest", "odd", "stochastic"):
-                a, b, lost, also_lost = both_encoded(given, fmt, rule(rounding, overflow, dtype))
+                a, b, lost, also_lost = both_encoded(given, fmt, rule(rounding, overflow))
                 assert not first_difference(given, a, b), f"{rounding}, {overflow}: {first_difference(given, a, b)}"
                 assert lost == also_lost
                 # Overflow makes NaN too, where there is no infinity.
@@ -131,7 +131,7 @@ def test_zero_where_there_is_none(overflow: str) -> None:
         # As IEEE has it, a directed rounding that leads back into the range stays there, from finite values.
         below = least if rounding in ("toward_zero", "up") else infinite
         expected = torch.tensor([least, least, below, below, infinite, least], device=DEVICE)
-        a, b = both_quantized(x, fmt, rule(rounding, overflow, torch.float32))
+        a, b = both_quantized(x, fmt, rule(rounding, overflow))
         assert torch.equal(a.nan_to_num(-1), expected.nan_to_num(-1)), rounding
         assert same_bits(a, b), rounding
 
@@ -142,7 +142,7 @@ def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
     for fmt in (E4M3, Float(4, 0), E5M2, Int(8), Float(4, 3, subnormals=False), Fixed(8, 4, symmetric=True)):
         for overflow in ("saturate", "nonfinite"):
             for rounding in ROUNDINGS:
-                a, b = both_quantized(x, fmt, rule(rounding, overflow, dtype), offset=1)
+                a, b = both_quantized(x, fmt, rule(rounding, overflow), offset=1)
                 positive = torch.iinfo(raw(x).dtype).max
                 assert (raw(a) == positive).all(), (fmt, rounding)
                 assert (raw(b) == positive).all(), (fmt, rounding)
@@ -153,5 +153,5 @@ def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("fmt", [E4M3, Float(3, 0), Int(5)], ids=repr)
 def test_all_numbers_of_16_bits(fmt: Format, rounding: str, dtype: torch.dtype) -> None:
     x = inputs.every_pattern(dtype).to(DEVICE)
-    a, b = both_quantized(x, fmt, rule(rounding, "nonfinite", dtype))
+    a, b = both_quantized(x, fmt, rule(rounding, "nonfinite"))
     assert not first_difference(x, a, b), first_difference(x, a, b)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 @pytest.mark.parametrize("bits", [None, 1, 6, 16, 17, 32])
 @pytest.mark.parametrize("correction", [False, True])
 def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | None, correction: bool) -> None:
-    how = rule(Stochastic(bits, correction), "saturate", dtype)
+    how = rule(Stochastic(bits, correction), "saturate")
     x = torch.linspace(-3, 3, 501, device=DEVICE).to(dtype)
     # Small numbers come first: what is compiled for them must serve the large ones too.
     for number, stream, offset in (
@@ -50,13 +50,28 @@ def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | 
             assert same_bits(there, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_later_random_bits_decide_where_the_first_do_not(dtype: torch.dtype, offset: int) -> None:
+    # Numbers near zero whose rounding the first 16 bits of their index leave open, where the dtype holds such a number.
+    fmt, count = qsim.Int(8) if dtype == torch.float16 else E4M3, 16000
+    bits = qsim.random.random_bits(count, 32, seed=5, stream=7, offset=offset)
+    exact = (0xFFFF - (bits >> 16) + 0.5) * 2.0**-16 * fmt.smallest
+    x = torch.where(exact.to(dtype) == exact, exact, 0.0).to(dtype).to(DEVICE)
+    expected = torch.where((x.cpu() != 0) & (bits & 0xFFFF >= 2**15), fmt.smallest, 0.0)
+    assert (expected != 0).sum() > 4
+    a, b = both_quantized(x, fmt, rule("stochastic", "saturate"), None, 5, 7, offset)
+    assert same_bits(a.cpu().to(torch.float64), expected.to(torch.float64))
+    assert same_bits(a, b), first_difference(x, a, b)
+
+
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("offset", [0, 5])
 def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torch.dtype, offset: int) -> None:
     # How many neighbours a thread holds depends on the narrower of the two types, and so does the order in which it makes random words.
     x = torch.linspace(-3, 3, 501, device=DEVICE, dtype=torch.float64).to(source)
     for bits in (6, 16, 17, 32):
-        how = rule(Stochastic(bits), "saturate", source)
+        how = rule(Stochastic(bits), "saturate")
         first = torch.empty_like(x, dtype=torch.float64)
         reference.quantize_into(first, x, seed(), E4M3.grid, how, 3, offset)
         assert first.unique().numel() > 80
@@ -75,7 +90,7 @@ def test_block_size_leaves_no_trace(block: int, offset: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         x = difficult(E4M3, dtype)[:777]
         for rounding in ("nearest", "stochastic", Stochastic(6), Stochastic(32)):
-            how = rule(rounding, "saturate", dtype)
+            how = rule(rounding, "saturate")
             values, expected = torch.empty_like(x), torch.empty_like(x)
             reference.quantize_into(expected, x, seed(), E4M3.grid, how, 3, offset)
             kernels.quantize_into(values, x, seed(), E4M3.grid, how, 3, offset, block=block)
@@ -90,7 +105,7 @@ def test_block_size_leaves_no_trace(block: int, offset: int) -> None:
 def test_any_count_and_nothing_behind_it(rounding: str | roundings.Rounding) -> None:
     # A count of 1 or of a multiple of 16 comes first: a kernel that is compiled for it must serve the others too.
     memory = torch.randn(3000, device=DEVICE)
-    how = rule(rounding, "saturate", torch.float32)
+    how = rule(rounding, "saturate")
     whole = torch.empty_like(memory)
     reference.quantize_into(whole, memory, seed(), E4M3.grid, how, 0, 0)
     for count in (1, 16, 2048, 2, 7, 15, 17, 1023, 1024, 1025, 2999):
@@ -109,7 +124,7 @@ def test_any_count_and_nothing_behind_it(rounding: str | roundings.Rounding) -> 
 
 def test_nothing_to_do() -> None:
     x = torch.empty(0, 3, device=DEVICE)
-    how = rule("stochastic", "saturate", torch.float32)
+    how = rule("stochastic", "saturate")
     kernels.quantize_into(torch.empty_like(x), x, seed(), E2M1.grid, how, 0, 0)
     codes = torch.empty_like(x, dtype=torch.uint8)
     assert not kernels.encode_into(codes, x, seed(), E2M1.grid, how, E2M1.coding, 0, 0)
@@ -118,7 +133,7 @@ def test_nothing_to_do() -> None:
 
 def test_strides_and_alignment() -> None:
     x = difficult(E4M3, torch.float32)[:900].view(30, 30)
-    how = rule("stochastic", "saturate", torch.float32)
+    how = rule("stochastic", "saturate")
     expected = torch.empty_like(x)
     reference.quantize_into(expected, x, seed(), E4M3.grid, how, 0, 0)
     sources = [x, x.t().contiguous().t(), torch.cat([x[:1], x])[1:], torch.cat([x.view(-1)[:1], x.view(-1)])[1:].view(30, 30)]

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.grid import Coding, Grid, Rule
 
 
 class Carrier(NamedTuple):
@@ -117,6 +117,15 @@ def counts_wide(grid: Grid, coding: Coding) -> bool:
     hold the largest.
     """
     return coding.twos_complement and (is_flat(grid) or grid.mantissa > SINGLE.mantissa + 1)
+
+
+def bits_that_matter(how: Plan, rule: Rule) -> int:
+    """How many of a rounding's random bits can change a result.
+
+    Where at most 16 bits of every pattern are rounded away, as from float32 to bfloat16, later random bits are added to zeros.
+    """
+    few = how.least == 0 and how.shift <= 16 and not rule.correction
+    return min(rule.bits, 16) if few else rule.bits
 
 
 @lru_cache(maxsize=4096)

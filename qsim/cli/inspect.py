@@ -15,7 +15,7 @@ from qsim.cli.text import fields, hexadecimal, json_number
 from qsim.columns import aligned
 from qsim.formats import Format
 from qsim.formats.base import shortest
-from qsim.rounding import DEFAULT_BITS as _DEFAULTS, NAMED, Stochastic, resolve
+from qsim.rounding import DEFAULT_BITS, NAMED, Stochastic, resolve
 
 _EXAMPLES = """\
 examples:
@@ -25,9 +25,6 @@ examples:
   qsim inspect bf16 3.14159 --rounding odd     one rounding only; may be repeated
   qsim inspect e2m1 0.3 --json                 the same for programs
 """
-
-#: Random bits of stochastic rounding on float32 tensors.
-DEFAULT_BITS = _DEFAULTS[32]
 
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 

@@ -77,7 +77,7 @@ class LayerObserver:
     @aside()
     def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> Tally:
         """The tally of a tensor that is rounded without scales."""
-        spelt = spelling(point.format, point.rounding, point.overflow, x.dtype)
+        spelt = spelling(point.format, point.rounding, point.overflow)
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in spelt.holders)
         chosen = seed if spelt.is_stochastic else None
         rounded = torch.ops.qsim.quantize.default(x, chosen, spelt.grid, spelt.rule, stream, offset, dtype)

@@ -17,7 +17,6 @@ from qsim.nn.directions import Direction
 from qsim.nn.observers import Observer
 from qsim.nn.products import Product
 from qsim.quantizer import Quantizer
-from qsim.rounding import DEFAULT_BITS
 from qsim.scaled import Share
 from qsim_kernels.grid import Coding, read, spell
 
@@ -125,7 +124,7 @@ def round_to_carrier(x: Tensor, point: Quantizer | None, seed: Tensor | None, st
         return x.to(dtype)
     grid, _ = point.format.spelling
     chosen = seed if point.rounding.is_stochastic else None
-    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point, x.dtype), stream, offset, dtype)  # type: ignore[no-any-return]
+    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point), stream, offset, dtype)  # type: ignore[no-any-return]
 
 
 def round_and_sum(x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -133,12 +132,12 @@ def round_and_sum(x: Tensor, point: Quantizer, seed: Tensor | None, stream: int,
     grid, _ = point.format.spelling
     chosen = seed if point.rounding.is_stochastic else None
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    values, total = torch.ops.qsim.quantize_and_sum.default(rows, chosen, grid, _rule(point, x.dtype), stream, dtype)
+    values, total = torch.ops.qsim.quantize_and_sum.default(rows, chosen, grid, _rule(point), stream, dtype)
     return values.view(x.shape), total
 
 
-def _rule(point: Quantizer, dtype: torch.dtype) -> str:
-    return point.rounding.spelling[point.overflow, DEFAULT_BITS[8 * dtype.itemsize]]
+def _rule(point: Quantizer) -> str:
+    return point.rounding.spelling[point.overflow]
 
 
 @lru_cache(maxsize=256)
@@ -166,12 +165,12 @@ def round_and_keep(
     if not needed or is_kept_anyway or backward_point is None or backward_point.format.bits > CODE_BITS:
         return round_to_carrier(x, point, seed, stream, dtype, setting.offset(second)), x if needed else None
     grid, coding = backward_point.format.spelling[0], _coding_kept(backward_point.format)
-    rule, backward_stream = _rule(backward_point, x.dtype), setting.stream(second, True)
+    rule, backward_stream = _rule(backward_point), setting.stream(second, True)
     if point is None:
         chosen = seed if backward_point.rounding.is_stochastic else None
         return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, grid, rule, coding, backward_stream, 0, False)
     chosen = seed if point.rounding.is_stochastic or backward_point.rounding.is_stochastic else None
-    forward = (point.format.spelling[0], _rule(point, x.dtype), stream, dtype)
+    forward = (point.format.spelling[0], _rule(point), stream, dtype)
     return torch.ops.qsim.quantize_and_encode.default(x, chosen, *forward, grid, rule, coding, backward_stream)  # type: ignore[no-any-return]
 
 

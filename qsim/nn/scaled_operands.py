@@ -159,9 +159,7 @@ def round_scaled(
     if quantizer.scale is None:
         turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
         return Rounded(round_to_carrier(turned, quantizer, seed, stream, dtype, offset).view(x.shape))
-    # After a transform an element has the bits of float32, of which stochastic rounding then sees all.
-    seen_dtype = torch.promote_types(x.dtype, torch.float32) if turn else x.dtype
-    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, seen_dtype)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     chosen = seed if spelt.is_stochastic else None
     tiles, goes_in = direction.tiles(quantizer.scale, seen.shape), _goes_in(quantizer.scale)
     restore = Restore.SCALE if goes_in else Restore.NOTHING
@@ -199,7 +197,7 @@ def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, offse
     seen = rows(x) if merges else x
     turn = () if transform is None else transform.turn(seen.shape, direction.summed)
     turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
-    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, turned.dtype)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     chosen = seed if spelt.is_stochastic else None
     wide = torch.promote_types(turned.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
@@ -244,7 +242,7 @@ def round_rows(
     if quantizer is None or quantizer.scale is None:
         return round_to_carrier(x, quantizer, seed, stream, dtype, offset)
     seen = rows(x)
-    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, x.dtype)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     chosen = seed if spelt.is_stochastic else None
     tiles, share = LINEAR.act.tiles(quantizer.scale, seen.shape), None if shared is None else shared.along(LINEAR.act, True)
     found = quantize_scaled(seen, spelt, quantizer.scale, chosen, stream, offset, dtype, tiles=tiles, share=share)

@@ -26,8 +26,6 @@ class Noise(NamedTuple):
 def update_key(seed: int, step: int, number: int) -> dict[str, int]:
     """The seed and the stream of the random bits with which an optimizer here rounds a new weight, for `qsim.fpu` or `qsim.quantize`.
 
-    Of these bits bfloat16 takes 16 for each element, and other formats 32.
-
     Args:
         seed: The optimizer's seed.
         step: Number of the step, from 1 on.
@@ -37,7 +35,7 @@ def update_key(seed: int, step: int, number: int) -> dict[str, int]:
         >>> import torch, qsim
         >>> w = torch.nn.Parameter(torch.ones(5))
         >>> w.grad = torch.full((5,), 2.0**-9)
-        >>> how = {"rounding": qsim.Stochastic(bits=16), **qsim.optim.update_key(seed=7, step=1, number=0)}
+        >>> how = {"rounding": "stochastic", **qsim.optim.update_key(seed=7, step=1, number=0)}
         >>> with torch.no_grad(), qsim.fpu("bf16", **how):
         ...     written_out = w - w.grad
         >>> qsim.optim.SGD([w], lr=1.0, weight="bf16", update="stochastic", seed=7).step()

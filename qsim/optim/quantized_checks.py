@@ -80,7 +80,7 @@ def check_gradient(number: int, gradient: Tensor, quantizer: Quantizer | None) -
 
 def check_holds(name: str, x: Tensor, quantizer: Quantizer) -> None:
     """Refuses a tensor whose dtype cannot hold the format that it is to be rounded to."""
-    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow, x.dtype if x.dtype in FLOATS else torch.float32)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, f"Quantized: {name}")
 

@@ -171,6 +171,4 @@ def _rule(fmt: Format, rounding: str) -> Rule:
     if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
         # To float32 there is nothing to round.
         return Rule(int(Mode.NEAREST), 0, False, saturate)
-    # As many random bits as float32 has that the format has not; half of them serve where the format's binades are float32's own.
-    evenly = fmt.grid.exponent == -126 and fmt.grid.least < 2.0**-126 and fmt.grid.mantissa >= 7
-    return stochastic.rule("saturate" if saturate else "nonfinite", 16 if evenly else 32)
+    return stochastic.rule("saturate" if saturate else "nonfinite")

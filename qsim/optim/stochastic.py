@@ -163,8 +163,7 @@ def copy_fp32_to_bf16_stochastic_(target: Tensor, source: Tensor, generator: tor
         raise ValueError(f"target is on {target.device}, source on {source.device}: they must be on the same device")
     if not target.is_contiguous():
         raise ValueError("target must be contiguous")
-    spelt = spelling(torch.bfloat16, "Stochastic(bits=16)", "nonfinite", torch.float32)
+    spelt = spelling(torch.bfloat16, "stochastic", "nonfinite")
     seed = random.seed_tensor(None, generator, target.device)
-    # Half of float32's bits fall away, so that sixteen random ones leave nothing out.
     torch.ops.qsim.quantize_out.default(source.detach(), seed, spelt.grid, spelt.rule, 0, 0, target.detach())
     return target

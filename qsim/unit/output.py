@@ -77,7 +77,7 @@ class Output:
             return True
         if dtype not in FLOATS:
             raise ValueError(f"fpu: an operator must give float32 or float64, or {self.format!r} itself, got {name}")
-        spelt = spelling(self.format, self.rounding, self.overflow, dtype)
+        spelt = spelling(self.format, self.rounding, self.overflow)
         if dtype not in spelt.holders:
             raise ValueError(f"fpu: an operator gave {name}, which {cannot_hold(self.format, spelt.holders)}; call .float() on the model")
         if dtype.itemsize == 2:
@@ -98,6 +98,6 @@ class Output:
             x.copy_(self.of(x))
 
     def _rounded(self, x: Tensor) -> Tensor:
-        spelt = spelling(self.format, self.rounding, self.overflow, x.dtype)
+        spelt = spelling(self.format, self.rounding, self.overflow)
         seed, stream = self.noise.next(x.device) if spelt.is_stochastic else (None, 0)
         return rounded(x, spelt, seed, stream, 0, x.dtype, None)

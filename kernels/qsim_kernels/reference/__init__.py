@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import Plan, counts_wide, plan
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference.checksum import add_words
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
-from qsim_kernels.reference.philox import noise, random_bits
-from qsim_kernels.reference.rounding import as_values, float_dtype, round_bits
+from qsim_kernels.reference.philox import Noise, random_bits
+from qsim_kernels.reference.rounding import as_values, float_dtype, rounded
 from qsim_kernels.reference.updates import update
 
 __all__ = [
+    "Noise",
     "add_words",
     "decode_into",
     "encode_into",
@@ -41,8 +42,8 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
-        rounded = _rounded(source, how, rule, number, stream, index)
-        target.copy_(as_values(rounded, how, out.dtype).view(source.shape))
+        patterns = _rounded(source, how, rule, number, stream, index)
+        target.copy_(as_values(patterns, how, out.dtype).view(source.shape))
 
 
 def encode_into(
@@ -68,11 +69,11 @@ def encode_into(
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        rounded = _rounded(source, how, rule, number, stream, index)
+        patterns = _rounded(source, how, rule, number, stream, index)
         if check and coding.nan < 0:
-            lost = lost or bool((rounded == how.carrier.nan).any())
+            lost = lost or bool((patterns == how.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
-        target.copy_(codes_of(rounded, grid, coding, how).view(source.shape))
+        target.copy_(codes_of(patterns, grid, coding, how).view(source.shape))
     return lost
 
 
@@ -115,8 +116,5 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
 def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """One piece's values, rounded, as a flat tensor of the carrier's bit patterns."""
     values = source.reshape(-1).to(float_dtype(how))
-    drawn = None
-    if rule.mode == Mode.STOCHASTIC:
-        assert seed is not None  # the operators refuse this before
-        drawn = noise(index, values.numel(), rule.bits, rule.correction, seed, stream, values.device)
-    return round_bits(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, drawn)
+    noise = None if seed is None else Noise(seed, stream, index, values.numel(), values.device)
+    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)

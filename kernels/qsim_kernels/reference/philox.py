@@ -6,10 +6,17 @@ the steps before; they are cleared where a word is multiplied next.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import NOISE_BITS
+
+# Elements that share a Philox block, and the bits that each has of it.
+_SERVED, _HALF = 8, 16
+# Where the blocks of the first and of the last bits begin. No element's index reaches from the ones to the others.
+_FIRST, _LAST = 0, 1 << 63
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -22,7 +29,7 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
     The key is `seed`; the counter is the block's number in its lower 64 bits and `stream` in its upper.
 
     Args:
-        first: Number of the first block of four words.
+        first: Number of the first block of four words, unsigned.
         count: How many blocks.
         seed: 64 bits.
         stream: 64 bits.
@@ -31,10 +38,10 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
     Returns:
         An int64 tensor of shape (count, 4) with values below 2**32.
     """
-    block = torch.arange(first, first + count, dtype=torch.int64, device=device)
-    upper = (first >> 32) & _WORD
+    upper, lower = first >> 32, first & _WORD
+    block = torch.arange(lower, lower + count, dtype=torch.int64, device=device)
     # A word that is the same in all counters stays a plain number until the rounds have mixed it with the others.
-    high: Tensor | int = upper if (first + count - 1) >> 32 == first >> 32 else block >> 32
+    high: Tensor | int = upper & _WORD if lower + count - 1 <= _WORD else (block >> 32) + upper & _WORD
     return _mixed(block & _WORD, high, seed, stream)
 
 
@@ -70,48 +77,68 @@ def _low(product: Tensor | int) -> Tensor | int:
     return product & _WORD if isinstance(product, int) else product
 
 
-def random_bits(first: int, count: int, bits: int, seed: int, stream: int, device: torch.device) -> Tensor:
-    """The random integer of each of `count` elements from `first` on.
+def _half_words(first: int, count: int, seed: int, stream: int, device: torch.device, blocks: int) -> Tensor:
+    """The half words of `count` elements from `first` on, in those of the Philox blocks that start at the number `blocks`."""
+    block, skip = divmod(first, _SERVED)
+    words = philox(blocks + block, -(-(skip + count) // _SERVED), seed, stream, device)
+    return _halves(words).reshape(-1)[skip : skip + count]
 
-    Up to 16 bits are cut from the top of half a word, so that a block serves eight elements; more from the top of a word, for four.
 
-    Args:
-        first: Logical index of the first element.
-        count: How many elements.
-        bits: How many random bits an element uses.
+def _half_words_at(where: Tensor, seed: int, stream: int, blocks: int) -> Tensor:
+    """The half words of the elements with these logical indices, which need not be consecutive: a block of words for each."""
+    block = where // _SERVED
+    words = _mixed(block & _WORD, (block >> 32) + (blocks >> 32), seed, stream)
+    return _halves(words).view(-1, _SERVED).gather(1, (where % _SERVED).view(-1, 1)).view(-1)
+
+
+def _halves(words: Tensor) -> Tensor:
+    return torch.stack([words & 0xFFFF, words >> 16], dim=2)
+
+
+class Noise(NamedTuple):
+    """Where the random bits of some elements come from: 32 each, the first 16 and the last 16 from different Philox blocks.
+
+    Attributes:
         seed: 64 bits.
         stream: 64 bits.
+        where: Logical index of the first of consecutive elements, or those of all.
+        count: How many elements.
         device: Where to compute them.
-
-    Returns:
-        An int64 tensor of `count` values below `2**bits`.
     """
-    served = 8 if bits <= 16 else 4
-    block, skip = divmod(first, served)
-    words = philox(block, -(-(skip + count) // served), seed, stream, device)
-    if bits <= 16:
-        words = torch.stack([words & 0xFFFF, words >> 16], dim=2)
-    elements = words.reshape(-1)[skip : skip + count]
-    spare = (16 if bits <= 16 else 32) - bits
-    return elements >> spare if spare else elements
+
+    seed: int
+    stream: int
+    where: int | Tensor
+    count: int
+    device: torch.device
+
+    def first_bits(self) -> Tensor:
+        """The first 16 bits of each element, as int64."""
+        return self._half_words(_FIRST)
+
+    def last_bits(self) -> Tensor:
+        """The last 16."""
+        return self._half_words(_LAST)
+
+    def of(self, chosen: Tensor) -> Noise:
+        """The noise of some of the elements, by their numbers."""
+        where = self.where[chosen] if isinstance(self.where, Tensor) else self.where + chosen
+        return self._replace(where=where, count=chosen.numel())
+
+    def _half_words(self, blocks: int) -> Tensor:
+        if isinstance(self.where, Tensor):
+            return _half_words_at(self.where, self.seed, self.stream, blocks)
+        return _half_words(self.where, self.count, self.seed, self.stream, self.device, blocks)
 
 
-def noise(first: int, count: int, bits: int, correction: bool, seed: int, stream: int, device: torch.device) -> Tensor:
-    """The elements' random integers as they are added: `NOISE_BITS` wide, with the correction behind their last bit."""
-    return _as_added(random_bits(first, count, bits, seed, stream, device), bits, correction)
+def random_bits(noise: Noise, bits: int) -> Tensor:
+    """The random integer of each element: its first `bits` bits, as int64."""
+    if bits <= _HALF:
+        return noise.first_bits() >> _HALF - bits
+    return (noise.first_bits() << _HALF | noise.last_bits()) >> 2 * _HALF - bits
 
 
-def _as_added(drawn: Tensor, bits: int, correction: bool) -> Tensor:
-    drawn = drawn.bitwise_left_shift_(NOISE_BITS - bits)
+def as_added(drawn: Tensor, bits: int, correction: bool) -> Tensor:
+    """Random integers of `bits` bits as they are added: `NOISE_BITS` wide, with the correction behind their last bit."""
+    drawn = drawn << NOISE_BITS - bits
     return drawn.bitwise_or_(1 << (NOISE_BITS - 1 - bits)) if correction else drawn
-
-
-def noise_at(where: Tensor, bits: int, correction: bool, seed: int, stream: int) -> Tensor:
-    """`noise` of the elements with these logical indices, which need not follow one another: a block of words for each."""
-    served = 8 if bits <= 16 else 4
-    block = where // served
-    words = _mixed(block & _WORD, block >> 32, seed, stream)
-    if bits <= 16:
-        words = torch.stack([words & 0xFFFF, words >> 16], dim=2).view(-1, served)
-    drawn = words.gather(1, (where % served).view(-1, 1)).view(-1)
-    return _as_added(drawn >> (16 if bits <= 16 else 32) - bits, bits, correction)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, Plan
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, Plan, bits_that_matter
 from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.reference.philox import Noise, as_added, random_bits
 
 
 def float_dtype(plan: Plan) -> torch.dtype:
@@ -43,6 +44,34 @@ def one_nan(x: Tensor) -> Tensor:
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
+def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: Noise | None) -> Tensor:
+    """Rounds values, given and returned as bit patterns of the carrier, with random bits drawn as far as they can matter.
+
+    The first 16 of 32 random bits decide nearly all roundings. Where the rest could, because all zeros and all ones lead to different
+    neighbours, it is drawn.
+
+    Args:
+        bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
+        plan: The grid.
+        rule: The rounding.
+        noise: Where random bits come from, for stochastic rounding.
+    """
+    if rule.mode != Mode.STOCHASTIC:
+        return round_bits(bits, plan, rule, None)
+    assert noise is not None  # the operators refuse stochastic rounding without a seed
+    used = bits_that_matter(plan, rule)
+    if used <= 16:
+        return round_bits(bits, plan, rule, as_added(random_bits(noise, used), used, rule.correction))
+    first = noise.first_bits() << used - 16
+    least = round_bits(bits, plan, rule, as_added(first, used, rule.correction))
+    most = round_bits(bits, plan, rule, as_added(first + (1 << used - 16) - 1, used, rule.correction))
+    open_ = (least != most).nonzero().view(-1)
+    if open_.numel():
+        drawn = as_added(random_bits(noise.of(open_), used), used, rule.correction)
+        least[open_] = round_bits(bits[open_], plan, rule, drawn)
+    return least
+
+
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Rounds values, given and returned as bit patterns of the carrier.
 
@@ -52,7 +81,7 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
         bits: int32 patterns of float32 values, or int64 patterns of float64 values.
         plan: The grid.
         rule: The rounding.
-        noise: What `reference.philox.noise` gives, for stochastic rounding.
+        noise: What `reference.philox.as_added` gives, for stochastic rounding.
     """
     magnitude = bits & ~plan.carrier.sign
     if rule.mode == Mode.NEAREST and rule.saturate and _adds_exactly(plan):

@@ -12,8 +12,8 @@ from torch import Tensor
 from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
-from qsim_kernels.reference.philox import noise, noise_at, philox
-from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, round_bits
+from qsim_kernels.reference.philox import Noise, philox
+from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
 
 _Rounder = Callable[[Tensor], Tensor]
@@ -106,26 +106,26 @@ def _update(
     for index, views in pieces(*(x for x in tensors if x is not None)):
         remaining = iter(views)
         piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
-        _update_piece(piece, factors, _Noise(keys, place, index, piece.param), algorithm, roundings)
+        _update_piece(piece, factors, _Noises(keys, place, index, piece.param), algorithm, roundings)
 
 
-class _Noise:
-    """The random integers of a piece's elements, for those rules that want them."""
+class _Noises:
+    """The noise of a piece's elements in each role, for rules that need it."""
 
     def __init__(self, keys: list[tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
         self._keys, self._place, self._index, self._like = keys, place, index, like
 
-    def __call__(self, rule: Rule, role: int) -> Tensor | None:
+    def __call__(self, rule: Rule, role: int) -> Noise | None:
         if rule.mode != Mode.STOCHASTIC:
             return None
         (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
         if not row:
-            return noise(offset + self._index, count, rule.bits, rule.correction, *self._keys[role], device)
+            return Noise(*self._keys[role], offset + self._index, count, device)
         place = torch.arange(self._index, self._index + count, device=device)
-        return noise_at(offset + place // row * stride + place % row, rule.bits, rule.correction, *self._keys[role])
+        return Noise(*self._keys[role], offset + place // row * stride + place % row, count, device)
 
 
-def _update_piece(x: Tensors, factors: Factors, drawn: _Noise, algorithm: Adam | SGD, roundings: Roundings) -> None:
+def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings) -> None:
     weight = _as_single(x.param)
 
     def q(value: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def _root(x: Tensor) -> Tensor:
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
-def _rounded(x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Float32 values rounded to a grid's, in a dtype that holds them; a rule that saturates makes NaN of infinities."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
@@ -214,9 +214,9 @@ def _rounded(x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None = None, dty
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(how)
     bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
-    return as_values(round_bits(bits, how, rule, drawn), how, dtype)
+    return as_values(rounded(bits, how, rule, noise), how, dtype)
 
 
-def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, drawn: Tensor | None) -> None:
+def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, noise: Noise | None) -> None:
     """Rounds into a tensor."""
-    target.copy_(_rounded(x, grid, rule, drawn, target.dtype).view(target.shape))
+    target.copy_(_rounded(x, grid, rule, noise, target.dtype).view(target.shape))

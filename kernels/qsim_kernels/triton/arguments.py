@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, is_flat, plan
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter, is_flat, plan
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.values import CodeVariant, Variant
 
@@ -21,14 +21,17 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         rule: How to choose.
         wide: Use float64 even if float32 would do.
     """
-    late = rule.correction and rule.bits in (16, 32)
-    how = plan(grid, wide or late)
-    halves = 0 < rule.bits <= 16
+    behind = rule.correction and rule.bits in (16, 32)
+    how = plan(grid, wide or behind)
+    rule = rule._replace(bits=bits_that_matter(how, rule))
+    fast = _is_fast(how, rule)
+    late = fast and rule.bits == 32
+    halves = 0 < rule.bits <= 16 or late
     drawn = 16 if halves else 32
     variant = Variant(
         mode=int(rule.mode),
         saturate=rule.saturate,
-        fast=_is_fast(how, rule),
+        fast=fast,
         flat=is_flat(grid) and how.carrier == SINGLE,
         open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
         symmetric=grid.min == -grid.max,
@@ -37,13 +40,15 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         keep_sign=how.negative_zero,
         wide=how.carrier == DOUBLE,
         halves=halves,
-        whole=rule.bits == drawn,
+        late=late,
+        whole=late or rule.bits == drawn,
         binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
-    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
+    used = min(rule.bits, drawn)
+    keep = ((1 << used) - 1) << (drawn - used)
     # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.
-    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
-    noise = (keep, correction, 1 << (32 - rule.bits) if late else 0)
+    correction = 1 << (drawn - 1 - used) if rule.correction and used < drawn else 0
+    noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
     # On float32 positions are counted in units of 32 random bits.
     scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
     return variant, (

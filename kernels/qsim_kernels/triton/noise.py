@@ -1,9 +1,18 @@
-"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call for four or eight elements."""
+"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call for the first 16 bits of eight elements.
+
+Most roundings are decided by these. Where they are not, the last 16 of an element's 32 bits come from a Philox block of their own.
+"""
 
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.rounding import STOCHASTIC
+from qsim_kernels.grid import Mode
+from qsim_kernels.triton.values import Drawn
+
+STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
+
+#: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index reaches so far.
+LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
 
 
 @triton.jit
@@ -40,8 +49,8 @@ def interleave8(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def run_of_words(block, seed, stream, RUN: tl.constexpr):
-    """Words of which a thread makes `RUN` neighbours: 4, 8 or 16.
+def half_words(block, seed, stream, RUN: tl.constexpr):
+    """Half words of which a thread makes `RUN` neighbours, 8 or 16.
 
     Args:
         block: The numbers of the runs' first Philox blocks, one after the other along the last dimension.
@@ -50,40 +59,45 @@ def run_of_words(block, seed, stream, RUN: tl.constexpr):
         RUN: How many.
     """
     a, b, c, d = words(block, seed, stream)
-    if RUN == 4:
+    if RUN == 8:
         drawn = interleave4(a, b, c, d)
     else:
         e, f, g, h = words(block + 1, seed, stream)
-        if RUN == 8:
-            drawn = interleave8(a, b, c, d, e, f, g, h)
-        else:
-            i, j, k, m = words(block + 2, seed, stream)
-            n, o, p, q = words(block + 3, seed, stream)
-            drawn = tl.interleave(interleave8(a, c, e, g, i, k, n, p), interleave8(b, d, f, h, j, m, o, q))
-    return drawn
-
-
-@triton.jit
-def half_words(block, seed, stream, RUN: tl.constexpr):
-    """Half words of which a thread makes `RUN` neighbours, 8 or 16; see `run_of_words`."""
-    drawn = run_of_words(block, seed, stream, RUN // 2)
+        drawn = interleave8(a, b, c, d, e, f, g, h)
     return tl.interleave(drawn & 0xFFFF, drawn >> 16)
 
 
 @triton.jit
-def single_words(index, seed, stream, HALVES: tl.constexpr):
-    """The word or half word of each index, wherever it lies in its Philox block: a call for each element."""
-    place = (index % 8 // 2 if HALVES else index % 4).to(tl.int32)
-    a, b, c, d = words(index // 8 if HALVES else index // 4, seed, stream)
+def single_half_words(index, seed, stream, LATE: tl.constexpr):
+    """The half word of each index, wherever it is in its Philox block: a call per element."""
+    block = index // 8
+    if LATE:
+        block |= LATE_BLOCKS
+    place = (index % 8 // 2).to(tl.int32)
+    a, b, c, d = words(block, seed, stream)
     drawn = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
-    if HALVES:
-        drawn = tl.where(index % 2 == 0, drawn & 0xFFFF, drawn >> 16)
-    return drawn
+    return tl.where(index % 2 == 0, drawn & 0xFFFF, drawn >> 16)
+
+
+@triton.jit
+def late_bits(drawn):
+    """The last 16 of each element's 32 random bits."""
+    return single_half_words(drawn.index, drawn.seed, drawn.stream, True)
+
+
+@triton.jit
+def drawn_in_runs(noise, index, block, V: tl.constexpr, RUN: tl.constexpr):
+    """`random_integers` of runs of neighbours, given the numbers of their first Philox blocks and the elements' indices."""
+    HALVES: tl.constexpr = max(RUN, 8)
+    bits = half_words(block, noise.seed, noise.stream, HALVES)
+    if not V.halves:
+        bits = bits << 16 | half_words(block | LATE_BLOCKS, noise.seed, noise.stream, HALVES)
+    return as_added(bits, index, noise, V)
 
 
 @triton.jit
 def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The random integers of `BLOCK` elements as `round_bits` and `round_magnitude` want them; zero where the rounding needs none.
+    """The random integers of `BLOCK` elements as `Drawn`; nothing where the rounding needs none.
 
     Args:
         noise: A `Noise`.
@@ -92,20 +106,15 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
         RUN: How many neighbours a thread holds, so that words are made where they are used; shared memory would carry them there otherwise.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: How many elements.
-
-    Returns:
-        Integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
     """
     drawn = 0
     if V.mode == STOCHASTIC:
-        if not ALIGNED:
-            drawn = single_words(first + tl.arange(0, BLOCK), noise.seed, noise.stream, V.halves)
-        elif V.halves:
+        index = first + tl.arange(0, BLOCK)
+        if ALIGNED:
             HALVES: tl.constexpr = max(RUN, 8)
-            drawn = half_words(first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), noise.seed, noise.stream, HALVES)
+            drawn = drawn_in_runs(noise, index, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), V, RUN)
         else:
-            drawn = run_of_words(first // 4 + RUN // 4 * tl.arange(0, BLOCK // RUN), noise.seed, noise.stream, RUN)
-        drawn = as_added(drawn, noise, V)
+            drawn = integers_at(noise, index, V)
     return drawn
 
 
@@ -114,35 +123,35 @@ def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: 
     """`random_integers` of `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
     drawn = 0
     if V.mode == STOCHASTIC:
-        if not ALIGNED:
-            drawn = single_words(first[:, None] + tl.arange(0, WIDTH)[None, :], noise.seed, noise.stream, V.halves)
-        elif V.halves:
+        index = first[:, None] + tl.arange(0, WIDTH)[None, :]
+        if ALIGNED:
             HALVES: tl.constexpr = max(RUN, 8)
             block = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
-            drawn = half_words(block, noise.seed, noise.stream, HALVES)
+            drawn = drawn_in_runs(noise, index, block, V, RUN)
         else:
-            block = (first // 4)[:, None] + (RUN // 4 * tl.arange(0, WIDTH // RUN))[None, :]
-            drawn = run_of_words(block, noise.seed, noise.stream, RUN)
-        drawn = as_added(drawn, noise, V)
+            drawn = integers_at(noise, index, V)
     return drawn
 
 
 @triton.jit
-def integers_at(noise, place, V: tl.constexpr):
-    """`random_integers` of the elements with these logical indices, which need not follow one another."""
+def integers_at(noise, index, V: tl.constexpr):
+    """`random_integers` of the elements with these logical indices, which need not be consecutive."""
     drawn = 0
     if V.mode == STOCHASTIC:
-        drawn = as_added(single_words(place, noise.seed, noise.stream, V.halves), noise, V)
+        bits = single_half_words(index, noise.seed, noise.stream, False)
+        if not V.halves:
+            bits = bits << 16 | single_half_words(index, noise.seed, noise.stream, True)
+        drawn = as_added(bits, index, noise, V)
     return drawn
 
 
 @triton.jit
-def as_added(drawn, noise, V: tl.constexpr):
-    """Random words or half words as a rounding adds them."""
+def as_added(bits, index, noise, V: tl.constexpr):
+    """Random bits as a rounding adds them."""
     if not V.whole:
-        drawn = (drawn & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
+        bits = (bits & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
     if V.halves and not V.fast:
-        drawn <<= 16
+        bits <<= 16
     if V.wide:
-        drawn = (drawn.to(tl.int64) << 1) | noise.late
-    return drawn
+        bits = (bits.to(tl.int64) << 1) | noise.late
+    return Drawn(bits, index, noise.seed, noise.stream)
