@@ -24,14 +24,12 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     behind = rule.correction and rule.bits in (16, 32)
     how = plan(grid, wide or behind)
     rule = rule._replace(bits=bits_that_matter(how, rule))
-    fast = _is_fast(how, rule)
-    late = fast and rule.bits == 32
-    halves = 0 < rule.bits <= 16 or late
+    halves = 0 < rule.bits <= 16
     drawn = 16 if halves else 32
     variant = Variant(
         mode=int(rule.mode),
         saturate=rule.saturate,
-        fast=fast,
+        fast=_is_fast(how, rule),
         flat=is_flat(grid) and how.carrier == SINGLE,
         open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
         symmetric=grid.min == -grid.max,
@@ -40,14 +38,12 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         keep_sign=how.negative_zero,
         wide=how.carrier == DOUBLE,
         halves=halves,
-        late=late,
-        whole=late or rule.bits == drawn,
+        whole=rule.bits == drawn,
         binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
-    used = min(rule.bits, drawn)
-    keep = ((1 << used) - 1) << (drawn - used)
+    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
     # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.
-    correction = 1 << (drawn - 1 - used) if rule.correction and used < drawn else 0
+    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
     # On float32 positions are counted in units of 32 random bits.
     scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))

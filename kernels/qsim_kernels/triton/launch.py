@@ -111,11 +111,20 @@ def _quantizer(
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     run = run_of(source, target)
-    block = block or (1024 if run == 4 else 2048)
+    is_plain = aligned and not variant.wide and tile is None
+    draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
+    if draws_words:
+        # A Philox block has half words for eight neighbours.
+        run, size, warps = 8, *((512, 2) if source.itemsize > target.itemsize else (1024, 4))
+    else:
+        size, warps = 1024 if run == 4 else 2048, 4
+    block = block or size
     # Where there is little to move, as many threads as fit must share the work.
-    is_scarce = source.itemsize == target.itemsize == 2 and aligned and not variant.wide and tile is None
+    is_scarce = (
+        source.itemsize == target.itemsize and (draws_words or source.itemsize == 2) and aligned and not variant.wide and tile is None
+    )
     scarce = {"maxnreg": 32} if is_scarce else {}
-    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block), block, **scarce)
+    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block), block, num_warps=warps, **scarce)
 
 
 @lru_cache(maxsize=4096)

@@ -1,13 +1,9 @@
-"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call for the first 16 bits of eight elements.
-
-Most roundings are decided by these. Where they are not, the last 16 of an element's 32 bits come from a Philox block of their own.
-"""
+"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call for 16 bits of eight elements."""
 
 import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.values import Drawn
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
@@ -80,24 +76,17 @@ def single_half_words(index, seed, stream, LATE: tl.constexpr):
 
 
 @triton.jit
-def late_bits(drawn):
-    """The last 16 of each element's 32 random bits."""
-    return single_half_words(drawn.index, drawn.seed, drawn.stream, True)
-
-
-@triton.jit
-def drawn_in_runs(noise, index, block, V: tl.constexpr, RUN: tl.constexpr):
-    """`random_integers` of runs of neighbours, given the numbers of their first Philox blocks and the elements' indices."""
-    HALVES: tl.constexpr = max(RUN, 8)
-    bits = half_words(block, noise.seed, noise.stream, HALVES)
+def integers_of_runs(noise, runs, V: tl.constexpr, RUN: tl.constexpr):
+    """`random_integers` of runs of neighbours, given the numbers of the Philox blocks with which they begin."""
+    bits = half_words(runs, noise.seed, noise.stream, RUN)
     if not V.halves:
-        bits = bits << 16 | half_words(block | LATE_BLOCKS, noise.seed, noise.stream, HALVES)
-    return as_added(bits, index, noise, V)
+        bits = bits << 16 | half_words(runs | LATE_BLOCKS, noise.seed, noise.stream, RUN)
+    return as_added(bits, noise, V)
 
 
 @triton.jit
 def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The random integers of `BLOCK` elements as `Drawn`; nothing where the rounding needs none.
+    """The random integers of `BLOCK` elements as `round_bits` and `round_magnitude` take them; zero where the rounding needs none.
 
     Args:
         noise: A `Noise`.
@@ -106,15 +95,17 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
         RUN: How many neighbours a thread holds, so that words are made where they are used; shared memory would carry them there otherwise.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: How many elements.
+
+    Returns:
+        Integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
     """
     drawn = 0
     if V.mode == STOCHASTIC:
-        index = first + tl.arange(0, BLOCK)
         if ALIGNED:
             HALVES: tl.constexpr = max(RUN, 8)
-            drawn = drawn_in_runs(noise, index, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), V, RUN)
+            drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), V, HALVES)
         else:
-            drawn = integers_at(noise, index, V)
+            drawn = integers_at(noise, first + tl.arange(0, BLOCK), V)
     return drawn
 
 
@@ -123,13 +114,12 @@ def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: 
     """`random_integers` of `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
     drawn = 0
     if V.mode == STOCHASTIC:
-        index = first[:, None] + tl.arange(0, WIDTH)[None, :]
         if ALIGNED:
             HALVES: tl.constexpr = max(RUN, 8)
-            block = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
-            drawn = drawn_in_runs(noise, index, block, V, RUN)
+            runs = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
+            drawn = integers_of_runs(noise, runs, V, HALVES)
         else:
-            drawn = integers_at(noise, index, V)
+            drawn = integers_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :], V)
     return drawn
 
 
@@ -141,12 +131,12 @@ def integers_at(noise, index, V: tl.constexpr):
         bits = single_half_words(index, noise.seed, noise.stream, False)
         if not V.halves:
             bits = bits << 16 | single_half_words(index, noise.seed, noise.stream, True)
-        drawn = as_added(bits, index, noise, V)
+        drawn = as_added(bits, noise, V)
     return drawn
 
 
 @triton.jit
-def as_added(bits, index, noise, V: tl.constexpr):
+def as_added(bits, noise, V: tl.constexpr):
     """Random bits as a rounding adds them."""
     if not V.whole:
         bits = (bits & noise.keep.to(tl.uint32)) | noise.correction.to(tl.uint32)
@@ -154,4 +144,4 @@ def as_added(bits, index, noise, V: tl.constexpr):
         bits <<= 16
     if V.wide:
         bits = (bits.to(tl.int64) << 1) | noise.late
-    return Drawn(bits, index, noise.seed, noise.stream)
+    return bits

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.noise import STOCHASTIC, late_bits
+from qsim_kernels.triton.noise import STOCHASTIC
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
 NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))
@@ -84,23 +84,13 @@ def round_nearest(x, grid, V: tl.constexpr):
 
 
 @triton.jit
-def rounds_up(y, magic, power, word):
-    """Whether 32 random bits take a magnitude to its upper neighbour, given the power next to which float32's spacing is the grid's."""
-    lower = add_toward_zero(y, magic) - magic
-    # 2**32 / spacing: its exponent field is 55 + 2 * 127 less that of the power, modulo 2**32.
-    inverse = (-1702887424 - power).to(tl.float32, bitcast=True)
-    position = ((y - lower) * inverse).to(tl.uint32)
-    return position + word < position
-
-
-@triton.jit
 def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
     """Rounds clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
 
     Args:
         y: Magnitudes.
         negative: Whether they stand for negative values.
-        drawn: `Drawn`, for stochastic rounding.
+        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `Numbers`.
         V: The `Variant`.
     """
@@ -111,18 +101,15 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         rounded = (y + magic) - magic
     elif V.mode == STOCHASTIC and V.halves:
         # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
-        first, unit = drawn.bits.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12
-        total = add_toward_zero(multiply_add_toward_zero(first, unit, y), magic)
-        if V.late:
-            # With all later bits set R is less than one unit more. Only where that changes the sum do they matter.
-            most = add_toward_zero(multiply_add_toward_zero(first + 1.0, unit, y), magic)
-            if tl.max((most != total).to(tl.int32), axis=None) != 0:
-                up = rounds_up(y, magic, power, drawn.bits << 16 | late_bits(drawn))
-                total = tl.where(up & (most != total), most, total)
-        rounded = total - magic
+        raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
+        rounded = add_toward_zero(raised, magic) - magic
     elif V.mode == STOCHASTIC:
-        lower = add_toward_zero(y, magic) - magic
-        rounded = tl.where(rounds_up(y, magic, power, drawn.bits), lower + magic * 1.1920928955078125e-07, lower)
+        # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: the neighbour less the
+        # first bits is what that sum must reach, and that is a float32 wherever the last bits can matter.
+        unit = magic * 1.8189894035458565e-12
+        raised = multiply_add_toward_zero((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y)
+        raised = multiply_add_toward_zero((drawn >> 16).to(tl.float32), unit, raised)
+        rounded = add_toward_zero(raised, magic) - magic
     else:
         rounded = add_toward_zero(y, magic) - magic
         if V.mode != TOWARD_ZERO:
@@ -137,7 +124,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
 
     Args:
         x: Values.
-        drawn: `Drawn`, for stochastic rounding.
+        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `Numbers`.
         V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
@@ -169,7 +156,7 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
 
     Args:
         bits: Patterns of the carrier.
-        drawn: `Drawn`, for stochastic rounding.
+        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
         grid: `Numbers`, whose scale takes a magnitude below the smallest value to its position between zero and it, in units of the noise.
         V: The `Variant`.
     """
@@ -211,13 +198,13 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
         increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
         away = inexact
     elif V.wide:
-        increment = (drawn.bits << 19) >> (52 - steps)
+        increment = (drawn << 19) >> (52 - steps)
         position = (tl.minimum(magnitude, grid.least).to(tl.float64, bitcast=True) * grid.scale).to(tl.int64)
-        away = position + drawn.bits >= 8589934592
+        away = position + drawn >= 8589934592
     else:
-        increment = (drawn.bits >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
+        increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
         position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
-        away = position + drawn.bits < position
+        away = position + drawn < position
     rounded = (magnitude + increment) & ~ones
     if not V.zero:
         rounded = tl.maximum(rounded, grid.least)

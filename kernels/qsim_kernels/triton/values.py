@@ -22,9 +22,8 @@ class Variant(NamedTuple):
         signed: Whether negative values exist.
         keep_sign: Whether zero keeps its sign.
         wide: Whether the carrier is float64; otherwise float32.
-        halves: Whether 16 random bits are drawn per element at first; otherwise 32.
-        late: Whether 16 more are drawn where these leave a rounding undecided.
-        whole: Whether all of the bits drawn at first are used, with nothing behind them.
+        halves: Whether 16 random bits are drawn per element; otherwise 32.
+        whole: Whether all of those are used, with nothing behind them.
         binary: Whether the grid holds powers of two alone, and ties are met.
     """
 
@@ -39,7 +38,6 @@ class Variant(NamedTuple):
     keep_sign: bool
     wide: bool
     halves: bool
-    late: bool
     whole: bool
     binary: bool
 
@@ -134,22 +132,6 @@ class Noise(NamedTuple):
     keep: Any
     correction: Any
     late: Any
-
-
-class Drawn(NamedTuple):
-    """The random integers of a block's elements, and where to draw more.
-
-    Attributes:
-        bits: Integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
-        index: The elements' logical indices.
-        seed: 64 bits.
-        stream: 64 bits.
-    """
-
-    bits: Any
-    index: Any
-    seed: Any
-    stream: Any
 
 
 @triton.jit
