@@ -23,11 +23,15 @@ BF16, FP32 = torch.bfloat16, torch.float32
 NUMBERS: dict[str, Any] = {"lr": 0.0625, "beta1": 0.75, "beta2": 0.875, "eps": 1e-3, "weight_decay": 0.1}
 
 
-def arguments(function: Any) -> list[Any]:
-    """Names, and defaults where there are some."""
-    found = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
-    assert all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in found)
+def arguments(function: Any, kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD) -> list[Any]:
+    """Names of the arguments of a kind, and defaults where there are some."""
+    found = [p for p in inspect.signature(function).parameters.values() if p.name != "self" and p.kind is kind]
     return [p.name if p.default is inspect.Parameter.empty else (p.name, p.default) for p in found]
+
+
+def keywords(function: Any) -> list[Any]:
+    """Those that only keywords give."""
+    return arguments(function, inspect.Parameter.KEYWORD_ONLY)
 
 
 def test_arguments_are_those_of_the_page() -> None:
@@ -36,6 +40,9 @@ def test_arguments_are_those_of_the_page() -> None:
     tensors, numbers = ["params", "grads", "exp_avg", "exp_avg_sq"], ["lr", "beta1", "beta2", "eps", "weight_decay", "step"]
     assert arguments(adamw_stochastic_bf16_) == [*tensors, *numbers, ("generator", None)]
     assert arguments(copy_fp32_to_bf16_stochastic_) == ["target", "source", ("generator", None)]
+    assert keywords(StochasticAdamW.__init__) == [("state_rounding", "stochastic")]
+    assert keywords(adamw_stochastic_bf16_) == keywords(copy_fp32_to_bf16_stochastic_) == []
+    assert all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(StochasticAdamW.__init__).parameters.values())
 
 
 # adamw_stochastic_bf16_.
@@ -57,8 +64,8 @@ def test_a_step_is_what_is_written_out(grad: torch.dtype, state: torch.dtype, st
     adamw_stochastic_bf16_(*given, **NUMBERS, step=step, generator=torch.Generator().manual_seed(6))
     kept = FP32_FORMAT if state == FP32 else BF16_FORMAT
     options = Options(
-        "adam", BF16_FORMAT, BF16_FORMAT, "stochastic", state=kept, lr=NUMBERS["lr"], betas=(NUMBERS["beta1"], NUMBERS["beta2"]),
-        eps=NUMBERS["eps"], weight_decay=NUMBERS["weight_decay"], decoupled=True,
+        "adam", BF16_FORMAT, BF16_FORMAT, "stochastic", state=kept, state_stochastic=True, lr=NUMBERS["lr"],
+        betas=(NUMBERS["beta1"], NUMBERS["beta2"]), eps=NUMBERS["eps"], weight_decay=NUMBERS["weight_decay"], decoupled=True,
     )  # fmt: skip
     due = []
     for index, (w, g, m, v) in enumerate(zip(*(x.flatten().tolist() for x in before), strict=True)):

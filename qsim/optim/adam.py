@@ -70,6 +70,9 @@ class Adam(LowPrecisionOptimizer):
 
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
+    #: The argument that gives moments all of float32's bits, as a warning recommends it.
+    _WIDER_MOMENTS: ClassVar[str] = "state='fp32'"
+
     def __init__(
         self,
         params: Params,
@@ -116,7 +119,7 @@ class Adam(LowPrecisionOptimizer):
         decay = (group["betas"][1], setting.state, setting.state_rule)
         if decay not in decays:
             decays.add(decay)
-            _warn_of_what_cannot_shrink(*decay)
+            _warn_of_what_cannot_shrink(*decay, self._WIDER_MOMENTS)
         if not setting.in_format:
             return
         for name, beta in zip(("beta1", "beta2"), group["betas"], strict=True):
@@ -200,12 +203,12 @@ def _below_one(setting: Setting) -> float:
     return quantize(torch.tensor(1 - 2.0**-24), setting.weight, rounding="toward_zero").item()
 
 
-def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str) -> None:
-    """Tells who asks for a second moment that only grows: to nearest, a step takes less than half a unit of it."""
+def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str, wider: str) -> None:
+    """Warns of a second moment that can only grow: rounded to nearest, a step takes less than half a unit of it."""
     values = read(Grid, state)
     # Half a unit is the smallest share of a number where its mantissa is largest.
     largest = 1 - 2.0 ** -(values.mantissa + 2)
     if beta < largest or read(Rule, rule).mode == Mode.STOCHASTIC or torch.compiler.is_compiling():
         return
     told = f"betas[1]={beta} and moments with {values.mantissa} bits of mantissa: the second moment grows, and shrinks no more"
-    warn(f"{told}. Give state_rounding='stochastic', state='fp32', or betas[1] below {largest:.4f}")
+    warn(f"{told}. Give state_rounding='stochastic', {wider}, or betas[1] below {largest:.4f}")

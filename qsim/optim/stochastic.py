@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,14 @@ from qsim.checks import spelling
 from qsim.optim import settings
 from qsim.optim.adam import AdamW, spelt
 from qsim.optim.base import Params, check_number
+from qsim.rounding import Rounding
 
 
 class StochasticAdamW(AdamW):
     """AdamW for parameters in bfloat16, rounded stochastically, with moments in a dtype of their own.
+
+    The arguments before `*` are those of d9d's class of this name, and so are the defaults: moments in bfloat16 are rounded stochastically,
+    moments in float32 are not rounded.
 
     Args:
         params: Parameters in bfloat16, distributed ones among them. Gradients may be bfloat16 or float32.
@@ -25,9 +29,10 @@ class StochasticAdamW(AdamW):
         weight_decay: Weight decay.
         generator: Where the seed of the random bits is drawn from. By default it follows from torch's, alike in all processes.
         state_dtype: The moments' dtype, float32 or bfloat16.
+        state_rounding: How moments in bfloat16 are rounded: `"stochastic"`, `"nearest"` or a `qsim.Stochastic`.
 
     Raises:
-        ValueError: If a parameter is not bfloat16.
+        ValueError: If a parameter is not bfloat16, or an option is not one of those allowed.
 
     Example:
         >>> import torch, qsim
@@ -39,6 +44,8 @@ class StochasticAdamW(AdamW):
         torch.float32
     """
 
+    _WIDER_MOMENTS: ClassVar[str] = "state_dtype=torch.float32"
+
     def __init__(
         self,
         params: Params,
@@ -48,10 +55,13 @@ class StochasticAdamW(AdamW):
         weight_decay: float = 1e-2,
         generator: torch.Generator | None = None,
         state_dtype: torch.dtype = torch.float32,
+        *,
+        state_rounding: str | Rounding = "stochastic",
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype must be float32 or bfloat16, got {state_dtype}")
-        super().__init__(params, lr, betas, eps, weight_decay, state=state_dtype, generator=generator)
+        options = {"state": state_dtype, "state_rounding": state_rounding, "generator": generator}
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
 
     def _check(self, group: dict[str, Any], first: int) -> None:
         for number, p in enumerate(group["params"], start=first):
@@ -74,7 +84,9 @@ def adamw_stochastic_bf16_(
     step: int,
     generator: torch.Generator | None = None,
 ) -> None:
-    """One step of AdamW on one tensor, in place; arithmetic is float32 and the new weights are rounded stochastically.
+    """Take one step of AdamW on one tensor, in place.
+
+    Arithmetic is float32. The new weights are rounded stochastically, and so are moments in bfloat16; moments in float32 are not rounded.
 
     Args:
         params: The weights, bfloat16 and contiguous.
@@ -109,7 +121,7 @@ def adamw_stochastic_bf16_(
         raise ValueError(f"step must be a whole number from 1 on, got {step!r}")
     seed = int(random.seed_tensor(None, generator, params.device))
     state = settings.name_of_format(exp_avg.dtype)
-    setting = settings.setting(None, "stochastic", state, "nearest", "float32", torch.bfloat16)
+    setting = settings.setting(None, "stochastic", state, "stochastic", "float32", torch.bfloat16)
     algorithm = spelt(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False)
     steps = torch.tensor(step - 1, device=params.device)
     torch.ops.qsim.update_.default(
