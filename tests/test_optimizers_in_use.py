@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -119,6 +121,76 @@ def test_unscaled_by_the_scaler_or_by_the_step(make: Any) -> None:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+def clipped(optimizer: torch.optim.Optimizer, p: nn.Parameter, scaler: Any) -> Tensor:
+    """Weights after steps whose gradients are clipped as Lightning does it: unscaled first unless the optimizer is to unscale them."""
+    for factor in (3.0, float("inf"), 5.0):
+        optimizer.zero_grad()
+        scaler.scale((p * p * factor).sum()).backward()
+        assert not getattr(optimizer, "_step_supports_amp_scaling", False)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([p], 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return p.detach()
+
+
+@every_maker
+def test_unscaled_gradients_can_be_clipped(make: Any) -> None:
+    """The same bits as without a scaler; the step with an infinity is skipped."""
+    found = []
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)):
+        p = nn.Parameter(torch.linspace(-1, 1, 64))
+        optimizer = make([p], seed=SEED, weight="bf16")
+        if scaler.is_enabled():
+            found.append(clipped(optimizer, p, scaler))
+            continue
+        for factor in (3.0, 5.0):
+            optimizer.zero_grad()
+            (p * p * factor).sum().backward()
+            nn.utils.clip_grad_norm_([p], 0.5)
+            optimizer.step()
+        found.append(p.detach())
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
+def test_who_unscales(make: Any) -> None:
+    """The scaler, unless `fused=True` or a gradient in float16, which it does not unscale; copies and pickles keep the choice."""
+    for fused, dtype, due in (
+        (None, BF16, False),
+        (False, torch.float16, False),
+        (None, torch.float32, False),
+        (None, torch.float16, True),
+        (True, BF16, True),
+    ):
+        p = nn.Parameter(torch.ones(3, dtype=dtype))
+        optimizer = make([p], lr=0.5, fused=fused, state="fp32")
+        for same in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            (q,) = same.param_groups[0]["params"]
+            q.grad = torch.ones_like(q)
+            assert same._step_supports_amp_scaling is due
+    with refused(TypeError, "fused must be True, False or None", "'yes'"):
+        make([p], fused="yes")
+
+
+@every_maker
+def test_a_step_that_unscales_and_a_scaler_that_does_come_to_the_same(make: Any) -> None:
+    found = []
+    for fused in (None, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16))
+        optimizer = make([p], seed=SEED, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in (1.0, float("nan"), 2.0):
+            optimizer.zero_grad()
+            scaler.scale((p * p * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 512.0
+        assert int(next(iter(optimizer.state.values()))["step"]) == 2
         found.append(all_of(optimizer))
     assert alike(*found)
 

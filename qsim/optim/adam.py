@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim.checks import warn
 from qsim.functional import quantize
-from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, reject_differentiable
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
@@ -38,7 +38,9 @@ class Adam(LowPrecisionOptimizer):
         maximize: Whether to go along the gradient.
         capturable: For torch's sake: a step can always be captured in a CUDA graph, after a first one outside of it.
         differentiable: For torch's sake; a rounded step is not.
-        fused: For torch's sake: it is fused.
+        fused: The step is fused either way. As in torch, with `True` a `GradScaler` leaves unscaling gradients and skipping steps to the
+            step, which waits for nothing, and gradients cannot be clipped in between. `None` is `True` for gradients in float16, which a
+            scaler does not unscale, and `False` otherwise.
         decoupled_weight_decay: Whether weights decay beside the update, as in AdamW; otherwise the decay is added to the gradient.
         weight: The weights' format, by default their dtype's own.
         update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
@@ -97,6 +99,7 @@ class Adam(LowPrecisionOptimizer):
         generator: torch.Generator | None = None,
     ) -> None:
         reject_differentiable(differentiable)
+        check_fused(fused)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -113,6 +116,7 @@ class Adam(LowPrecisionOptimizer):
             "seed": seed,
         }
         super().__init__(params, defaults, generator)
+        self._fused = fused
 
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
         decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_told", set())

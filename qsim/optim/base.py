@@ -31,8 +31,9 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         generator: Where the groups' seed is drawn from.
     """
 
-    # With these attributes a GradScaler leaves unscaling and skipping to the step, which waits for nothing then.
-    _step_supports_amp_scaling = True
+    # What the option `fused` of torch's optimizers says, see `_step_supports_amp_scaling`.
+    _fused: bool | None = None
+    # A GradScaler sets these for a step that is to unscale gradients itself.
     grad_scale: Tensor | None
     found_inf: Tensor | None
 
@@ -48,6 +49,18 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
             defaults["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
         self._batches: dict[int, tuple[object, list[Batch]]] = {}
         super().__init__(params, defaults)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves unscaling and skipping to the step, which then waits for nothing.
+
+        As in torch's optimizers that is so with `fused=True`, and gradients cannot be clipped in between: Lightning refuses to. Gradients in
+        float16 no scaler unscales by itself, so there it is the default.
+        """
+        if self._fused is not None:
+            return self._fused
+        gradients = (p.grad for group in self.param_groups for p in group["params"])
+        return any(gradient is not None and gradient.dtype == torch.float16 for gradient in gradients)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters with options of their own; see `torch.optim.Optimizer.add_param_group`."""
@@ -189,7 +202,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         self._batches = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_batches"}
+        kept = {name: value for name, value in super().__getstate__().items() if name != "_batches"}
+        return {**kept, "_fused": self._fused}
 
 
 def _setting_options(group: dict[str, Any]) -> Options:
@@ -224,6 +238,12 @@ def check_real(name: str, value: Any) -> None:
     """Refuses what is no number; NumPy's are some, which schedulers compute with."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_fused(fused: Any) -> None:
+    """Refuses anything but torch's values of this option."""
+    if fused is not None and not isinstance(fused, bool):
+        raise TypeError(f"fused must be True, False or None, got {fused!r}")
 
 
 def reject_differentiable(differentiable: bool) -> None:

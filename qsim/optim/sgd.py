@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_number, check_real, reject_differentiable
+from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
@@ -81,6 +81,7 @@ class SGD(LowPrecisionOptimizer):
         generator: torch.Generator | None = None,
     ) -> None:
         reject_differentiable(differentiable)
+        check_fused(fused)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -97,6 +98,7 @@ class SGD(LowPrecisionOptimizer):
             "seed": seed,
         }
         super().__init__(params, defaults, generator)
+        self._fused = fused
 
     def _algorithm(self, group: dict[str, Any]) -> str:
         check_number("momentum", group["momentum"])
