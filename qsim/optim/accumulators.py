@@ -12,17 +12,21 @@ from torch import Tensor
 from qsim import shards
 from qsim.formats import Format, holders
 
-#: The name of a copy in a state_dict, beside what the optimizer keeps of a parameter.
+#: The name of a copy in a state_dict, next to what the optimizer keeps of a parameter.
 KEY = "quantized_accumulator"
+#: The same where there is no accumulator: the unrounded weights while an optimizer is in evaluation mode.
+UNROUNDED = "quantized_unrounded"
 
 
-def dtype_of(fmt: Format, parameter: Tensor) -> torch.dtype:
-    """What a copy is kept in: the parameter's dtype if that holds the format, else the narrowest that does."""
+def dtype_of(fmt: Format | None, parameter: Tensor) -> torch.dtype:
+    """What a copy is kept in: the parameter's dtype if that holds the format or there is none, else the narrowest that does."""
+    if fmt is None:
+        return parameter.dtype
     able = holders(fmt)
     return parameter.dtype if parameter.dtype in able else able[0]
 
 
-def copy_of(parameter: Tensor, fmt: Format) -> Tensor:
+def copy_of(parameter: Tensor, fmt: Format | None = None) -> Tensor:
     """A copy that an optimizer takes for a parameter."""
     return parameter.detach().to(dtype_of(fmt, parameter), copy=True).requires_grad_(parameter.requires_grad)
 
@@ -55,37 +59,35 @@ def keys_of(state_dict: Mapping[str, Any]) -> list[Any]:
     return [key for group in state_dict["param_groups"] for key in group["params"]]
 
 
-def added(state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapping[Tensor, Tensor]) -> dict[str, Any]:
-    """A state_dict with the copies beside each parameter's state."""
+def added(state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapping[Tensor, Tensor], name: str = KEY) -> dict[str, Any]:
+    """A state_dict with the copies in each parameter's state, by a name."""
     state = dict(state_dict["state"])
     for key, parameter in zip(keys_of(state_dict), parameters, strict=True):
         if parameter in copies:
-            state[key] = {**state.get(key, {}), KEY: copies[parameter].detach()}
+            state[key] = {**state.get(key, {}), name: copies[parameter].detach()}
     return {**state_dict, "state": state}
 
 
-def split(state_dict: dict[str, Any]) -> tuple[dict[str, Any], dict[Any, Tensor]]:
-    """A state_dict as the optimizer itself makes it, and the copies that were added."""
-    saved = {key: entry[KEY] for key, entry in state_dict["state"].items() if isinstance(entry, Mapping) and KEY in entry}
-    rest = {key: {k: v for k, v in entry.items() if k != KEY} if key in saved else entry for key, entry in state_dict["state"].items()}
+def split(state_dict: dict[str, Any], name: str = KEY) -> tuple[dict[str, Any], dict[Any, Tensor]]:
+    """A state_dict as the optimizer itself makes it, and the copies that were added by a name."""
+    saved = {key: entry[name] for key, entry in state_dict["state"].items() if isinstance(entry, Mapping) and name in entry}
+    rest = {key: {k: v for k, v in entry.items() if k != name} if key in saved else entry for key, entry in state_dict["state"].items()}
     return {**state_dict, "state": {key: entry for key, entry in rest.items() if entry or key not in saved}}, saved
 
 
-def loaded(saved: Mapping[Any, Tensor], keys: list[Any], parameters: list[Tensor], fmt: Format) -> dict[Tensor, Tensor]:
+def loaded(saved: Mapping[Any, Tensor], keys: list[Any], parameters: list[Tensor], fmt: Format | None) -> dict[Tensor, Tensor]:
     """The copies of a state_dict, by parameter.
 
     Raises:
         ValueError: If one does not fit its parameter.
     """
-    copies = {}
+    copies, name = {}, "accumulator" if fmt is not None else "unrounded weight"
     for number, (key, parameter) in enumerate(zip(keys, parameters, strict=False)):
         if key in saved:
             copy, dtype = saved[key], dtype_of(fmt, parameter)
             found, due = (copy.shape, copy.dtype, shards.is_distributed(copy)), (parameter.shape, dtype, shards.is_distributed(parameter))
             if found != due:
-                raise ValueError(
-                    f"Quantized: the accumulator of parameter {number} must be {_words(*due)}, the state_dict has {_words(*found)}"
-                )
+                raise ValueError(f"Quantized: the {name} of parameter {number} must be {_words(*due)}, the state_dict has {_words(*found)}")
             copies[parameter] = copy.detach().to(parameter.device, copy=True).requires_grad_(parameter.requires_grad)
     return copies
 

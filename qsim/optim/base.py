@@ -54,8 +54,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler leaves unscaling and skipping to the step, which then waits for nothing.
 
-        As in torch's optimizers that is so with `fused=True`, and gradients cannot be clipped in between: Lightning refuses to. Gradients in
-        float16 no scaler unscales by itself, so there it is the default.
+        As in torch's optimizers it does with `fused=True`; gradients cannot be clipped in between then, and Lightning refuses to. By
+        default it does for gradients in float16, which a scaler does not unscale itself.
         """
         if self._fused is not None:
             return self._fused

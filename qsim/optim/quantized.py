@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ class Quantized(Wrapper):
     have one seed, so that replicas stay alike. Seed and number of steps are kept in `param_groups`, the copies of the weights in
     `state_dict`: a run that is resumed goes on as if it had never stopped. Where a state_dict has none of these, as one of the optimizer
     itself, seed and number stay and copies are taken anew at the next step.
+
+    Schedule-free optimizers switch the weights between two modes: `train()` and `eval()` are forwarded, where the optimizer has them. The
+    weights of both modes are rounded, and the optimizer computes with unrounded ones, so that `train()` finds the weights again that
+    `eval()` took away.
 
     Args:
         optimizer: The optimizer; it and this share parameter groups and state.
@@ -141,6 +146,8 @@ class Quantized(Wrapper):
         Returns:
             What the optimizer's step returns.
         """
+        if self._copies and self.accumulator is None:
+            raise RuntimeError("Quantized: step() in evaluation mode: call train() first")
         if closure is None:
             self._check_gradients()
         noise = self._noise()
@@ -168,6 +175,63 @@ class Quantized(Wrapper):
             return loss
 
         return evaluate
+
+    @property
+    def train(self) -> Callable[[], None]:
+        """Switches the optimizer to training, if it has such a method: its weights are those that gradients are taken at.
+
+        After a step they are what they were before `eval()`, up to the rounding errors of an accumulator's dtype.
+
+        Raises:
+            AttributeError: If the optimizer has no `train`; `hasattr` is False then.
+        """
+        return self._switch_to("train")
+
+    @property
+    def eval(self) -> Callable[[], None]:
+        """Switches the optimizer to evaluation, if it has such a method: its weights are those that the model is evaluated with.
+
+        After a step they are rounded, as `weight` says.
+
+        Raises:
+            AttributeError: If the optimizer has no `eval`; `hasattr` is False then.
+        """
+        return self._switch_to("eval")
+
+    def _switch_to(self, mode: str) -> Callable[[], None]:
+        if not callable(getattr(self.optimizer, mode, None)):
+            raise AttributeError(f"Quantized: {type(self.optimizer).__name__} has no {mode}(); schedule-free optimizers have one")
+        return partial(self._switch, mode)
+
+    @torch.no_grad()
+    def _switch(self, mode: str) -> None:
+        switch = getattr(self.optimizer, mode)
+        # As everywhere, no weight is rounded before the first step.
+        if not self.steps or (self.weight is None and self.accumulator is None):
+            switch()
+            return
+        self._make_copies()
+        if self.accumulator is None:
+            self._copies.update({p: accumulators.copy_of(p) for p in self._parameters() if p not in self._copies})
+        with accumulators.exchanged(self.optimizer, self._copies):
+            switch()
+        # The noise of the last step: where nothing has changed, weights stay what they are.
+        noise = Noise(self.seed, self.steps - 1)
+        if mode == "eval":
+            self._write_weights(noise, role="evaluation")
+        else:
+            self._write_weights_of_training(noise)
+
+    def _write_weights_of_training(self, noise: Noise) -> None:
+        """Writes the weights that the last step wrote: what the optimizer computes again is off by rounding errors of its dtype."""
+        if self.accumulator is not None:
+            for copy in self._copies.values():
+                round_into(copy, copy, checks.to_nearest(self.accumulator), None, 0)
+            self._write_weights(noise)
+        elif self.weight is not None:
+            for parameter, copy in self._copies.items():
+                round_into(parameter, copy, checks.to_nearest(self.weight), None, 0)
+            self._copies = {}
 
     def _check_gradients(self) -> None:
         for number, parameter in enumerate(self._parameters()):
@@ -215,12 +279,12 @@ class Quantized(Wrapper):
             copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
 
     @torch.no_grad()
-    def _write_weights(self, noise: Noise, evaluation: int = 0) -> None:
+    def _write_weights(self, noise: Noise, evaluation: int = 0, role: str = "weight") -> None:
         """Rounds the weights, or what they are copied from."""
         for number, parameter in enumerate(self._parameters()):
             source = self._copies.get(parameter, parameter)
             if self.weight is not None:
-                round_into(parameter, source, self.weight, noise.seed, noise.stream("weight", number, evaluation))
+                round_into(parameter, source, self.weight, noise.seed, noise.stream(role, number, evaluation))
             elif source is not parameter:
                 parameter.copy_(source)
 
@@ -257,23 +321,35 @@ class Quantized(Wrapper):
         return found
 
     def _saved(self) -> dict[str, Any]:
-        return accumulators.added(super()._saved(), self._parameters(), self._copies)
+        name = accumulators.UNROUNDED if self.accumulator is None else accumulators.KEY
+        return accumulators.added(super()._saved(), self._parameters(), self._copies, name)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         steps, seed = self.steps, self.seed
-        rest, saved = accumulators.split(state_dict)
-        if saved and self.accumulator is None:
-            raise ValueError("Quantized: the state_dict has accumulators, and accumulator= is None: they would be lost")
-        copies, stand_ins = {}, {}
+        rest, saved = accumulators.split(state_dict, accumulators.KEY)
+        rest, unrounded = accumulators.split(rest, accumulators.UNROUNDED)
+        self._check_saved(bool(saved), bool(unrounded))
+        copies, stand_ins, parameters = {}, {}, self._parameters()
+        fmt = None if self.accumulator is None else self.accumulator.format
+        if self.accumulator is not None or unrounded:
+            copies = accumulators.loaded({**saved, **unrounded}, accumulators.keys_of(rest), parameters, fmt)
         if self.accumulator is not None:
-            fmt, parameters = self.accumulator.format, self._parameters()
-            copies = accumulators.loaded(saved, accumulators.keys_of(rest), parameters, fmt)
             stand_ins = {x: copies[x] if x in copies else accumulators.copy_of(x, fmt) for x in parameters}
         # Optimizers cast states to the dtype of what they belong to: here, that of the copies.
         with accumulators.exchanged(self.optimizer, stand_ins):
             super()._load(rest)
         self._copies = copies
         self._note(self.param_groups[0].get(STEPS, steps), self.param_groups[0].get(SEED, seed))
+
+    def _check_saved(self, accumulators_are: bool, unrounded_are: bool) -> None:
+        """Refuses copies of the weights that this optimizer has no use for."""
+        if accumulators_are and self.accumulator is None:
+            raise ValueError("Quantized: the state_dict has accumulators, and accumulator= is None: they would be lost")
+        if unrounded_are and (self.accumulator is not None or self.weight is None):
+            raise ValueError(
+                "Quantized: the state_dict was saved in evaluation mode, with weight= and without accumulator=; load it into such an "
+                f"optimizer and call train() before saving, got weight={self.weight} and accumulator={self.accumulator}"
+            )
 
     def __repr__(self) -> str:
         points = {"weight": self.weight, "grad": self.grad, "accumulator": self.accumulator}

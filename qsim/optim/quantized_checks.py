@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from qsim import random, shards
 from qsim.checks import overlaps, refuse_dtype, spelling
 from qsim.formats.dtypes import FLOATS
 from qsim.quantizer import Point, Quantizer
+from qsim.rounding import NEAREST
 
 #: What torch's optimizers keep as 0-d tensors beside the states of a parameter, which may be 0-d itself.
 _SCALARS = ("step", "mu_product", "eta", "mu")
@@ -32,6 +34,11 @@ def quantizer_of(name: str, point: Point) -> Quantizer | None:
         if given is not None:
             raise ValueError(f"Quantized: {name}: optimizers round element by element, without scales and transforms, got {given!r}")
     return found
+
+
+def to_nearest(quantizer: Quantizer) -> Quantizer:
+    """A quantizer that rounds to nearest, whatever the rounding of the given one."""
+    return dataclasses.replace(quantizer, rounding=NEAREST)
 
 
 def states_of(given: Point | Mapping[str, Point]) -> States:

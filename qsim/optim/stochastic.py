@@ -60,8 +60,7 @@ class StochasticAdamW(AdamW):
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype must be float32 or bfloat16, got {state_dtype}")
-        options = {"state": state_dtype, "state_rounding": state_rounding, "generator": generator}
-        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        super().__init__(params, lr, betas, eps, weight_decay, state=state_dtype, state_rounding=state_rounding, generator=generator)
 
     def _check(self, group: dict[str, Any], first: int) -> None:
         for number, p in enumerate(group["params"], start=first):
