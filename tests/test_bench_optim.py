@@ -34,6 +34,7 @@ ADAMW = [
 ]
 EVERYTHING = [
     *(("AdamW", *rest) for rest in ADAMW),
+    ("AdamW, stochastic moments", "stochastic", "bf16", 14),
     ("AdamW, E4M3 weights", "stochastic", "bf16", 14),
     ("SGD, momentum", "stochastic", "bf16", 10),
     ("fp32→bf16 copy", "stochastic", "-", 6),
@@ -68,10 +69,10 @@ def test_steps_measure_every_work_on_both_sets_of_tensors(capsys: pytest.Capture
     assert found["elements"] == 64
     assert found["torch"] == torch.__version__
     rows = found["rows"]
-    assert len(rows) == 18
+    assert len(rows) == 20
     # A block of width n has 12 n² + 13 n parameters.
-    for own, label, count, elements in ((rows[:9], "1 of 2^6", 1, 64), (rows[9:], "12 of a tiny GPT", 12, 12 * 16**2 + 13 * 16)):
-        assert [(row["tensors"], row["count"], row["elements"]) for row in own] == [(label, count, elements)] * 9
+    for own, label, count, elements in ((rows[:10], "1 of 2^6", 1, 64), (rows[10:], "12 of a tiny GPT", 12, 12 * 16**2 + 13 * 16)):
+        assert [(row["tensors"], row["count"], row["elements"]) for row in own] == [(label, count, elements)] * 10
         assert [(row["algorithm"], row["update"], row["states"], row["bytes"] / elements) for row in own] == EVERYTHING
     for row in rows:
         assert row["part"] == "steps"
@@ -111,6 +112,7 @@ def test_parameters_are_bfloat16_and_have_gradients_of_their_own() -> None:
     ("name", "number", "kind", "options", "states"),
     [
         *(("adamw", number, "AdamW", {"update": update, "weight": None}, states) for number, (update, states, _) in enumerate(ADAMW)),
+        ("adamw-moments", 0, "AdamW", {"update": "stochastic", "weight": None, "state_rounding": "stochastic"}, "bf16"),
         ("adamw-e4m3", 0, "AdamW", {"update": "stochastic", "weight": "e4m3"}, "bf16"),
         ("sgd", 0, "SGD", {"update": "stochastic", "weight": None, "momentum": 0.9}, "bf16"),
     ],
@@ -249,19 +251,21 @@ def test_peers_are_timed_with_qsim_in_the_matching_mode(
             call()
         optimizer = calls[1].__self__  # type: ignore[attr-defined]
         (p, *_) = optimizer.param_groups[0]["params"]
-        ours.append((type(optimizer), optimizer.param_groups[0]["update"], optimizer.state[p]["exp_avg"].dtype, repeats))
+        group = optimizer.param_groups[0]
+        ours.append((type(optimizer), group["update"], optimizer.state[p]["exp_avg"].dtype, group["state_rounding"], repeats))
         return [3.0, 1.0]
 
     monkeypatch.setattr(_optim_peers, "interleaved", interleaved)
     rows = bench(capsys, "--only", "peers", "--peers", "torchao,optimi,d9d")["rows"]
     modes = [
-        ("torchao", "stochastic", "bf16", 14),
-        ("optimi", "kahan", "bf16", 18),
-        ("d9d", "stochastic", "bf16", 14),
-        ("d9d", "stochastic", "fp32", 22),
+        ("torchao", "stochastic", "bf16", "nearest", 14),
+        ("optimi", "kahan", "bf16", "nearest", 18),
+        ("d9d", "stochastic", "bf16", "stochastic", 14),
+        ("d9d", "stochastic", "fp32", "nearest", 22),
     ]
     order = [modes[index] for index in (0, 0, 1, 1, 2, 3, 2, 3)]
-    assert [(row["peer"], row["update"], row["states"], row["bytes"] / row["elements"]) for row in rows] == order
+    columns = ("peer", "update", "states", "state_rounding")
+    assert [(*(row[name] for name in columns), row["bytes"] / row["elements"]) for row in rows] == order
     sets = ["1 of 2^6", "12 of a tiny GPT"]
     assert [row["tensors"] for row in rows] == [*sets, *sets, sets[0], sets[0], sets[1], sets[1]]
     for row in rows:
@@ -269,7 +273,7 @@ def test_peers_are_timed_with_qsim_in_the_matching_mode(
         assert (row["peer_milliseconds"], row["milliseconds"], row["ratio"]) == (3000, 1000, 3)
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / 1e9)
     dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    assert ours == [(qsim.optim.AdamW, update, dtypes[states], 2) for _, update, states, _ in order]
+    assert ours == [(qsim.optim.AdamW, update, dtypes[states], rounding, 2) for _, update, states, rounding, _ in order]
     told = [{"bf16_stochastic_round": True}] * 2 + [{"kahan_sum": True}] * 2
     told += [{"state_dtype": torch.bfloat16}, {"state_dtype": torch.float32}] * 2
     assert [options for _, options in asked] == told
@@ -318,7 +322,7 @@ def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], mo
     assert found[2]["note"].startswith("not installed (pip install torch-optimi): ")
     assert found[3]["note"] == "runs on cuda only"
     # What else was asked for is measured all the same.
-    assert len(rows) == 4 + 9
+    assert len(rows) == 4 + 10
 
 
 @pytest.mark.usefixtures("asked")
@@ -341,7 +345,7 @@ def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch
         (["--tensors", " , "], "--tensors needs at least one word"),
         (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
         (["--size", "huge"], "--size: 'huge' is none of medium, tiny"),
-        (["--algorithms", "lion"], "--algorithms: 'lion' is none of adamw, adamw-e4m3, sgd, copy"),
+        (["--algorithms", "lion"], "--algorithms: 'lion' is none of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
         (["--repeats", "0"], "--repeats: '0' is not a count"),
         (["--only", "step"], "--only: 'step' is none of peers, steps"),
         (["--peers", "apex"], "--peers: 'apex' is none of torch, torchao, optimi, d9d"),
@@ -384,7 +388,7 @@ def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cuda", "--elements", "2^16", "--size", "tiny", "--repeats", "3", "--peers", "torch", "--json"]
     assert main(["bench", "optim", *words, "--only", "steps"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["part"] for row in rows] == ["peers"] * 2 + ["steps"] * 18
+    assert [row["part"] for row in rows] == ["peers"] * 2 + ["steps"] * 20
     assert all(row["ratio"] > 0 for row in rows)
     for row in rows[2:]:
         assert row["host_microseconds"] > 0

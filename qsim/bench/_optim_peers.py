@@ -1,7 +1,7 @@
 """Other packages' AdamW, timed in turns with qsim's in the mode that matches, each on parameters of its own.
 
-They do not compute the same: some round moments stochastically, and they draw other random bits. What is compared is the time that a user
-waits for a step; a peer that waits for the device within its step lets the host's time for qsim's be seen as well.
+Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with other random bits. The time
+compared is the one that a user waits for a step; if a peer waits for the device within its step, qsim's time on the host counts too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ COLUMNS = (
     Column("tensors", "tensors"),
     Column("update", "update"),
     Column("states", "states"),
+    Column("states rounded", "state_rounding"),
     Column("peer ms", "peer_milliseconds", thousandths),
     Column("qsim ms", "milliseconds", thousandths),
     Column("qsim GB/s", "gb_per_s", tenths),
@@ -38,12 +39,14 @@ class Mode:
     Attributes:
         update: How qsim calls what it does with weights.
         states: The dtype of its moments, by its short name.
-        options: What it is told beside the learning rate.
+        options: Its options other than the learning rate.
+        state_rounding: How it rounds moments, in qsim's words.
     """
 
     update: str
     states: str
     options: Mapping[str, Any]
+    state_rounding: str = "nearest"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,11 @@ PEERS = {
         "d9d",
         "d9d.optim.stochastic",
         "StochasticAdamW",
-        [Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}), Mode("stochastic", "fp32", {"state_dtype": torch.float32})],
+        [
+            Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}, state_rounding="stochastic"),
+            # Stored as they are computed, in float32.
+            Mode("stochastic", "fp32", {"state_dtype": torch.float32}),
+        ],
         ("cuda",),
     ),
 }
@@ -105,10 +112,11 @@ def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> 
 
 
 def _duel(make: MakeOptimizer, mode: Mode, tensors: Tensors, settings: Settings) -> Row:
-    their, our = started(make, tensors, settings), started(adamw(mode.update, mode.states), tensors, settings)
-    theirs, ours = interleaved((their.step, our.step), settings.clock, settings.repeats)
+    ours = adamw(mode.update, mode.states, state_rounding=mode.state_rounding)
+    their, our = started(make, tensors, settings), started(ours, tensors, settings)
+    their_time, our_time = interleaved((their.step, our.step), settings.clock, settings.repeats)
     bytes_moved = moved(our)
     row = {"tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
-    row |= {"update": mode.update, "states": mode.states, "bytes": bytes_moved}
-    times = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "gb_per_s": bytes_moved / ours / 1e9}
-    return {**row, **times, "ratio": theirs / ours}
+    row |= {"update": mode.update, "states": mode.states, "state_rounding": mode.state_rounding, "bytes": bytes_moved}
+    times = {"peer_milliseconds": their_time * 1e3, "milliseconds": our_time * 1e3, "gb_per_s": bytes_moved / our_time / 1e9}
+    return {**row, **times, "ratio": their_time / our_time}

@@ -112,9 +112,10 @@ def moved(optimizer: torch.optim.Optimizer) -> int:
     return found
 
 
-def adamw(update: str, states: str, weight: str | None = None) -> MakeOptimizer:
+def adamw(update: str, states: str, weight: str | None = None, state_rounding: str = "nearest") -> MakeOptimizer:
     """Makes qsim's AdamW."""
-    return partial(qsim.optim.AdamW, lr=LEARNING_RATE, update=update, state=DTYPES[states], weight=weight)
+    options = {"update": update, "state": DTYPES[states], "weight": weight, "state_rounding": state_rounding}
+    return partial(qsim.optim.AdamW, lr=LEARNING_RATE, **options)  # type: ignore[arg-type]
 
 
 def _copies(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
@@ -145,6 +146,7 @@ WORK: dict[str, list[Work]] = {
         for update in ("stochastic", "kahan", "nearest")
         for states in ("bf16", "fp32")
     ],
+    "adamw-moments": [_work("AdamW, stochastic moments", "stochastic", "bf16", adamw("stochastic", "bf16", state_rounding="stochastic"))],
     "adamw-e4m3": [_work("AdamW, E4M3 weights", "stochastic", "bf16", adamw("stochastic", "bf16", "e4m3"))],
     "sgd": [_work("SGD, momentum", "stochastic", "bf16", _SGD)],
     "copy": [Work("fp32→bf16 copy", "stochastic", "-", _copies)],
