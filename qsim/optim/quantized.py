@@ -41,8 +41,8 @@ class Quantized(Wrapper):
     itself, seed and number stay and copies are taken anew at the next step.
 
     Schedule-free optimizers switch the weights between two modes: `train()` and `eval()` are forwarded, where the optimizer has them. The
-    weights of both modes are rounded, and the optimizer computes with unrounded ones, so that `train()` finds the weights again that
-    `eval()` took away.
+    weights of both modes are rounded, but the optimizer switches unrounded ones, so that `train()` restores the weights from before
+    `eval()`. Between the two calls the weights must not be changed.
 
     Args:
         optimizer: The optimizer; it and this share parameter groups and state.
@@ -180,7 +180,9 @@ class Quantized(Wrapper):
     def train(self) -> Callable[[], None]:
         """Switches the optimizer to training, if it has such a method: its weights are those that gradients are taken at.
 
-        After a step they are what they were before `eval()`, up to the rounding errors of an accumulator's dtype.
+        The optimizer computes the unrounded weights again. In a dtype with more bits than the format of the weights, or of the accumulator,
+        rounding that to nearest restores the weights from before `eval()`; otherwise the optimizer's rounding errors remain, as without
+        this class.
 
         Raises:
             AttributeError: If the optimizer has no `train`; `hasattr` is False then.
