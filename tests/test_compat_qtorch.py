@@ -1,14 +1,15 @@
 """What QPyTorch's own tests check, on `qsim.compat.qtorch`.
 
 Each test here stands for one file of the `test/` folder of QPyTorch's repository, in other words. What that suite asserts and does not hold
-here is named: the limits of floating point that versions before 0.3 had, which 0.3.0 has not either (`test_clamp`), and an exponent of nine
-bits, which no float32 has (`test_device`). Not restated are a comparison of times (`test_autolow`), and files that call functions that
-QPyTorch has no more (`test_block_exponent`, `test_half`, `test_function_stochastic`); what these are about the others check too.
+here is named: the limits of floating point that versions before 0.3 had and 0.3.0 no longer has (`test_clamp`). Not restated are a comparison
+of times (`test_autolow`), and files that call functions that QPyTorch no longer has (`test_block_exponent`, `test_half`,
+`test_function_stochastic`); the other tests cover these too.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -103,9 +104,16 @@ def test_device(rounding: str) -> None:
 
 
 def test_device_with_nine_bits_of_exponent() -> None:
-    """Theirs calls this; what comes back has eight."""
-    with pytest.raises(ValueError, match="FloatingPoint: exp must lie in 1…8, got 9"):
-        float_quantize(torch.rand(20), man=6, exp=9, rounding="nearest")
+    """Theirs calls this: the range is float32's, and only mantissas are rounded."""
+    x = torch.cat([torch.randn(2000) * 2.0 ** torch.arange(-140, 60).repeat(10), torch.tensor([math.inf, -math.inf, -0.0])])
+    for dtype, exp, man in ((torch.float32, 9, 6), (torch.float32, 31, 2), (torch.bfloat16, 9, 3)):
+        got = float_quantize(x.to(dtype), exp, man, rounding="nearest")
+        assert torch.equal(got, float_quantize(x.to(dtype), 8, man, rounding="nearest"))
+        exponent = torch.frexp(x.to(dtype).double()).exponent
+        steps = 2.0 ** (exponent.clamp(min=-125) - 1 - man).double()
+        assert torch.equal(got.double()[:-3], (torch.round(x.to(dtype).double() / steps) * steps)[:-3])
+        assert torch.equal(got[-3:], x[-3:].to(dtype))
+        assert got[-1].signbit()
 
 
 def test_random() -> None:

@@ -23,6 +23,129 @@ from qsim.compat.qtorch.quant import Quantizer, block_quantize, fixed_point_quan
 NUMBERS = [FixedPoint(8, 4), FixedPoint(8, 4, clamp=False), BlockFloatingPoint(8), BlockFloatingPoint(8, 0), FloatingPoint(4, 3)]
 
 
+def test_numbers_can_be_changed_and_quantizers_read_them_at_every_call() -> None:
+    """As in QPyTorch: each pass reads its number when it runs, and copies of a model share both numbers."""
+    values, gradients = FixedPoint(8, 4), BlockFloatingPoint(8)
+    quant = Quantizer(values, gradients, "nearest", "nearest")
+    twin = copy.deepcopy(quant)
+    x = torch.tensor([0.3, 100.0], requires_grad=True)
+    assert quant(x).tolist() == [0.3125, 7.9375]
+    values.wl, values.fl = 6, 2
+    out = quant(x)
+    assert out.tolist() == twin(x).tolist() == [0.25, 7.75]
+    gradients.wl = 3
+    out.backward(torch.tensor([0.3, 1.0]))
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.5, 1.0]
+    values.clamp = False
+    assert quant(x).tolist() == [0.25, 100.0]
+    assert "FixedPoint(wl=6, fl=2, clamp=False, symmetric=False), BlockFloatingPoint(wl=3, dim=-1)" in repr(twin)
+    number = FloatingPoint(4, 3)
+    number.exp, number.man = 5, 2
+    assert number.format == qsim.Float(5, 2)
+    gradients.dim = 0
+    assert gradients.scale == qsim.scaling.Channel(0, "e8m0", "floor")
+
+
+def test_changed_numbers_are_checked_and_keep_their_value_where_refused() -> None:
+    number = FixedPoint(8, 4)
+    for name, value, kind, words in [
+        ("wl", 0, ValueError, r"FixedPoint: wl must lie in 1…256, got 0"),
+        ("fl", 4.0, TypeError, r"FixedPoint: fl must be an int, got 4\.0"),
+        ("clamp", 1, TypeError, r"FixedPoint: clamp must be True or False, got 1"),
+    ]:
+        with pytest.raises(kind, match=words):
+            setattr(number, name, value)
+    assert repr(number) == "FixedPoint(wl=8, fl=4, clamp=True, symmetric=False)"
+    number.wl = 1
+    with pytest.raises(ValueError, match="FixedPoint: wl must lie in 2…256, got 1"):
+        number.symmetric = True
+    with pytest.raises(ValueError, match="FloatingPoint: exp must lie in 1…8, got 9"):
+        FloatingPoint(4, 3).exp = 9
+    with pytest.raises(ValueError, match="BlockFloatingPoint: dim must lie in -1…63, got -2"):
+        BlockFloatingPoint(8).dim = -2
+
+
+def test_numbers_are_objects_of_their_own() -> None:
+    """They are equal to themselves only and can be keys of a dictionary, as in QPyTorch; copies are separate and keep all parameters."""
+    number = FixedPoint(8, 4, symmetric=True)
+    assert number != FixedPoint(8, 4, symmetric=True)
+    assert len({number, number, FixedPoint(8, 4, symmetric=True)}) == 2
+    for other in (copy.copy(number), copy.deepcopy(number), pickle.loads(pickle.dumps(number))):
+        other.wl = 6
+        assert (number.wl, repr(other)) == (8, "FixedPoint(wl=6, fl=4, clamp=True, symmetric=True)")
+
+
+def test_compiled_code_sees_changed_numbers() -> None:
+    number, x = FixedPoint(8, 4), torch.randn(7, 9) * 10
+    quant = quantizer(number, forward_rounding="nearest")
+    compiled = torch.compile(quant, backend="aot_eager")
+    for wl, fl in ((8, 4), (6, 3)):
+        number.wl, number.fl = wl, fl
+        assert torch.equal(compiled(x), quant(x))
+
+
+def in_exact_words(x: Tensor, wl: int, fl: int, low: float, high: float) -> Tensor:
+    """Round float32 to nearest in float64, where the division by a power of two is exact."""
+    return (torch.round(x.double() * 2.0**fl) * 2.0**-fl).clamp(low, high).float()
+
+
+def test_long_words_round_to_their_steps_and_to_limits_in_float32() -> None:
+    """QPyTorch's limits; its values are `test_compat_qtorch_installed`'s."""
+    scale = 2.0 ** torch.arange(-24, 24).repeat(50)
+    x = torch.cat([torch.randn(2400) * scale, torch.tensor([40000.0, -40000.0, 32767.998, 8388609.0, math.inf, -math.inf, math.nan])])
+    for wl, fl, symmetric, top in [(26, 10, False, 2.0**15), (32, 16, False, 2.0**15), (32, 16, True, 2.0**15), (200, 20, True, math.inf)]:
+        leaf = x.clone().requires_grad_()
+        got = fixed_point_quantize(leaf, wl, fl, True, symmetric, "nearest")
+        assert torch.equal(got[:-1], in_exact_words(x, wl, fl, -top, top)[:-1])
+        assert got[-1].isnan()
+        got.backward(x)
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad[:-3], x[:-3])
+    assert torch.equal(fixed_point_quantize(x[:-1].double(), 40, 16, rounding="nearest").abs().max(), torch.tensor(2.0**23).double())
+    assert FixedPoint(40, 16).limits(torch.float64) == (-(2.0**23), 2.0**23 - 2.0**-16)
+    quant = quantizer(FixedPoint(32, 16), forward_rounding="nearest", clamping_grad_zero=True)
+    leaf = torch.tensor([0.3, 32768.0, 32772.0], requires_grad=True)
+    quant(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_long_words_in_blocks_are_rounded_once() -> None:
+    """Steps of `2**(e + 2 - wl)` in a block whose largest magnitude has exponent `e`; QPyTorch shifts by negative numbers of bits there."""
+    x = torch.randn(6, 400) * 2.0 ** torch.randint(-40, 1, (6, 400))
+    x[4] *= 2.0**126
+    x[5] *= 2.0**-100
+    for wl, dim in ((26, -1), (26, 0), (30, 1), (60, 0), (256, 0)):
+        leaf = x.clone().requires_grad_()
+        got = block_quantize(leaf, wl, dim, "nearest")
+        largest = x.double().abs().amax([d for d in (0, 1) if d != dim], keepdim=True)
+        steps = 2.0 ** (torch.floor(torch.log2(largest)) + 2 - wl)
+        assert torch.equal(got.double(), torch.round(x.double() / steps) * steps)
+        drawn = block_quantize(x, wl, dim).double()
+        assert ((drawn - x.double()).abs() < steps).all()
+        got.backward(x)
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, x)
+    x[0, 0], x[1, 0], x[2] = math.nan, math.inf, 0.0
+    got = block_quantize(x, 26, 0, "nearest")
+    assert got.isnan().all(1).tolist() == [True, True, False, False, False, False]
+    assert got[2].eq(0).all()
+    assert block_quantize(torch.tensor([1.9999999999, 2.0**-40], dtype=torch.float64), 33, rounding="nearest").tolist() == [
+        2 - 2.0**-31,
+        0.0,
+    ]
+    assert block_quantize(torch.ones(3, 0), 26, 0).shape == (3, 0)
+
+
+def test_long_words_are_unbiased() -> None:
+    x, count = 0.25 + 2.0**-24, 2**16
+    ones = torch.full((count,), x)
+    check_share(int((fixed_point_quantize(ones, 40, 23) > x).sum()), count, 0.5)
+    block = torch.cat([ones * 2.0**-2, torch.tensor([1.5])])
+    check_share(int((block_quantize(block, 27)[:-1] > x * 2.0**-2).sum()), count, 0.5)
+
+
 def test_ties_go_to_even() -> None:
     ties = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5])
     even = [0.0, 2.0, 2.0, 0.0, -2.0, -2.0]
@@ -278,22 +401,33 @@ def test_modules_lie_where_they_lie_in_qtorch() -> None:
 
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: FixedPoint(0, 4), ValueError, r"FixedPoint: wl must lie in 1…32, got 0"),
-    (lambda: FixedPoint(1, 4, symmetric=True), ValueError, r"FixedPoint: wl must lie in 2…32, got 1"),
+    (lambda: FixedPoint(0, 4), ValueError, r"FixedPoint: wl must lie in 1…256, got 0"),
+    (lambda: FixedPoint(257, 4), ValueError, r"FixedPoint: wl must lie in 1…256, got 257"),
+    (lambda: FixedPoint(1, 4, symmetric=True), ValueError, r"FixedPoint: wl must lie in 2…256, got 1"),
     (lambda: FixedPoint(8.0, 4), TypeError, r"FixedPoint: wl must be an int, got 8\.0"),  # type: ignore[arg-type]
     (lambda: FixedPoint(8, 100), ValueError, r"FixedPoint: fl must lie in -64…64, got 100"),
     (lambda: FixedPoint(8, 4, clamp=1), TypeError, r"FixedPoint: clamp must be True or False, got 1"),  # type: ignore[arg-type]
     (lambda: FixedPoint(8, 4, symmetric=0), TypeError, r"FixedPoint: symmetric must be True or False, got 0"),  # type: ignore[arg-type]
     (lambda: FloatingPoint(9, 3), ValueError, r"FloatingPoint: exp must lie in 1…8, got 9"),
     (lambda: FloatingPoint(4, 24), ValueError, r"FloatingPoint: man must lie in 0…23, got 24"),
-    (lambda: BlockFloatingPoint(1), ValueError, r"BlockFloatingPoint: wl must lie in 2…32, got 1"),
+    (lambda: BlockFloatingPoint(1), ValueError, r"BlockFloatingPoint: wl must lie in 2…256, got 1"),
     (lambda: BlockFloatingPoint(8, -2), ValueError, r"BlockFloatingPoint: dim must lie in -1…63, got -2"),
     (lambda: block_quantize(torch.ones(3), 8, dim=1), IndexError, r"no dimension 1 in a tensor of shape \(3,\)"),
     (lambda: float_quantize(torch.ones(3), 4, 3, rounding="nearset"), ValueError, r"unknown rounding 'nearset': did you mean 'nearest'\?"),
     (lambda: float_quantize([1.0], 4, 3), TypeError, r"x must be a tensor, got list"),  # type: ignore[arg-type]
     (lambda: float_quantize(torch.ones(3, dtype=torch.int64), 4, 3), TypeError, r"x must be float32, .* got torch\.int64"),
     (lambda: float_quantize(torch.ones(3).half(), 8, 7), ValueError, r"float16 cannot hold every value of Float\(8, 7"),
-    (lambda: fixed_point_quantize(torch.ones(3), 32, 16), ValueError, r"float32 cannot hold every value of Fixed\(32, 16\) .* float64 can"),
+    (lambda: float_quantize(torch.ones(3), 32, 3), ValueError, r"float_quantize: exp must lie in 1…31, got 32"),
+    (lambda: float_quantize(torch.ones(3).double(), 9, 3), ValueError, r"float_quantize: exp must lie in 1…8 for float64, .* got 9"),
+    (lambda: float_quantize(torch.ones(3).half(), 9, 3), ValueError, r"float16 cannot hold every value of Float\(8, 3"),
+    (lambda: fixed_point_quantize(torch.ones(3).half(), 32, 16), ValueError, r"float16 cannot hold every value of Fixed\(32, 16\)"),
+    (
+        lambda: fixed_point_quantize(torch.ones(3).half(), 40, 16),
+        ValueError,
+        r"FixedPoint: .*float16 cannot hold words of 40 bits; float32 and",
+    ),
+    (lambda: block_quantize(torch.ones(3).bfloat16(), 40), ValueError, r"BlockFloatingPoint: .*bfloat16 cannot hold words of 40 bits; "),
+    (lambda: block_quantize(torch.ones(3), 40, dim=1), IndexError, r"no dimension 1 in a tensor of shape \(3,\)"),
     (lambda: fixed_point_quantize([1.0], 8, 4, clamp=False), TypeError, r"FixedPoint: x must be a tensor, got list"),  # type: ignore[arg-type]
     (lambda: quantizer("fp8"), TypeError, r"quantizer: forward_number must be a FixedPoint, .* got 'fp8'"),  # type: ignore[arg-type]
     (lambda: quantizer(None, 8), TypeError, r"quantizer: backward_number must be a FixedPoint, .* got 8"),  # type: ignore[arg-type]

@@ -12,19 +12,26 @@ ties, rounding to nearest              floats away from zero, blocks up, fixed p
 NaN in `FloatingPoint`                 becomes the largest number, or -0             stays NaN
 infinities in `FloatingPoint`          become the largest number, but for `exp=8`    stay infinities; large finite numbers saturate
 an infinity in `BlockFloatingPoint`    its block becomes NaN                         the same
-subnormals, and numbers in blocks      rounded twice                                 rounded once, exactly
+subnormals, blocks, fixed point        rounded twice                                 rounded once, exactly
 tiny numbers, stochastic rounding      lost below `2**(man-23)` of the smallest      rounded up as often as their size says
 -0 and tiny negative numbers           become +0                                     keep their sign in `FloatingPoint`
 values of the format, stochastic       fixed point moves one now and then            never moved
+values of the format, nearest          fixed point moves odd multiples of the step,  never moved
+                                       from `2**23` to `2**24` of them
+blocks of 23 bits and more, nearest    signs change, elements become the limit       rounded like any other
+blocks of 24 bits and more, stochastic the same                                      rounded like any other
+blocks that reach `2**126`             the same                                      rounded like any other
 `man=23`                               changes signs                                 leaves float32 as it is
 the top exponent, `exp` up to 7        finite values: E4M3 reaches 480, E5M2 114688  the same: `qsim.Float(exp, man)`
-the top exponent, `exp=8`              infinities, and what rounds up to one         infinities and NaN: `FloatingPoint(8, 7)` is
+the top exponent, `exp=8` and more     infinities, and what rounds up to one         infinities and NaN: `FloatingPoint(8, 7)` is
                                                                                      bfloat16, and large finite numbers saturate
 `torch.manual_seed`                    without effect on floats and blocks on CPU    makes a run reproducible, alike on all devices
 processes that hold the same weights   round them differently, and drift apart       `OptimLP` rounds them alike
 dtypes                                 float32                                       float32, bfloat16, float16, float64, where they
                                                                                      hold the format; else an error says which do
-`wl`                                   any; beyond 25 the limits are rounded         up to 25 in float32, up to 32 in float64
+`wl`                                   any; beyond 25 the limits are rounded         up to 256 in float32 and float64, with limits
+                                                                                     rounded in the same way
+`exp` of `float_quantize`              any; from 8 on the range is float32's         up to 31, the same; in float64 up to 8
 empty tensors                          fail in blocks                                are fine
 strides                                the result is contiguous                      those of the input, but for blocks
 gradient of `float_quantize` and co.   none: the result is cut from the graph        passes straight through

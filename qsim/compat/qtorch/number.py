@@ -1,9 +1,10 @@
-"""QPyTorch's numbers: each is a format of qsim, and knows how tensors are rounded to it."""
+"""QPyTorch's numbers: each has a format of qsim and rounds tensors to it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -21,9 +22,18 @@ __all__ = ["Number", "FixedPoint", "BlockFloatingPoint", "FloatingPoint"]
 
 Made = TypeVar("Made")
 
+#: The longest words. A word of this length rounds no float32 any more.
+LONGEST = 256
+
+# Words of up to this length go through `quantize`: float32 holds all their values, and `Fixed` ends at 32 bits.
+_QUANTIZED = {torch.float32: 25, torch.float64: 32}
+
 
 class Number:
-    """What all numbers have in common. Make one of them: `FixedPoint`, `FloatingPoint` or `BlockFloatingPoint`.
+    """Base class of the numbers: `FixedPoint`, `FloatingPoint` and `BlockFloatingPoint`.
+
+    Parameters can be changed at any time, and are checked as when the number was created. A quantizer reads its numbers at every call, so a
+    change takes effect at its next call. As in QPyTorch, two numbers with equal parameters are different objects and do not compare equal.
 
     Example:
         >>> import torch
@@ -31,15 +41,31 @@ class Number:
         >>> numbers = qtorch.FixedPoint(8, 4), qtorch.FloatingPoint(4, 3), qtorch.BlockFloatingPoint(4)
         >>> [number.round(torch.tensor(0.3), "nearest").item() for number in numbers]
         [0.3125, 0.3125, 0.3125]
+        >>> number = qtorch.FixedPoint(8, 4)
+        >>> number.fl = 1
+        >>> number.round(torch.tensor(0.3), "nearest").item()
+        0.5
     """
 
     @property
     def format(self) -> Format:
-        """The format of qsim that this is."""
+        """The number as a format of qsim."""
         raise NotImplementedError
 
+    def _check(self, **parameters: Any) -> None:
+        """Check all parameters of a number."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a parameter, checked together with the others."""
+        changed = {**self.__dict__, name: value}
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]  # the subclasses are dataclasses
+        if name in names and all(each in changed for each in names):  # __init__ sets one after the other
+            self._check(**{each: changed[each] for each in names})
+        object.__setattr__(self, name, value)
+
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
-        """Rounds a tensor.
+        """Round a tensor.
 
         Args:
             x: The tensor.
@@ -50,14 +76,17 @@ class Number:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FixedPoint(Number):
-    """Fixed point: whole numbers of `wl` bits, in steps of `2**-fl`.
+    """Fixed point: integers of `wl` bits, in steps of `2**-fl`.
+
+    Words of more than 25 bits have values that no float32 is. A float32 tensor is rounded to the multiples of `2**-fl` all the same, each
+    exactly, and the limits of the range are rounded to float32, as in QPyTorch. For float64 the same holds beyond 54 bits.
 
     Args:
-        wl: Bits of a number, 1 to 32.
-        fl: How many of them stand behind the point.
-        clamp: Whether there is a largest and a smallest number. Without, tensors are rounded to the steps alone.
+        wl: Word length in bits, 1 to 256.
+        fl: Number of fractional bits.
+        clamp: Whether the range is limited. Without limits, tensors are only rounded to the steps.
         symmetric: Leave out the smallest number, so that the range is symmetric.
 
     Example:
@@ -67,6 +96,8 @@ class FixedPoint(Number):
         (-2.0, 1.75)
         >>> FixedPoint(wl=4, fl=2, clamp=False).round(torch.tensor([0.3, 100.4]), "nearest")
         tensor([  0.2500, 100.5000])
+        >>> FixedPoint(wl=32, fl=16).round(torch.tensor([0.3, 1e9]), "nearest").tolist()
+        [0.3000030517578125, 32768.0]
     """
 
     wl: int
@@ -74,39 +105,52 @@ class FixedPoint(Number):
     clamp: bool = True
     symmetric: bool = False
 
-    def __post_init__(self) -> None:
-        check_integer("FixedPoint", "wl", self.wl, 2 if self.symmetric is True else 1, 32)
-        check_integer("FixedPoint", "fl", self.fl, -64, 64)
-        check_flag("FixedPoint", "clamp", self.clamp)
-        check_flag("FixedPoint", "symmetric", self.symmetric)
+    def _check(self, **parameters: Any) -> None:
+        check_integer("FixedPoint", "wl", parameters["wl"], 2 if parameters["symmetric"] is True else 1, LONGEST)
+        check_integer("FixedPoint", "fl", parameters["fl"], -64, 64)
+        check_flag("FixedPoint", "clamp", parameters["clamp"])
+        check_flag("FixedPoint", "symmetric", parameters["symmetric"])
 
     @property
     def format(self) -> Fixed:
-        """The format of qsim that this is, as far as the range goes."""
+        """The number as a format of qsim, with its limits even if `clamp` is false. There is none for words of more than 32 bits."""
         return _fixed(self.wl, self.fl, self.symmetric)
 
+    def limits(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return the smallest and the largest number, rounded to a dtype.
+
+        Args:
+            dtype: The dtype of the tensor that is rounded.
+
+        Example:
+            >>> import torch
+            >>> from qsim.compat.qtorch import FixedPoint
+            >>> FixedPoint(8, 4).limits(torch.float32), FixedPoint(32, 16).limits(torch.float32)
+            ((-8.0, 7.9375), (-32768.0, 32768.0))
+        """
+        return _limits(self.wl, self.fl, self.symmetric, dtype)
+
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:  # noqa: D102 (documented above)
-        if self.clamp:
+        check_input("FixedPoint", x)
+        if not self.clamp:
+            return self.round_to_steps(x, rounding, seed=seed, stream=stream)
+        if not _is_long("FixedPoint", self.wl, x.dtype):
             return quantize(x, self.format, rounding=rounding, seed=seed, stream=stream)
-        return self.round_to_steps(x, rounding, seed=seed, stream=stream)
+        return _clamped(self.round_to_steps(x, rounding, seed=seed, stream=stream), self.limits(x.dtype))
 
     def round_to_steps(self, x: Tensor, rounding: str | Rounding, *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
-        """Rounds a tensor to steps of `2**-fl`, however large its numbers are."""
+        """Round a tensor to multiples of `2**-fl`, without limits."""
         check_input("FixedPoint", x)
-        # The remainder of a division by two steps is exact, and has the number's parity and no more bits than it: all sums are exact.
-        # The gradient goes through the remainder.
-        remainder = torch.fmod(x, 2.0 ** (1 - self.fl))
-        steps = quantize(remainder, _fixed(3, self.fl, True), rounding=rounding, seed=seed, stream=stream)
-        return torch.where(x.isinf(), x, (x - remainder).detach() + steps)
+        return _rounded_to_steps(x, self.fl, rounding, seed, stream)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FloatingPoint(Number):
-    """Floating point, with subnormals. All codes are finite values, but for `exp=8`, where the top exponent is infinities and NaN.
+    """Floating point, with subnormals. All codes are finite values, except with `exp=8`, where the top exponent is infinities and NaN.
 
     Args:
         exp: Bits of the exponent, 1 to 8.
-        man: Bits of the mantissa, 0 to 23, without the one that goes without saying.
+        man: Bits of the mantissa, 0 to 23, without the implicit one.
 
     Example:
         >>> import torch
@@ -120,28 +164,28 @@ class FloatingPoint(Number):
     exp: int
     man: int
 
-    def __post_init__(self) -> None:
-        check_integer("FloatingPoint", "exp", self.exp, 1, 8)
-        check_integer("FloatingPoint", "man", self.man, 0, 23)
+    def _check(self, **parameters: Any) -> None:
+        check_integer("FloatingPoint", "exp", parameters["exp"], 1, 8)
+        check_integer("FloatingPoint", "man", parameters["man"], 0, 23)
 
     @property
     def format(self) -> Float:
-        """The format of qsim that this is."""
+        """The number as a format of qsim."""
         return _float(self.exp, self.man)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
-        """Rounds a tensor; what is finite stays so, and infinities stay infinities."""
+        """Round a tensor. Finite values stay finite, infinities stay infinities."""
         rounded = quantize(x, self.format, rounding=rounding, seed=seed, stream=stream)
         return torch.where(x.isinf(), x, rounded)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BlockFloatingPoint(Number):
-    """Block floating point: whole numbers of `wl` bits under an exponent that they share, that of the largest of them.
+    """Block floating point: integers of `wl` bits that share an exponent, that of the largest of them.
 
     Args:
-        wl: Bits of a number, 2 to 32; the range is symmetric.
-        dim: There is an exponent for each index along this dimension; with -1 one for the whole tensor.
+        wl: Word length in bits, 2 to 256; the range is symmetric.
+        dim: Each index along this dimension has its own exponent; with -1 the whole tensor shares one.
 
     Example:
         >>> import torch
@@ -158,22 +202,68 @@ class BlockFloatingPoint(Number):
     wl: int
     dim: int = -1
 
-    def __post_init__(self) -> None:
-        check_integer("BlockFloatingPoint", "wl", self.wl, 2, 32)
-        check_integer("BlockFloatingPoint", "dim", self.dim, -1, 63)
+    def _check(self, **parameters: Any) -> None:
+        check_integer("BlockFloatingPoint", "wl", parameters["wl"], 2, LONGEST)
+        check_integer("BlockFloatingPoint", "dim", parameters["dim"], -1, 63)
 
     @property
     def format(self) -> Fixed:
-        """The format of qsim that the numbers have under their exponent."""
+        """The format of the integers, scaled to magnitudes below 2. There is none for words of more than 32 bits."""
         return _fixed(self.wl, self.wl - 2, True)
 
     @property
     def scale(self) -> scaling.Scaling:
-        """The scale of qsim that the exponent is."""
+        """The shared exponent as a scale of qsim."""
         return _block_scale(self.dim)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:  # noqa: D102 (documented above)
-        return quantize(x, self.format, rounding=rounding, scale=self.scale, seed=seed, stream=stream)
+        check_input("BlockFloatingPoint", x)
+        if not _is_long("BlockFloatingPoint", self.wl, x.dtype):
+            return quantize(x, self.format, rounding=rounding, scale=self.scale, seed=seed, stream=stream)
+        # In float64, because float32 cannot hold a small number divided by a large block's power of two.
+        powers = self._powers(x.detach().double())
+        steps = _rounded_to_steps(x.double() / powers, self.wl - 2, rounding, seed, stream)
+        return (_clamped(steps, _limits(self.wl, self.wl - 2, True, torch.float64)) * powers).to(x.dtype)
+
+    def _powers(self, x: Tensor) -> Tensor:
+        """Return `2**floor(log2 a)` of each block's largest magnitude `a`: NaN if that is not finite, 1 if it is zero."""
+        self.scale.tiles(x.shape)  # raises an error if the dimension is missing
+        shared = [dim for dim in range(x.dim()) if dim != self.dim]
+        if x.numel() == 0:
+            return torch.ones_like(x)
+        largest = x.abs().amax(shared, keepdim=True) if shared else x.abs()
+        return torch.where(largest == 0, 1.0, largest / (2 * torch.frexp(largest).mantissa))
+
+
+def _is_long(owner: str, wl: int, dtype: torch.dtype) -> bool:
+    """Return whether words have more bits than `quantize` takes. Which of the shorter ones bfloat16 and float16 hold, it checks itself."""
+    if dtype not in _QUANTIZED and wl > max(_QUANTIZED.values()):
+        raise ValueError(f"{owner}: {dtype} cannot hold words of {wl} bits; float32 and float64 take words of up to {LONGEST}")
+    return wl > _QUANTIZED.get(dtype, wl)
+
+
+def _limits(wl: int, fl: int, symmetric: bool, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the limits of a fixed-point range, rounded to nearest in a dtype; beyond the dtype's range they are infinite."""
+    facts = torch.finfo(dtype)
+    power = wl - fl - 1
+    top = math.ldexp(1.0, power) if power < math.frexp(facts.max)[1] else math.inf
+    # One step below a power of two: the dtype has it, or it is rounded to the power.
+    step = math.ldexp(1.0, -fl) if wl - 1 <= 2 - math.frexp(facts.eps)[1] else 0.0
+    return (step - top if symmetric else -top), top - step
+
+
+def _rounded_to_steps(x: Tensor, fl: int, rounding: str | Rounding, seed: int | Tensor | None, stream: int) -> Tensor:
+    # The remainder of a division by two steps is exact, and has the number's parity and no more bits than it: all sums are exact.
+    # The gradient goes through the remainder.
+    remainder = torch.fmod(x, 2.0 ** (1 - fl))
+    steps = quantize(remainder, _fixed(3, fl, True), rounding=rounding, seed=seed, stream=stream)
+    return torch.where(x.isinf(), x, (x - remainder).detach() + steps)
+
+
+def _clamped(x: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Clamp a tensor; the gradient passes straight through, except at infinities."""
+    finite = torch.where(x.isfinite(), x, 0.0)
+    return x.detach().clamp(*limits) + (finite - finite.detach())
 
 
 def _fixed(bits: int, fraction: int, symmetric: bool) -> Fixed:

@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim import random, rounding as roundings
 from qsim.checks import check_input
 from qsim.compat.qtorch.number import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
-from qsim.formats.base import check_flag
+from qsim.formats.base import check_flag, check_integer
 from qsim.nn.once import once
 from qsim.rounding import Rounding
 
@@ -64,7 +64,7 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str | Rounding = "st
 
     Args:
         x: float32, bfloat16, float16 or float64.
-        exp: See `FloatingPoint`.
+        exp: Bits of the exponent, 1 to 31. From 8 on the range is float32's, and only mantissas are rounded; not for float64.
         man: See `FloatingPoint`.
         rounding: `"stochastic"`, `"nearest"`, or any other of qsim's.
 
@@ -74,7 +74,11 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str | Rounding = "st
         >>> float_quantize(torch.tensor([0.3, -7.0]), exp=2, man=1, rounding="nearest")
         tensor([ 0.5000, -6.0000])
     """
-    return FloatingPoint(exp, man).round(x, rounding)
+    check_integer("float_quantize", "exp", exp, 1, 31)
+    check_input("float_quantize", x)
+    if exp > 8 and x.dtype == torch.float64:
+        raise ValueError(f"float_quantize: exp must lie in 1…8 for float64, which holds more than float32's exponents, got {exp}")
+    return FloatingPoint(min(exp, 8), man).round(x, rounding)
 
 
 def quantizer(
@@ -85,7 +89,9 @@ def quantizer(
     clamping_grad_zero: bool = False,
     backward_hooks: Iterable[Callable[[Tensor], Tensor]] = (),
 ) -> Callable[[Tensor], Tensor]:
-    """Makes a function that rounds values on the way forward and gradients on the way back.
+    """Create a function that rounds values in the forward pass and gradients in the backward pass.
+
+    The function reads its numbers at every call: to change a precision during training, set `number.wl` and the like.
 
     Args:
         forward_number: What values are rounded to; `None` for not at all.
@@ -127,7 +133,7 @@ def quantizer(
 
 @dataclass(frozen=True)
 class _Quantization:
-    """What `quantizer` makes: a value, so that it can be copied and pickled with the model that has it."""
+    """The function that `quantizer` returns. It can be pickled, and reads its numbers, which may have changed, at every call."""
 
     forward_number: Number | None
     backward_number: Number | None
@@ -135,6 +141,10 @@ class _Quantization:
     backward_rounding: Rounding
     clamping_grad_zero: bool
     backward_hooks: tuple[Callable[[Tensor], Tensor], ...]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Quantization:
+        """Copies of a model share its functions, and with them the numbers that a script changes, as in QPyTorch."""
+        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         check_input("quantizer", x)
@@ -153,8 +163,9 @@ class _Quantization:
             return x.view_as(x), None
         if not (self.clamping_grad_zero and isinstance(self.forward_number, FixedPoint)):
             return self.forward_number.round(x, self.forward_rounding, seed=seed, stream=_FORWARD), None
-        steps, limits = self.forward_number.round_to_steps(x, self.forward_rounding, seed=seed, stream=_FORWARD), self.forward_number.format
-        return steps.clamp(limits.min, limits.max), (steps < limits.min) | (steps > limits.max)
+        steps = self.forward_number.round_to_steps(x, self.forward_rounding, seed=seed, stream=_FORWARD)
+        low, high = self.forward_number.limits(x.dtype)
+        return steps.clamp(low, high), (steps < low) | (steps > high)
 
     def gradient(self, g: Tensor, seed: Tensor | None, clamped: Tensor | None) -> Tensor:
         """The gradient on its way back."""

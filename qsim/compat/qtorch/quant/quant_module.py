@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from qsim.compat.qtorch.number import Number
@@ -37,7 +39,7 @@ class Quantizer(nn.Module):
         backward_rounding: str | Rounding = "stochastic",
     ) -> None:
         super().__init__()
-        self._shown = f"{forward_number}, {backward_number}, {forward_rounding!r}, {backward_rounding!r}"
+        self._roundings = forward_rounding, backward_rounding
         self.quantize = quantizer(forward_number, backward_number, forward_rounding, backward_rounding)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,5 +47,6 @@ class Quantizer(nn.Module):
         return self.quantize(x)
 
     def extra_repr(self) -> str:
-        """What is rounded to, forward and backward, and how."""
-        return self._shown
+        """The numbers and the roundings, forward and backward."""
+        how: Any = self.quantize
+        return ", ".join(map(repr, (how.forward_number, how.backward_number, *self._roundings)))
