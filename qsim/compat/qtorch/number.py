@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -47,6 +47,9 @@ class Number:
         0.5
     """
 
+    #: The names of the parameters, in order, which the subclasses have as dataclasses.
+    __match_args__: tuple[str, ...] = ()
+
     @property
     def format(self) -> Format:
         """The number as a format of qsim."""
@@ -58,10 +61,10 @@ class Number:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a parameter, checked together with the others."""
-        changed = {**self.__dict__, name: value}
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]  # the subclasses are dataclasses
-        if name in names and all(each in changed for each in names):  # __init__ sets one after the other
-            self._check(**{each: changed[each] for each in names})
+        names = self.__match_args__
+        if name in names and (name == names[-1] or names[-1] in self.__dict__):  # __init__ sets one after the other
+            facts = {**self.__dict__, name: value}
+            self._check(**{each: facts[each] for each in names})
         object.__setattr__(self, name, value)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:
