@@ -129,17 +129,21 @@ def _reach(x: Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     return first * x.element_size(), (last + 1) * x.element_size()
 
 
-def draw_seed(
+def draw(
     is_stochastic: bool, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
-) -> Tensor | None:
-    """The seed of one call, if it needs one; checks all that says which random bits are meant."""
+) -> tuple[Tensor | None, int]:
+    """The seed of one call, if it needs one, and its stream; checks all that says which random bits are meant.
+
+    What is drawn from torch's own generator may be the same on all ranks of a distributed run, so each takes streams of its own.
+    """
     if not torch.compiler.is_compiling():
         random.check_index(stream, offset)
     if is_stochastic:
-        return random.seed_tensor(seed, generator, device)
+        is_own = seed is None and generator is None
+        return random.seed_tensor(seed, generator, device), random.rank_stream(stream) if is_own else stream
     if seed is not None or generator is not None:
         random.check_source(seed, generator, device)
-    return None
+    return None, stream
 
 
 def warn(message: str) -> None:

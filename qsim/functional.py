@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim import block, packing, scaling
 from qsim.block import Block
-from qsim.checks import check_input, check_out, draw_seed, overlaps, refuse_dtype, spelling
+from qsim.checks import check_input, check_out, draw, overlaps, refuse_dtype, spelling
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.scaled import quantize_scaled
@@ -54,7 +54,8 @@ def quantize(
         dim: The dimension along which the blocks of a block format lie: the last one unless given.
         generator: Where stochastic rounding draws its seed; torch's CPU generator unless given.
         seed: The seed itself, an int or a 0-d int64 tensor.
-        stream: Which of the seed's streams of random bits to use.
+        stream: Which of the seed's streams of random bits to use. Where neither `seed` nor `generator` is given, each rank of a distributed
+            run has streams of its own; give all ranks the same seed or generators in the same state to share noise.
         offset: Logical index of the first element, where `x` is a piece of a larger tensor.
         dtype: The result's dtype, if not `x`'s. It must hold every value of the format. Under scales it need not hold a value times its
             scale, which is rounded to it; at the end of a dtype's range that may be an infinity.
@@ -86,7 +87,7 @@ def quantize(
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
     if scale is not None:
         scale.tiles(x.shape)  # raises where a dimension is missing
-    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         values = rounded_under_scales(x, spelt, scale, drawn, stream, offset, target)
         return values if out is None else out.copy_(values)
@@ -136,7 +137,7 @@ def quantize_(
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
     if scale is not None:
         scale.tiles(x.shape)
-    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         return x.copy_(quantize_scaled(x, spelt, scale, drawn, stream, offset, x.dtype).values)
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
@@ -223,7 +224,7 @@ def encode(
         check_codable(spelt, scale, x, overflow, packed)
     elif packed:
         packing.check(spelt.format, x.shape)
-    drawn = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         return encode_scaled(x, spelt, scale, drawn, stream, offset, overflow, packed)
     codes: Tensor = torch.ops.qsim.encode.default(x, drawn, spelt.grid, spelt.rule, spelt.coding, stream, offset, check)

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim_kernels import reference
 
@@ -159,6 +160,18 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=_CPU)
 
 
+def fresh_seed() -> int:
+    """A seed drawn from torch's CPU generator: what is made with it repeats after `torch.manual_seed`, and differs from all made before."""
+    # Models may be made on no device at all, under a mode in which tensors have no values.
+    with _disable_current_modes():
+        return int(torch.randint(_LARGEST, (), device=_CPU))
+
+
+def is_one_of_several() -> bool:
+    """Whether this process is one of several in a distributed run."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 @lru_cache(maxsize=1)
 def _agreed(group: object) -> int:
     """The seed of rank 0, told to all by one broadcast."""
@@ -194,6 +207,38 @@ def rank_stream(number: int, rank: int | None = None) -> int:
     if rank is None:
         rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
+
+
+class Drawn(NamedTuple):
+    """Where a layer's stream comes from that was given none.
+
+    Attributes:
+        seed: Drawn when the layer was made, or when the model around it was converted.
+        name: What the layer is called among those made with the same seed.
+    """
+
+    seed: int
+    name: str = ""
+
+
+# What seeds that were drawn here became for all processes.
+_AGREED: dict[int, int] = {}
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def layer_stream(seed: int, name: str) -> int:
+    """The stream of a layer that was made with a drawn seed."""
+    return stream("layer", _AGREED.get(seed, seed), name)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def agreed_layer_stream(seed: int, name: str) -> int:
+    """`layer_stream` of the seed that rank 0 has drawn in this one's place: all processes must ask for it in the same order."""
+    if seed not in _AGREED and is_one_of_several():
+        found = [seed]
+        distributed.broadcast_object_list(found, src=0)
+        _AGREED[seed] = found[0]
+    return stream("layer", _AGREED.get(seed, seed), name)
 
 
 class Place(NamedTuple):

@@ -17,7 +17,7 @@ class Borrowed:
     """What has to be put back: buffers, the histories of delayed scales, points and streams."""
 
     def __init__(self, model: nn.Module, layers: Sequence[FivePointModule]) -> None:
-        self._layers = [(layer, layer.points, layer.stream) for layer in layers]
+        self._layers = [(layer, layer.points, layer.stream_source) for layer in layers]
         self._buffers = [
             (module, name, buffer, buffer.detach().clone())
             for module in model.modules()
@@ -32,8 +32,9 @@ class Borrowed:
 
     def set_streams(self, numbers: Sequence[int]) -> None:
         """Has each layer draw the bits of its weight anew: these follow from the weight itself and a number of the layer's own."""
-        for (layer, _, stream), number in zip(self._layers, numbers, strict=True):
-            layer.stream = stream ^ number
+        for (layer, _, source), number in zip(self._layers, numbers, strict=True):
+            layer.stream_source = source
+            layer.stream ^= number
 
     def forget(self) -> None:
         """Undoes what a pass has recorded, in normalization layers and for delayed scales."""
@@ -47,8 +48,8 @@ class Borrowed:
 
     def give_back(self) -> None:
         """Puts everything back."""
-        for layer, points, stream in self._layers:
-            layer.points, layer.stream = points, stream
+        for layer, points, source in self._layers:
+            layer.points, layer.stream_source = points, source
         self.forget()
 
 

@@ -21,7 +21,7 @@ from qsim.nn.layers import Layer, check, kind, layers, target
 from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.nn.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.quantizer import Quantizer
-from qsim.random import stream
+from qsim.random import Drawn, fresh_seed
 from qsim.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -106,8 +106,9 @@ def convert(
         chosen = _keep_ends(chosen, usable, points)
     for layer, found in chosen:
         check(layer, found)
+    seed = fresh_seed()
     for layer, found in chosen:
-        _convert(layer, found, points.name if isinstance(points, Recipe) else None)
+        _convert(layer, found, Drawn(seed, layer.names[0]), points.name if isinstance(points, Recipe) else None)
     for module in model.modules():
         _keep_from_bypassing(module)
     if verbose:
@@ -133,20 +134,20 @@ def revert(model: Model) -> Model:
             assert isinstance(module, FivePointModule)  # which convert made of it
             module.keep_histories({})
             module.__class__ = _exchanged(type(module), with_points, original)
-            del module.__dict__["points"], module.__dict__["stream"]
+            del module.__dict__["points"], module.__dict__["stream_source"]
             module.__dict__.pop("_recipe", None)
             module.__dict__.pop("_points_in_use", None)
     return model
 
 
-def _convert(layer: Layer, points: FivePoint, recipe: str | None) -> None:
+def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None) -> None:
     module: Any = layer.module
     if not isinstance(module, FivePointModule):
         original, with_points = kind(module), target(module)
         assert with_points is not None  # only such modules are chosen
         module.__dict__["_converted"] = (original, with_points)
         module.__class__ = _exchanged(type(module), original, with_points)
-        module.__dict__["stream"] = stream("layer", layer.names[0])
+    module.__dict__["stream_source"] = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe
     module.remember()

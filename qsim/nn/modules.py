@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, ClassVar
@@ -21,24 +22,26 @@ class FivePointModule(RemembersAmaxes):
     Attributes:
         point_names: The points that there are.
         points: Where the layer rounds.
-        stream: Tells its weight's random bits from those of other weights that hold the same numbers.
+        stream_source: The stream, or what it is derived from. A layer that is given none draws a seed from torch's generator when it is
+            made, converted or deep-copied, so no two layers share the noise of their weights.
     """
 
     point_names: ClassVar[tuple[str, ...]] = tuple(field.name for field in fields(FivePoint))
 
     points: FivePoint
-    stream: int
+    stream_source: int | random.Drawn
 
     def __init__(
-        self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int = 0, **options: Any
+        self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int | None = None, **options: Any
     ) -> None:
-        random.check_index(stream, 0)
+        if stream is not None:
+            random.check_index(stream, 0)
         for given in args:
             if isinstance(given, (FivePoint, Recipe)) or (isinstance(given, str) and given in recipes.NAMED):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
         self.points = resolve_points(points)
-        self.stream = stream
+        self.stream_source = random.Drawn(random.fresh_seed()) if stream is None else stream
         for name in self.points.to_dict():
             if name not in self.point_names:
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
@@ -53,6 +56,30 @@ class FivePointModule(RemembersAmaxes):
     @classmethod
     def check_points(cls, points: FivePoint) -> None:
         """Refuses points that a layer of this kind cannot have."""
+
+    @property
+    def stream(self) -> int:
+        """Tells the weight's random bits from those of other weights that hold the same numbers.
+
+        While they train, all processes of a distributed run use what rank 0 has drawn.
+        """
+        source = self.stream_source
+        if isinstance(source, int):
+            return source
+        found: int = random.agreed_layer_stream(*source) if self.training else random.layer_stream(*source)
+        return found
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self.stream_source = number
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FivePointModule:
+        copied = self.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        if isinstance(self.stream_source, random.Drawn):
+            copied.stream_source = random.Drawn(random.fresh_seed())
+        return copied
 
     @property
     def points_in_use(self) -> FivePoint:

@@ -76,10 +76,10 @@ def _resolve(name: str, point: Point) -> Quantizer | None:
 
 
 def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
-    stream = random.rank_stream(_FORWARD)
     if observer is None:
-        return point(x, stream=stream)
-    # The seed that the quantizer would draw by itself.
+        return point(x, stream=_FORWARD)
+    # The seed and the stream that the quantizer would take by itself.
+    stream = random.rank_stream(_FORWARD)
     seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=seed, stream=stream)
     _show(observer, "forward", x.detach(), point, seed, stream)

@@ -51,8 +51,9 @@ class Adam(LowPrecisionOptimizer):
             warning says so, as for other formats.
         arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one as `update` says:
             Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
-        seed: The seed of all random bits. By default it follows, at the first step, from `torch.manual_seed` and the weights, alike in all
-            processes, which therefore must all take that step; it is kept in the group. Optimizers of equal weights draw the same bits.
+        seed: The seed of all random bits. By default it is drawn from torch's generator when the optimizer is made, so optimizers made one
+            after the other round with independent noise; in a distributed run all processes with the same weights take the draw of the
+            first of them, at the first step that needs it. It is kept in the group.
         generator: Where to draw the seed from instead; it must be in the same state in all processes.
 
     Raises:

@@ -13,16 +13,17 @@ from torch import Tensor
 
 from qsim import random
 from qsim.formats import Format
-from qsim.optim import seeds, settings
+from qsim.optim import settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
+from qsim.optim.seeds import DrawsSeed
 from qsim.optim.settings import Options, Setting
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 FormatLike = str | torch.dtype | Format
 
 
-class LowPrecisionOptimizer(torch.optim.Optimizer):
+class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
     """An optimizer whose updates are rounded. Make an `AdamW`, an `Adam` or an `SGD`.
 
     Args:
@@ -93,11 +94,21 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         # All that may be refused is, before the first group moves.
         keys = [self._checked(index, first) for index, first in enumerate(firsts)]
         algorithms = [self._algorithm(group) for group in self.param_groups]
+        self._agree()
         moving = [self._batches_of(index, first, key) for index, (first, key) in enumerate(zip(firsts, keys, strict=True))]
         for group, algorithm, batches in zip(self.param_groups, algorithms, moving, strict=True):
             for batch in batches:
-                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"] or 0, algorithm)
+                batch.update(_number(group["lr"]), grad_scale, found_inf, group["seed"], algorithm)
         return loss
+
+    def _agree(self) -> None:
+        """Has all processes agree on the seed that was drawn here, once a step needs it."""
+        groups = [group for group in self.param_groups if self._drawn is not None and group["seed"] == self._drawn]
+        params = [p for group in groups for p in group["params"]]
+        if any(settings.setting(*_setting_options(group), p.dtype).draws for group in groups for p in group["params"]):
+            seed = self._agreed_seed(groups[0]["seed"], params)
+            for group in groups:
+                group["seed"] = seed
 
     def _firsts(self) -> list[int]:
         """The number of each group's first parameter in the optimizer."""
@@ -116,8 +127,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         if self._batches.get(index, (None,))[0] != key:
             self._check(group, first)
             check_gradients(group["params"], first, _setting_options(group))
-            # Checking has made strings of the options.
-            key = (_setting_options(group), *key[1:])
+            # Checking has made strings of the options, and drawn a seed where there was none.
+            key = (_setting_options(group), *key[1:-1], group["seed"])
         return key
 
     def _batches_of(self, index: int, first: int, key: tuple[object, ...]) -> list[Batch]:
@@ -126,11 +137,8 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         if known != key or not all(batch.is_of(self.state) for batch in batches):
             group = self.param_groups[index]
             chosen = _setting_options(group)
-            moving = [settings.setting(*chosen, p.dtype) for p in group["params"] if p.grad is not None]
-            if group["seed"] is None and any(setting.draws for setting in moving):
-                group["seed"] = seeds.agreed(group["params"])
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
-            # With the seed that there is now.
+            # With the seed that has been agreed on since.
             self._batches[index] = (*key[:-1], group["seed"]), batches
         return batches
 
@@ -144,9 +152,10 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
         group["weight"], group["state"] = settings.name_of_format(group["weight"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
-        if group["seed"] is not None:
-            random.check_source(group["seed"], None, torch.device("cpu"))
-            group["seed"] = int(group["seed"])
+        if group["seed"] is None:
+            group["seed"] = self._draw_seed()
+        random.check_source(group["seed"], None, torch.device("cpu"))
+        group["seed"] = int(group["seed"])
         _check_learning_rate(group["lr"])
         self._algorithm(group)
         for number, p in enumerate(group["params"], start=first):
@@ -203,7 +212,7 @@ class LowPrecisionOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in super().__getstate__().items() if name != "_batches"}
-        return {**kept, "_fused": self._fused}
+        return {**kept, "_fused": self._fused, "_drawn": self._drawn}
 
 
 def _setting_options(group: dict[str, Any]) -> Options:

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from qsim import shards
-from qsim.optim import accumulators, quantized_checks as checks, seeds
+from qsim.optim import accumulators, quantized_checks as checks
 from qsim.optim.noise import Noise
 from qsim.optim.pieces import round_into
+from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
 from qsim.quantizer import Point, Quantizer, is_stochastic, short
 
 STEPS, SEED = "quantized_steps", "quantized_seed"
 
 
-class Quantized(Wrapper):
+class Quantized(DrawsSeed, Wrapper):
     """An optimizer in low precision, made of any other.
 
     A step multiplies each gradient by `grad_scale` and rounds it (`grad`), both in place; has the optimizer do its step; and rounds the
@@ -53,7 +54,8 @@ class Quantized(Wrapper):
         accumulator: What the copies of the weights are rounded to; `None` for no copies. They are kept in the parameter's dtype where that
             holds the format, else in the narrowest that does.
         grad_scale: What gradients are multiplied by first, in their dtype.
-        seed: The seed. By default it follows, when first needed, from `torch.manual_seed` and the weights, alike in all processes.
+        seed: The seed. By default it is drawn from torch's generator when the optimizer is made; in a distributed run all processes with
+            the same weights take the draw of the first of them, at the first step that needs it.
 
     Raises:
         TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or no floating-point number.
@@ -75,7 +77,7 @@ class Quantized(Wrapper):
     accumulator: Quantizer | None
     grad_scale: float
     _copies: dict[Tensor, Tensor]
-    _attributes = ("optimizer", "weight", "grad", "states", "accumulator", "grad_scale", "_copies")
+    _attributes = ("optimizer", "weight", "grad", "states", "accumulator", "grad_scale", "_copies", "_drawn")
 
     def __init__(
         self,
@@ -98,7 +100,9 @@ class Quantized(Wrapper):
         for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
             checks.check_parameter(number, parameter, resolved["weight"])
         self._wrap(optimizer=optimizer, states=states, grad_scale=grad_scale, _copies={}, **resolved)
-        self._note(self.steps, self.seed if seed is None else seed)
+        # An optimizer that was wrapped before goes on with its seed.
+        found = self.param_groups[0].get(SEED) if seed is None else seed
+        self._note(self.steps, self._draw_seed() if found is None else found)
 
     @property
     def steps(self) -> int:
@@ -106,20 +110,18 @@ class Quantized(Wrapper):
         return int(self.param_groups[0].get(STEPS, 0))
 
     @property
-    def seed(self) -> int | None:
-        """The seed; `None` if none was given and none has been needed yet."""
-        return self.param_groups[0].get(SEED)
+    def seed(self) -> int:
+        """The seed; in a distributed run, what was drawn becomes the first process's draw with the first step that needs it."""
+        return int(self.param_groups[0][SEED])
 
     @property
     def copies(self) -> Mapping[Tensor, Tensor]:
         """The copies of the weights in a higher precision, by parameter; none before the first step, and none without `accumulator`."""
         return self._copies
 
-    def _note(self, steps: int, seed: int | None) -> None:
+    def _note(self, steps: int, seed: int) -> None:
         for group in self.param_groups:
-            group[STEPS] = steps
-            if seed is not None:
-                group[SEED] = seed
+            group[STEPS], group[SEED] = steps, seed
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer's.
@@ -241,15 +243,14 @@ class Quantized(Wrapper):
                 checks.check_gradient(number, parameter.grad, self.grad)
 
     def _noise(self) -> Noise:
-        """The noise of the next step; the first that needs a seed has one agreed on."""
+        """The noise of the next step; at the first that has some, all processes agree on the seed."""
         states = self.states.values() if isinstance(self.states, dict) else [self.states]
         if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
             return Noise(None, self.steps)
         if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
-        if self.seed is None:
-            with torch.no_grad():
-                self._note(self.steps, seeds.agreed(self._parameters()))
+        with torch.no_grad():
+            self._note(self.steps, self._agreed_seed(self.seed, self._parameters()))
         return Noise(self.seed, self.steps)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The seed of an optimizer that was given none: the same in all processes of a run, and another for other weights."""
+"""The seed of an optimizer that was given none: drawn when the optimizer is made, and agreed on by all processes with the same weights."""
 
 from __future__ import annotations
 
@@ -6,34 +6,67 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from qsim import random, shards
 
 
-def agreed(params: Sequence[Tensor]) -> int:
-    """A seed made of `random.shared_seed` and of the weights as they are.
+class DrawsSeed:
+    """An optimizer's seed, as long as it is only this process's draw."""
 
-    However they are shared out, the weights are the same in all processes; so no process need tell another which of several optimizers it
-    means. To be called under `torch.no_grad()`, by all processes that hold shares.
+    _drawn: int | None = None
+
+    def _draw_seed(self) -> int:
+        """A seed from torch's generator: one for all groups, until it is agreed on."""
+        if self._drawn is None:
+            self._drawn = random.fresh_seed()
+        return self._drawn
+
+    def _agreed_seed(self, seed: int, params: Sequence[Tensor]) -> int:
+        """The seed that all processes take where this one has `seed`, which was given or loaded or drawn here.
+
+        To be called under `torch.no_grad()`, by all processes that hold the parameters or shares of them.
+        """
+        if seed != self._drawn:
+            return seed
+        self._drawn = None
+        return agreed(seed, params)
+
+
+def agreed(seed: int, params: Sequence[Tensor]) -> int:
+    """The seed that the first of the processes with the same weights has drawn; in a run of one process, its own.
+
+    Processes whose optimizers hold other weights, such as stages of a pipeline, take seeds of their own, even if they drew the same.
 
     Raises:
-        RuntimeError: While a CUDA graph is captured: the seed is read back from the device.
+        RuntimeError: While a CUDA graph is captured: the weights are compared on the host.
     """
+    if not random.is_one_of_several():
+        return seed
     if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("the seed of an optimizer is agreed on in its first step: do one before a CUDA graph is captured, or give seed=")
+    drawn: list[Any] = [None] * distributed.get_world_size()
+    own = _fingerprint(params)
+    distributed.all_gather_object(drawn, (own, seed))
+    first, found = next((rank, theirs) for rank, (weights, theirs) in enumerate(drawn) if weights == own)
+    return random.rank_stream(found, first)
+
+
+def _fingerprint(params: Sequence[Tensor]) -> int:
+    """A number made of the weights: the same in all processes, however the weights are shared out."""
     sums: dict[Any, list[tuple[int, Tensor]]] = {}
     for number, p in enumerate(params):
         where = (p.device_mesh, tuple(p.placements)) if shards.is_distributed(p) else p.device  # type: ignore[attr-defined]
         place = shards.place_of(p) if shards.is_distributed(p) else random.WHOLE  # type: ignore[arg-type]
-        sums.setdefault(where, []).append((number, random.weight_seed(shards.local(p).detach(), number, place)))
+        share = torch.ops.qsim.checksum.default(shards.local(p).detach(), number if place.first else 0, *place[:3])
+        sums.setdefault(where, []).append((number, share))
     found: dict[int, int] = {}
     for where, numbered in sums.items():
         total = torch.stack([own for _, own in numbered])
         if isinstance(where, tuple):
             total = _summed(total, *where)
         found.update(zip((number for number, _ in numbered), total.tolist(), strict=True))
-    return random.stream("optimizer", *(found[number] for number in range(len(params))))
+    return random.stream("weights", *(found[number] for number in range(len(params))))
 
 
 def _summed(shares: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:

@@ -27,7 +27,7 @@ class StochasticAdamW(AdamW):
         betas: Decays of the two moments.
         eps: Added to the denominator.
         weight_decay: Weight decay.
-        generator: Where the seed of the random bits is drawn from. By default it follows from torch's, alike in all processes.
+        generator: Where the seed of the random bits is drawn from; by default torch's, see `Adam`.
         state_dtype: The moments' dtype, float32 or bfloat16.
         state_rounding: How moments in bfloat16 are rounded: `"stochastic"`, `"nearest"` or a `qsim.Stochastic`.
 

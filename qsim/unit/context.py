@@ -53,7 +53,8 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         overflow: `"nonfinite"` gives infinities beyond the largest value, as torch's own dtypes do, and is what formats with infinities get
             unless told otherwise; the others saturate.
         generator: Where each operator draws the seed of its random bits; torch's own unless given, so that `torch.manual_seed` makes a run
-            reproducible and activation checkpointing repeats its noise.
+            reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has noise of its own. Optimizer
+            steps of replicas must round alike: give all ranks generators in the same state for them.
         seed: A seed instead. The first operator takes the random bits of it and of `stream`, those after it take other streams.
         stream: See `seed`.
 

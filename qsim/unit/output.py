@@ -27,7 +27,7 @@ class Noise:
     Attributes:
         seed: The seed; of it each operator has a stream of its own, of which the first is `stream`.
         stream: See `seed`.
-        generator: Where each operator draws a seed if none is given; torch's own unless given.
+        generator: Where each operator draws a seed if none is given; by default torch's own, with a stream for each rank.
     """
 
     seed: int | Tensor | None = None
@@ -38,6 +38,8 @@ class Noise:
     def next(self, device: torch.device) -> tuple[Tensor, int]:
         """The seed and the stream of the next operator's random bits."""
         seed = random.seed_tensor(self.seed, self.generator, device)
+        if self.seed is None and self.generator is None:
+            return seed, random.rank_stream(self.stream)
         number = 0 if self.seed is None else next(self._number)
         return seed, random.stream("fpu", self.stream, number) if number else self.stream
 

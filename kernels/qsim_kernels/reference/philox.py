@@ -102,14 +102,14 @@ class Noise(NamedTuple):
         seed: 64 bits.
         stream: 64 bits.
         where: Logical index of the first of consecutive elements, or those of all.
-        count: How many elements.
+        size: How many elements.
         device: Where to compute them.
     """
 
     seed: int
     stream: int
     where: int | Tensor
-    count: int
+    size: int
     device: torch.device
 
     def first_bits(self) -> Tensor:
@@ -123,12 +123,12 @@ class Noise(NamedTuple):
     def of(self, chosen: Tensor) -> Noise:
         """The noise of some of the elements, by their numbers."""
         where = self.where[chosen] if isinstance(self.where, Tensor) else self.where + chosen
-        return self._replace(where=where, count=chosen.numel())
+        return self._replace(where=where, size=chosen.numel())
 
     def _half_words(self, blocks: int) -> Tensor:
         if isinstance(self.where, Tensor):
             return _half_words_at(self.where, self.seed, self.stream, blocks)
-        return _half_words(self.where, self.count, self.seed, self.stream, self.device, blocks)
+        return _half_words(self.where, self.size, self.seed, self.stream, self.device, blocks)
 
 
 def random_bits(noise: Noise, bits: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from qsim import random
-from qsim.optim import accumulators, seeds
+from qsim.optim import accumulators
+from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
 
 __all__ = ["OptimLP"]
@@ -22,7 +23,7 @@ Rounds = Callable[[Tensor], Tensor]
 _STEPS, _SEED = "low_precision_steps", "low_precision_seed"
 
 
-class OptimLP(Wrapper):
+class OptimLP(DrawsSeed, Wrapper):
     """SGD or Adam in low precision; `qsim.optim.Quantized` is the same of any optimizer, with formats in the place of functions.
 
     A step multiplies gradients by `grad_scaling` and rounds them; has the optimizer do its step, on copies of the weights if there is an
@@ -63,7 +64,7 @@ class OptimLP(Wrapper):
     acc_quant: Rounds | None
     grad_scaling: float
     weight_acc: dict[Tensor, Tensor]
-    _attributes = ("optimizer", "weight_quant", "grad_quant", "momentum_quant", "acc_quant", "grad_scaling", "weight_acc")
+    _attributes = ("optimizer", "weight_quant", "grad_quant", "momentum_quant", "acc_quant", "grad_scaling", "weight_acc", "_drawn")
 
     def __init__(
         self,
@@ -85,6 +86,8 @@ class OptimLP(Wrapper):
         if not 0 < grad_scaling < math.inf:
             raise ValueError(f"OptimLP: grad_scaling must be positive and finite, got {grad_scaling}")
         self._wrap(optimizer=optim, grad_scaling=float(grad_scaling), weight_acc={}, **roles)
+        if _SEED not in self.param_groups[0]:
+            self.param_groups[0][_SEED] = self._draw_seed()
 
     @property
     def optim(self) -> Optimizer:
@@ -118,8 +121,7 @@ class OptimLP(Wrapper):
     def _noise(self) -> Iterator[None]:
         """Has torch's generator on the CPU draw what all processes draw in this step, and then go on as if nothing had been."""
         group = self.param_groups[0]
-        if _SEED not in group:
-            group[_SEED] = seeds.agreed(self._parameters())
+        group[_SEED] = self._agreed_seed(group[_SEED], self._parameters())
         number = group[_STEPS] = group.get(_STEPS, 0) + 1
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(random.stream("OptimLP", group[_SEED], number))
@@ -164,7 +166,9 @@ class OptimLP(Wrapper):
                     there, due = tuple(saved[key].shape), tuple(parameter.shape)
                     raise ValueError(f"OptimLP: the accumulator of parameter {number} must have shape {due}, the state_dict has {there}")
                 found[parameter] = saved[key].to(parameter, copy=True)
+        seed = self.param_groups[0][_SEED]
         super()._load(rest)
+        self.param_groups[0].setdefault(_SEED, seed)
         self.weight_acc = found
 
     def __repr__(self) -> str:
