@@ -58,7 +58,7 @@ def quantize(
             run has streams of its own; give all ranks the same seed or generators in the same state to share noise.
         offset: Logical index of the first element, where `x` is a piece of a larger tensor.
         dtype: The result's dtype, if not `x`'s. It must hold every value of the format. Under scales it need not hold a value times its
-            scale, which is rounded to it; at the end of a dtype's range that may be an infinity.
+            scale, which is rounded to it: beyond the dtype's largest value it becomes that, or with `overflow="nonfinite"` an infinity.
         out: Where to write the result, if not into a new tensor.
 
     Returns:
@@ -237,6 +237,7 @@ def decode(
     *,
     scale: Scaling | str | None = None,
     dim: int | None = None,
+    overflow: Overflow = "saturate",
     dtype: torch.dtype = torch.float32,
     packed: bool = False,
 ) -> Tensor:
@@ -248,6 +249,8 @@ def decode(
         format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
         scale: What `encode` was given.
         dim: What `encode` was given.
+        overflow: What becomes of a product of an element and its scale that is beyond the largest value of `dtype`: that value with
+            `"saturate"`, an infinity with `"nonfinite"`. With what `encode` was given, the result is that of `quantize`.
         dtype: The result's dtype. It must hold every value of the format. Products with scales are rounded to float32 first, or to
             float64 if the result is in that.
         packed: Whether several codes share a byte.
@@ -265,7 +268,7 @@ def decode(
         tensor([ 0., 96., -8.,  0.])
     """
     element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, "nearest", "saturate")
+    spelt = spelling(element, "nearest", overflow)
     if dtype not in spelt.holders:
         refuse_dtype(spelt, dtype, "dtype")
     given = codes if isinstance(codes, ScaledCodes) else None
@@ -277,7 +280,7 @@ def decode(
         plain = check_scaled_codes(given, spelt.format, scale, packed)
     if scale is None or given is None:
         return torch.ops.qsim.decode.default(plain, spelt.grid, spelt.coding, dtype)  # type: ignore[no-any-return]
-    return decode_scaled(plain, given.scales, given.outer, spelt, scale, dtype)
+    return decode_scaled(plain, given.scales, given.outer, spelt, scale, overflow, dtype)
 
 
 def _resolved(

@@ -14,6 +14,7 @@ from qsim.scaled import quantize_scaled
 from qsim.scaling import Scaling
 from qsim_kernels.ops import code_dtype
 from qsim_kernels.reference.rounding import one_nan
+from qsim_kernels.reference.scaling import saturated, under_whole
 from qsim_kernels.scales import Restore
 
 
@@ -115,7 +116,9 @@ def _check_outer(outer: object, scaling: Scaling) -> None:
         raise ValueError(f"decode: outer must be float32 and of shape (), got {outer.dtype} and {tuple(outer.shape)}")
 
 
-def decode_scaled(codes: Tensor, scales: Tensor, outer: Tensor | None, spelt: Spelling, scaling: Scaling, dtype: torch.dtype) -> Tensor:
+def decode_scaled(
+    codes: Tensor, scales: Tensor, outer: Tensor | None, spelt: Spelling, scaling: Scaling, overflow: str, dtype: torch.dtype
+) -> Tensor:
     """The values of codes, given unpacked, under scales: products in float32, or in float64 where the result is in that."""
     wide = torch.promote_types(dtype, torch.float32)
     factors = scales
@@ -123,9 +126,12 @@ def decode_scaled(codes: Tensor, scales: Tensor, outer: Tensor | None, spelt: Sp
         _, grid, coding, *_ = spelling(scaling.format, "nearest", "saturate")
         factors = torch.ops.qsim.decode.default(scales, grid, coding, torch.float32)
     if outer is not None:
-        factors = factors * outer
+        factors = under_whole(factors, outer)
     elements = torch.ops.qsim.decode.default(codes, spelt.grid, spelt.coding, wide)
     product = elements * _spread(factors.to(wide), codes, scaling)
+    if overflow == "saturate":
+        # The code of an infinity stays one, whatever its scale.
+        product = torch.where(elements.isinf(), product, saturated(product, dtype))
     return one_nan(product.to(dtype)).contiguous()
 
 

@@ -27,7 +27,8 @@ class Hadamard:
 
     A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones.
     A last block that is shorter is cut into powers of two, so that every shape has its transform. Two operands that are both transformed
-    along the dimension over which their product sums have the same product as before.
+    along the dimension over which their product sums have the same product as before. Finite values beyond float32's largest divided by
+    `size` saturate there first, so that no sum of a block overflows (float64's, if the tensor is that).
 
     Args:
         size: Elements of a block: a power of two.

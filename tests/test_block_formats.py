@@ -45,6 +45,8 @@ ENDS = {
     "negative zeros": [-0.0, -1.0, 1e-30, 0.0],
 }
 
+LARGEST = Fraction(torch.finfo(torch.float32).max)
+
 
 def float32(x: Fraction) -> Fraction:
     """A number rounded to float32, to nearest even; none is beyond its largest."""
@@ -76,9 +78,8 @@ def expected_block(
         value = float32(rounded * whole)
         # The sign of zeros is the element's, unless its format has but one zero.
         negative = math.copysign(1.0, x) < 0 and oracle.has_negative_zero(element)
-        found.append(
-            math.inf if value >= 2**128 else -math.inf if value <= -(2**128) else (-0.0 if negative and not value else float(value))
-        )
+        saturated = min(max(value, -LARGEST), LARGEST)
+        found.append(-0.0 if negative and not value else float(saturated))
     return found
 
 

@@ -30,7 +30,7 @@ def check(x: Tensor, format: Any, packed: bool = False, overflow: str = "saturat
     if drawn["rounding"] not in ("stochastic",) and not isinstance(drawn["rounding"], Stochastic):
         drawn["seed"] = None
     encoded = qsim.encode(x, format, packed=packed, **how, **drawn)
-    decoded = qsim.decode(encoded, format, packed=packed, dtype=x.dtype, **how)
+    decoded = qsim.decode(encoded, format, packed=packed, overflow=overflow, dtype=x.dtype, **how)
     expected = qsim.quantize(x, format, **how, **drawn)
     assert same_bits(decoded, expected), f"{format}, {how}, {drawn}: {first_difference(x, decoded, expected)}"
     return encoded

@@ -23,7 +23,7 @@ from qsim.quantizer import Quantizer
 from qsim.scaled import quantize_scaled
 from qsim.scaling import Blocks, Scaling, Tiles
 from qsim.transforms import Hadamard
-from qsim_kernels.reference.scaling import divided, spread
+from qsim_kernels.reference.scaling import divided, spread, under_whole
 from qsim_kernels.scales import Restore
 
 #: Significant bits that float32 holds.
@@ -169,7 +169,7 @@ def round_scaled(
     if goes_in:
         return Rounded(values.view(x.shape), () if under is None else (under,))
     assert scales is not None  # those of blocks and tiles alone are not given
-    factor = direction.spread(scales if under is None else scales * under, seen.shape)
+    factor = direction.spread(scales if under is None else under_whole(scales, under), seen.shape)
     return Rounded(values.view(x.shape), (factor,), scales)
 
 

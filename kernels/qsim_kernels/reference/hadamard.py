@@ -1,6 +1,7 @@
 """Hadamard transforms of blocks along a dimension, in plain torch; see `scales.Turn`.
 
 Every implementation adds in the same order: partners one element apart first, then two, four and so on, and one multiplication at the end.
+Before that, finite values beyond the largest one divided by the block size saturate there, so that no sum of finite values overflows.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ def turned(x: Tensor, turn: Turn) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
         return x.new_empty(x.shape, dtype=dtype)
-    whole = x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True)
+    whole = _bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
     signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # which they do not hang on
     for start, stop, size in _pieces(turn):
         blocks = whole[:, start:stop].unflatten(1, (-1, size))
         first = start % turn.size
         whole[:, start:stop] = _transformed(blocks * signs[first : first + size]).flatten(1, 2)
     return whole.view(x.shape)
+
+
+def _bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
+    """Saturate finite values at the largest magnitude of which `size` can be added up without an overflow."""
+    if source == torch.float16:
+        return values
+    largest = torch.finfo(values.dtype).max / size
+    return torch.where(values.isinf(), values, values.clamp(-largest, largest))
 
 
 #: No stream of noise: those are hashes.

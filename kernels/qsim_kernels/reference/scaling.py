@@ -125,14 +125,34 @@ def quantize_scaled_into(
     quantize_into(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
+        if elements.rule.saturate:
+            rounded = saturated(rounded, out.dtype)
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """A tensor divided by its scales, as matrices, and those scales times that of the whole, if they are under one."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    whole = scales.to(dtype) if under is None else (scales.to(torch.float32) * under).to(dtype)
+    whole = (scales if under is None else under_whole(scales, under)).to(dtype)
     return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
+
+
+def saturated(products: Tensor, dtype: torch.dtype) -> Tensor:
+    """Clamp products of elements and scales to the finite values of the dtype that they are about to be written in; NaN stays.
+
+    A block can hold values that its dtype cannot: -2 times a scale of 2**127 in MXINT8, or 256 times 2**8 in float16 where E8M0 scales are
+    rounded up. OCP's MX specification leaves it to implementations what becomes of a value beyond float32's range. Here it becomes the
+    nearest one that the dtype has, as in every other saturation. The alternatives are worse: a smaller scale would break the rule by which
+    scales are made and would halve other elements of the block, and the next smaller element would change 6 to 4 because of an error in
+    the last place of a float32 scale. Elements and scales, and with them the codes, do not depend on the dtype of the result.
+    """
+    largest = min(torch.finfo(products.dtype).max, torch.finfo(dtype).max)
+    return products.clamp(-largest, largest)
+
+
+def under_whole(scales: Tensor, whole: Tensor) -> Tensor:
+    """Multiply scales by the scale of the whole tensor, in float32, saturating: an infinite scale would make NaN of zeros."""
+    return (scales.to(torch.float32) * whole).clamp(max=torch.finfo(torch.float32).max)
 
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:

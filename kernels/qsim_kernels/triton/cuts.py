@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
         return Prepared(turned(x, turn), tiles, NO_TURN, 0)
     signs = _bits(turn._replace(length=0, inner=0))  # which they do not hang on
-    variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5)
+    variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
     if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
         tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)
     if turn.inner == 1:

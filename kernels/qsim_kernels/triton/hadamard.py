@@ -13,14 +13,16 @@ class TurnVariant(NamedTuple):
         levels: log2 of the elements of a block; 0 for no transform.
         down: Whether blocks lie down the rows of a region; otherwise along its columns.
         factor: What all is multiplied with at the end.
+        bounded: Whether finite values are so small that no sum of a block overflows; otherwise large ones saturate first.
     """
 
     levels: int
     down: bool
     factor: float
+    bounded: bool
 
 
-NO_TURN = TurnVariant(0, False, 1.0)
+NO_TURN = TurnVariant(0, False, 1.0, True)
 
 
 @triton.jit
@@ -39,6 +41,9 @@ def turned(x, signs, T: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr)
         SIZE: tl.constexpr = 1 << LEVELS
         FACTOR: tl.constexpr = T.factor
         INNER: tl.constexpr = WIDTH if T.down else 1
+        if not T.bounded:
+            LARGEST: tl.constexpr = 3.4028234663852886e38 / SIZE
+            x = tl.where(tl.abs(x) < float("inf"), tl.maximum(tl.minimum(x, LARGEST), -LARGEST), x)
         place = tl.arange(0, HEIGHT if T.down else WIDTH) % SIZE
         flips = (signs >> place) << 31
         flips = flips[:, None] if T.down else flips[None, :]

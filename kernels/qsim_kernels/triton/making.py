@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, SINGLE
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton import arguments
 from qsim_kernels.triton.blocks import rounded
@@ -107,8 +107,9 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
         G: The `Variant` of rounding onto the grid in float32.
     """
     whole = tl.load(under)
-    # What is tiny is made larger first, so that no difference vanishes.
+    # Tiny numbers are made larger first, so that no difference vanishes, and huge ones smaller, so that no product overflows.
     lift = tl.where(whole < 5.421010862427522e-20, 18446744073709551616.0, 1.0)
+    lift = tl.where(whole > 18446744073709551616.0, 5.421010862427522e-20, lift)
     whole *= lift
     a *= lift
     largest = (making.largest / making.factor).to(tl.float32)
@@ -172,8 +173,14 @@ def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
 def inverses_of(scales, under):
     """What elements are multiplied with instead of being divided by their scale and by that of the whole."""
     if under is not None:
-        scales *= tl.load(under)
+        scales = under_whole(scales, under)
     return tl.div_rn(scales * 0 + 1, scales)
+
+
+@triton.jit
+def under_whole(scales, under):
+    """Multiply scales by the scale of the whole tensor, saturating; see `reference.scaling.under_whole`."""
+    return tl.minimum(scales * tl.load(under), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit(do_not_specialize=[*MAKING, "count"], do_not_specialize_on_alignment=["under"])
@@ -233,10 +240,14 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Vari
 
 def _is_of_powers(scales: Scales) -> bool:
     """Whether `powers_as_scales` serves: it takes subnormal magnitudes for less than they are, which must not matter."""
-    grid = scales.grid
-    is_e8m0 = grid.mantissa == 0 and not grid.zero and (grid.least, grid.max) == (2.0**-127, 2.0**127)
     exponent = math.frexp(scales.largest)[1] - 1
-    return is_e8m0 and scales.least == SMALLEST and scales.rule in (ScaleRule.FLOOR, ScaleRule.CEIL) and scales.margin < exponent
+    simple = scales.least == SMALLEST and scales.rule in (ScaleRule.FLOOR, ScaleRule.CEIL) and scales.margin < exponent
+    return simple and is_e8m0(scales.grid)
+
+
+def is_e8m0(grid: Grid) -> bool:
+    """Whether a grid holds exactly the powers of two from 2**-127 to 2**127."""
+    return grid.mantissa == 0 and not grid.zero and (grid.least, grid.max) == (2.0**-127, 2.0**127)
 
 
 def _is_of_ratios(scales: Scales, rule: Rule) -> bool:

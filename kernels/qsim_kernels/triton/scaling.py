@@ -19,6 +19,7 @@ from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.regions import Shape
 from qsim_kernels.triton.rescaling import rescaled_into
+from qsim_kernels.triton.saturation import Clamp, clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.tiles import scaled_kernel, tiles_kernel
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
@@ -62,7 +63,9 @@ def quantize_tiles_into(
         return
     pointer, seed = seed_of(elements.seed, x)
     form = (under is not None, read.x.dtype, out.dtype, regions.warps, regions.registers)
-    compiled_for = (read.turn, regions.shape, elements.restore, *form)
+    source = torch.float32 if turn is not None else x.dtype
+    clamp = clamp_of_tiles(how, elements, under is not None, source, out.dtype)
+    compiled_for = (read.turn, regions.shape, elements.restore, clamp, *form)
     launcher = _tiles_rounder(how, elements.grid, elements.rule, *compiled_for)
     given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
     launcher.launch(regions.programs, read.x, out, *given, absent=(pointer is None, under is None, scales is None))
@@ -82,7 +85,7 @@ def _round_scaled(out: Tensor, scales: Tensor, under: Tensor | None, read: Prepa
     regions = cut(read, out, elements)
     pointer, seed = seed_of(elements.seed, read.x)
     form = (read.tiles.across, read.x.dtype, out.dtype, regions.warps, regions.registers)
-    compiled_for = (read.turn, regions.shape, elements.restore, *form)
+    compiled_for = (read.turn, regions.shape, elements.restore, clamp_of_given(elements), *form)
     launcher = _scaled_rounder(elements.grid, elements.rule, *compiled_for)
     given = (scales, under, *regions.matrices, pointer, seed, elements.stream, elements.offset, read.signs)
     launcher.launch(regions.programs, read.x, out, *given, absent=(pointer is None, under is None))
@@ -96,6 +99,7 @@ def _tiles_rounder(
     turn: TurnVariant,
     shape: Shape,
     restore: Restore,
+    clamp: Clamp,
     is_under: bool,
     source: torch.dtype,
     target: torch.dtype,
@@ -104,7 +108,7 @@ def _tiles_rounder(
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, False)
     making_variants, making_numbers = making.making_of(how, is_under)
-    constants = (variant, *making_variants, turn, shape, int(restore))
+    constants = (variant, *making_variants, turn, shape, int(restore), int(clamp))
     return Launcher(tiles_kernel, (*numbers, *making_numbers), constants, 1, num_warps=warps, **_limit(registers))
 
 
@@ -115,6 +119,7 @@ def _scaled_rounder(
     turn: TurnVariant,
     shape: Shape,
     restore: Restore,
+    clamp: Clamp,
     across: bool,
     source: torch.dtype,
     target: torch.dtype,
@@ -122,7 +127,7 @@ def _scaled_rounder(
     registers: int,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, False)
-    constants = (variant, turn, shape, int(restore), across)
+    constants = (variant, turn, shape, int(restore), int(clamp), across)
     return Launcher(scaled_kernel, numbers, constants, 1, num_warps=warps, **_limit(registers))
 
 

@@ -9,10 +9,11 @@ from qsim_kernels.scales import Restore
 from qsim_kernels.triton.blocks import as_single, rounded
 from qsim_kernels.triton.hadamard import turned
 from qsim_kernels.triton.kernels import NOISE, NUMBERS
-from qsim_kernels.triton.making import MAKING, as_making, inverses_of, tile_scales
+from qsim_kernels.triton.making import MAKING, as_making, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.noise import integers_of_rows
 from qsim_kernels.triton.regions import Matrices, load_region, narrowed, place_of, store_region
 from qsim_kernels.triton.rounding import INTERPRETED
+from qsim_kernels.triton.saturation import BY_TENSOR, NEVER, clamped, reach_of
 from qsim_kernels.triton.values import Noise, as_numbers
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
@@ -72,18 +73,30 @@ def store_scales(scales, own, at, m, S: tl.constexpr):
 
 
 @triton.jit
+def factors_of(own, under, RESTORE: tl.constexpr):
+    """What rounded elements are multiplied with again, from their own scales."""
+    if RESTORE == ALL and under is not None:
+        own = under_whole(own, under)
+    return own
+
+
+@triton.jit
 def round_region(
-    values, inverses, own, under, out, at, m, offset, noise, grid,
-    V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr,
+    values, inverses, factors, reach, out, at, m, offset, noise, grid,
+    V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Rounds the values of a region under scales that are spread over it, and writes them."""
+    """Rounds the values of a region under scales that are spread over it, and writes them; for `CLAMP` see `saturation`."""
     drawn = integers_of_rows(noise, offset + at.first, V, S.run, S.aligned, S.width)
     # NaN is made the same when it is stored.
     result = rounded(values * inverses, drawn, grid, V, False).to(tl.float32)
     if RESTORE != NOTHING:
-        if RESTORE == ALL and under is not None:
-            own *= tl.load(under)
-        result *= own
+        result *= factors
+        if CLAMP == BY_TENSOR:
+            # No 16-bit type but float16 has a smaller range, and no data but extreme ones come near it.
+            if reach > (65504.0 if out.dtype.element_ty == tl.float16 else 3.3895313892515355e38):
+                result = clamped(result, out.dtype.element_ty)
+        elif CLAMP != NEVER:
+            result = clamped(result, out.dtype.element_ty)
     store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
 
 
@@ -97,7 +110,7 @@ def tiles_kernel(
     largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
     scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
-    V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr,
+    V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Rounds matrices under the scales of their tiles, and writes these too."""
     if seed_pointer is not None:
@@ -115,7 +128,9 @@ def tiles_kernel(
     own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
     if scales is not None:
         store_scales(scales, own, at, m, S)
-    round_region(values, spread(inverses, S), spread(own, S), under, out, at, m, offset, noise, grid, V, S, RESTORE)
+    factors = spread(factors_of(own, under, RESTORE), S)
+    reach = reach_of(under, making, G) if CLAMP == BY_TENSOR else 0.0
+    round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
 
 
 @triton.jit
@@ -140,7 +155,7 @@ def scaled_kernel(
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, over_below: tl.int64, scale: tl.int64,
-    V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, ACROSS: tl.constexpr,
+    V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Rounds matrices under scales that are given."""
     if seed_pointer is not None:
@@ -151,4 +166,5 @@ def scaled_kernel(
     at = place_of(tl.program_id(0), m, S)
     values = turned(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own = scales_of_region(scales, at, m, S, ACROSS)
-    round_region(values, inverses_of(own, under), own, under, out, at, m, offset, noise, grid, V, S, RESTORE)
+    factors = factors_of(own, under, RESTORE)
+    round_region(values, inverses_of(own, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
