@@ -16,6 +16,7 @@ from qsim.formats import Format, format as resolve_format, holders
 from qsim.formats.base import shortest
 from qsim.formats.dtypes import FLOATS
 from qsim.rounding import Rounding
+from qsim.tracing import refuse_tracing
 
 
 class Spelling(NamedTuple):
@@ -60,6 +61,7 @@ _known_spelling = lru_cache(maxsize=4096)(_spelling)
 
 def check_input(name: str, x: object) -> None:
     """Refuses all but dense floating tensors."""
+    refuse_tracing(name, x)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided:

@@ -17,6 +17,7 @@ from qsim.scaled_codes import ScaledCodes, check_codable, check_codes, check_sca
 from qsim.scaling import Scaling
 from qsim.straight_through import rounded, rounded_under_scales
 from qsim.threshold import threshold_quantize
+from qsim.tracing import not_scriptable, refuse_tracing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]
 
 
+@not_scriptable
 def quantize(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
@@ -98,6 +100,7 @@ def quantize(
     return rounded(x, spelt, drawn, stream, offset, target, limits)
 
 
+@not_scriptable
 def quantize_(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
@@ -168,6 +171,7 @@ def encode(x: Tensor, format: str | torch.dtype | Format, *, scale: Scaling | st
 def encode(x: Tensor, format: str, *, scale: None = None, **how: Unpack[_How]) -> Any: ...
 
 
+@not_scriptable
 def encode(
     x: Tensor,
     format: str | torch.dtype | Format | Block,
@@ -231,6 +235,7 @@ def encode(
     return packing.pack(codes, spelt.format.bits) if packed else codes
 
 
+@not_scriptable
 def decode(
     codes: Tensor | ScaledCodes,
     format: str | torch.dtype | Format | Block,
@@ -267,6 +272,7 @@ def decode(
         >>> qsim.decode(qsim.encode(torch.tensor([0.5, 100.0, -6.0, 0.0]), "mxfp4"), "mxfp4")
         tensor([ 0., 96., -8.,  0.])
     """
+    refuse_tracing("decode", codes.codes if isinstance(codes, ScaledCodes) else codes)
     element, scale = _resolved(format, scale, dim)
     spelt = spelling(element, "nearest", overflow)
     if dtype not in spelt.holders:

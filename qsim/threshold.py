@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from qsim.checks import check_input
+from qsim.tracing import not_scriptable
 
 
+@not_scriptable
 def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tensor) -> Tensor:
     """Definition 1 of *Training with Fewer Bits*: steps of one size, up where the remainder reaches a threshold.
 

@@ -14,10 +14,17 @@ from qsim.nn.autocast import autocasts
 from qsim.nn.five_point_product import five_point_product
 from qsim.nn.operands import Setting
 from qsim.recipe import Recipe
+from qsim.tracing import refuse_tracing
 
 
-def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for."""
+def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
+    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for.
+
+    Args:
+        points: Where to round.
+        a: The first operand.
+        w: The second one.
+    """
     if isinstance(points, Recipe):
         raise TypeError(f"points must be a FivePoint or None, got the recipe {points.name}, which is for a model: give recipe.points")
     if points is not None and not isinstance(points, FivePoint):
@@ -29,7 +36,11 @@ def rounds(points: FivePoint | None) -> TypeGuard[FivePoint]:
             "delayed scales live in a module, which keeps their history: give the points to a layer of qsim.nn, or to qsim.convert"
         )
     if torch._C._are_functorch_transforms_active():
-        raise RuntimeError("points do not round under torch.func's transforms (grad, vmap, jvp and the like): use torch.autograd")
+        raise RuntimeError(
+            "layers with points do not support the transforms of torch.func (grad, vmap, jvp, …): use backward() or torch.autograd.grad, "
+            "or take the points away with qsim.revert(model)"
+        )
+    refuse_tracing("layers with points", a, w, has_points=True)
     return True
 
 

@@ -11,6 +11,7 @@ from qsim import random
 from qsim.five_point import FivePoint
 from qsim.nn import functional
 from qsim.nn.modules import FivePointModule
+from qsim.tracing import refuse_tracing
 
 # Streams of the weights, which may hold the same numbers.
 _IN = tuple(random.stream("attention", name) for name in ("query", "key", "value"))
@@ -49,6 +50,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         if self.points.is_identity:
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             return super().forward(query, key, value, *masks)
+        refuse_tracing("MultiheadAttention", query, has_points=True)
         if is_causal and attn_mask is None:
             raise ValueError("MultiheadAttention: is_causal is a hint and needs attn_mask")
         self._check_inputs(query, key, value)

@@ -171,7 +171,7 @@ def _conv(
     output_padding: Sizes | None = None,
 ) -> Tensor:
     transposed = output_padding is not None
-    if not rounds(points):
+    if not rounds(points, x, weight):
         return _torch_conv(dims, x, weight, bias, stride, padding, dilation, groups, output_padding)
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):

@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
         >>> qsim.nn.functional.linear(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3"))
         tensor([[5.5625]])
     """
-    if not rounds(points):
+    if not rounds(points, x, weight):
         return F.linear(x, weight, bias)
     x, weight, bias, dtype = operands(x, weight, bias, points)
     if x.shape[-1:] != weight.shape[1:]:
@@ -66,7 +66,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         tensor([[1., 0.],
                 [0., 2.]])
     """
-    if not rounds(points):
+    if not rounds(points, a, b):
         return torch.matmul(a, b)
     if points.is_scaled:
         check_matmul(points)
@@ -112,7 +112,7 @@ def embedding(
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
         tensor([[1.]])
     """
-    if not rounds(points):
+    if not rounds(points, x, weight):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     if points.is_scaled:
         check_lookup(points)
@@ -146,7 +146,7 @@ def scaled_dot_product_attention(
         >>> qsim.nn.functional.scaled_dot_product_attention(q, q, q, points=qsim.FivePoint(act="e4m3")).shape
         torch.Size([1, 2, 4])
     """
-    if not rounds(points):
+    if not rounds(points, query, key):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")

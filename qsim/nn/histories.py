@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from qsim.quantizer import Quantizer
 from qsim.scaling import Delayed
 from qsim.scaling.base import Whole
 from qsim.shards import local
+from qsim.tracing import refuse_scripting
 from qsim_kernels import scales as numbers
 
 #: The points at which tensors go forward; others see gradients, or what the backward pass takes.
@@ -124,6 +125,10 @@ class Repeated(Recorded):
 
 class RemembersAmaxes(nn.Module):
     """A module that keeps a history for each of its points with a delayed scale."""
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by torch.jit.script before it compiles a module."""
+        refuse_scripting(type(self).__name__, has_points=True)
 
     def keep_histories(self, points: Mapping[str, Any]) -> None:
         """Makes a history for each point with a delayed scale, where there is none of its length yet, and drops all others."""

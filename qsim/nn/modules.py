@@ -14,6 +14,7 @@ from qsim.five_point import FivePoint
 from qsim.nn import functional
 from qsim.nn.histories import RemembersAmaxes
 from qsim.recipe import Recipe
+from qsim.tracing import refuse_tracing
 
 
 class FivePointModule(RemembersAmaxes):
@@ -141,7 +142,7 @@ class _Convolution(FivePointModule):
         if module.padding_mode != "zeros":
             padded = nn.functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
             padding = 0
-        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.dim() - 3]
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
         numbers = (module.stride, padding, module.dilation, module.groups)
         return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream)
 
@@ -185,6 +186,8 @@ class _TransposedConvolution(FivePointModule):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The rounded transposed convolution."""
         module: Any = self
+        if not self.points.is_identity:
+            refuse_tracing("layers with points", input, has_points=True)
         if module.padding_mode != "zeros":
             raise ValueError(f"transposed convolutions pad with zeros alone, got padding_mode={module.padding_mode!r}")
         dims = module.weight.dim() - 2
