@@ -69,19 +69,20 @@ def _keeps_exponents(how: Scales, elements: Elements, source: torch.dtype, large
     return math.ldexp(fraction, exponent) <= largest
 
 
-NEVER: tl.constexpr = tl.constexpr(int(Clamp.NEVER))
 BY_TENSOR: tl.constexpr = tl.constexpr(int(Clamp.BY_TENSOR))
+ALWAYS: tl.constexpr = tl.constexpr(int(Clamp.ALWAYS))
+
+
+@triton.constexpr_function
+def largest_of(target):
+    """The largest finite value of a type that float32 products are stored in."""
+    return 65504.0 if target == tl.float16 else 3.3895313892515355e38 if target == tl.bfloat16 else _FLOAT32
 
 
 @triton.jit
 def clamped(products, TARGET: tl.constexpr):
     """Clamp float32 products to the finite values of a type; NaN stays."""
-    if TARGET == tl.float16:
-        LARGEST: tl.constexpr = 65504.0
-    elif TARGET == tl.bfloat16:
-        LARGEST: tl.constexpr = 3.3895313892515355e38
-    else:
-        LARGEST: tl.constexpr = 3.4028234663852886e38
+    LARGEST: tl.constexpr = largest_of(TARGET)
     products = tl.minimum(products, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.maximum(products, -LARGEST, propagate_nan=tl.PropagateNan.ALL)
 

@@ -13,7 +13,7 @@ from qsim_kernels.triton.making import MAKING, as_making, inverses_of, tile_scal
 from qsim_kernels.triton.noise import integers_of_rows
 from qsim_kernels.triton.regions import Matrices, load_region, narrowed, place_of, store_region
 from qsim_kernels.triton.rounding import INTERPRETED
-from qsim_kernels.triton.saturation import BY_TENSOR, NEVER, clamped, reach_of
+from qsim_kernels.triton.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
 from qsim_kernels.triton.values import Noise, as_numbers
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
@@ -91,13 +91,15 @@ def round_region(
     result = rounded(values * inverses, drawn, grid, V, False).to(tl.float32)
     if RESTORE != NOTHING:
         result *= factors
-        if CLAMP == BY_TENSOR:
-            # No 16-bit type but float16 has a smaller range, and no data but extreme ones come near it.
-            if reach > (65504.0 if out.dtype.element_ty == tl.float16 else 3.3895313892515355e38):
-                result = clamped(result, out.dtype.element_ty)
-        elif CLAMP != NEVER:
+        if CLAMP == ALWAYS:
             result = clamped(result, out.dtype.element_ty)
-    store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
+    if CLAMP == BY_TENSOR:
+        if reach > largest_of(out.dtype.element_ty):
+            store_region(out, narrowed(clamped(result, out.dtype.element_ty), out.dtype.element_ty), at, m, S)
+        else:
+            store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
+    else:
+        store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
 
 
 @triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *MAKING, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "under"])
