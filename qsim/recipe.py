@@ -75,8 +75,11 @@ class Recipe:
                 raise TypeError(f"Recipe: a configuration needs {name}, got {dict(given)!r}")
         return cls(**{**given, "points": FivePoint.from_dict(given["points"])})
 
-    def describe(self) -> str:
+    def describe(self, width: int | None = None) -> str:
         """The points, what is left in high precision and the source, as a table for people.
+
+        Args:
+            width: Wrap lines that are longer.
 
         Example:
             >>> import qsim
@@ -94,8 +97,9 @@ class Recipe:
         rows = [_TITLES, *(_row(field.name, getattr(self.points, field.name)) for field in fields(self.points))]
         # Both products share one gradient unless the second has its own.
         rows = [row for row in rows if row[0] != "grad_w" or self.points.grad_w is not None]
-        lines = [self.name, aligned(rows, indent="  "), f"  high precision: {self._kept()}"]
-        return "\n".join(lines + ([f"  source: {self.source}"] if self.source else []))
+        lines = [self.name, aligned(rows, indent="  ", width=width)]
+        facts = [f"high precision: {self._kept()}", *([f"source: {self.source}"] if self.source else [])]
+        return "\n".join([*lines, *(aligned([[fact]], indent="  ", width=width) for fact in facts)])
 
     def __str__(self) -> str:
         """The name, the points that round, and what is left in high precision, in short."""

@@ -1,5 +1,6 @@
 """`qsim` on the command line."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -165,6 +166,84 @@ def test_round_to_odd_never_makes_a_tie() -> None:
             assert Fraction(round_to_odd(exact)) != value
 
 
+# block formats
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "mxint8", "nvfp4", "fp8_1x128", "fp8_128x128", "Block('e3m2', 4, rule='even')"])
+@pytest.mark.parametrize("values", [("0.3",), ("0.3", "-0.1", "6", "1e-9"), ("-1e30", "65504"), ("0", "-0.0")])
+def test_numbers_in_a_block_are_those_of_the_library(capsys: pytest.CaptureFixture[str], name: str, values: tuple[str, ...]) -> None:
+    found = json.loads(run(capsys, "inspect", name, "--json", *values))
+    x = torch.tensor([[parse(value).carrier for value in values]], dtype=torch.float64)
+    codes = qsim.encode(x, name)
+    assert found["format"] == repr(qsim.block.resolve(name))
+    assert found["scale"]["code"] == codes.scales.item()
+    assert found["outer"] == (None if codes.outer is None else codes.outer.item())
+    for rounding in set(qsim.rounding.NAMED) - {"stochastic"}:
+        expected = qsim.quantize(x, name, rounding=rounding)
+        assert [repr(entry["scaled"][rounding]) for entry in found["values"]] == [repr(value) for value in expected[0].tolist()]
+    for value, entry in zip(values, found["values"], strict=True):
+        assert entry["value"].startswith(f"{value} / ")
+
+
+def test_a_block_shows_its_scale_and_its_elements(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "inspect", "mxfp4", "0.3", "-0.1", "--rounding", "nearest", "--rounding", "stochastic")
+    assert text.startswith("0.3, -0.1 in a block of mxfp4 = Block('e2m1', 32, scale='e8m0', rule='floor')\n")
+    # 0.3 is between 2**-2 and 2**-1, and the elements reach 2**2: 2**-4.
+    assert "  scale  0.0625  01111011  0x7b, from the largest magnitude, that of 0.3\n" in text
+    assert "0.3 / 0.0625 in e2m1 = Float(2, 1)\n" in text
+    assert "  position  2/5 = 0.4 of the way from 4 to 6\n" in text
+    assert "  rounding  result  code         result × scale\n  nearest   4       0|11|0  0x6  0.25\n" in text
+    assert "-0.1 / 0.0625 in e2m1 = Float(2, 1)\n" in text
+    nvfp4 = run(capsys, "inspect", "nvfp4", "2688", "--rounding", "nearest")
+    assert "  scale  448  0|1111|110  0x7e, from the largest magnitude, that of 2688\n" in nvfp4
+    assert "  outer  1, the scale of a tensor that is this block alone; elements are multiplied with 448\n" in nvfp4
+
+
+@pytest.mark.parametrize("bad", ["nan", "-inf"])
+def test_what_is_not_finite_makes_nan_of_its_block(capsys: pytest.CaptureFixture[str], bad: str) -> None:
+    assert run(capsys, "inspect", "mxfp4", "0.3", bad).endswith("scale  nan: a number that is not finite makes NaN of its whole block\n")
+    found = json.loads(run(capsys, "inspect", "mxfp4", "--json", "0.3", bad))
+    assert (found["scale"]["value"], found["values"]) == ("nan", None)
+
+
+# terminals
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Makes what is captured a terminal."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+@pytest.mark.parametrize(
+    "words", [["formats"], ["formats", "e4m3"], ["recipes"], ["recipes", "nvfp4"], ["recipes", "stochastic_backward('e4m1')"], ["study"]]
+)
+def test_listings_fit_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    on_terminal(monkeypatch, 64)
+    lines = run(capsys, *words).splitlines()
+    assert max(map(len, lines)) <= 64
+    assert len(lines) > 5
+
+
+def test_columns_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_terminal(monkeypatch, 80)
+    single = run(capsys, "formats").split("\n\n")[0]
+    assert "Left out for want of room: epsilon, smallest normal; qsim formats NAME shows\nthem." in single
+    assert "smallest normal" not in single.splitlines()[0]
+    on_terminal(monkeypatch, 200)
+    assert "Left out" not in run(capsys, "formats")
+
+
+def test_wrapped_listings_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run(capsys, "recipes")
+    assert max(map(len, wide.splitlines())) > 100
+    on_terminal(monkeypatch, 70)
+    wrapped = run(capsys, "recipes")
+    assert max(map(len, wrapped.splitlines())) <= 70
+    joined = " ".join(wrapped.split())
+    assert all(" ".join(line.split()) in joined for line in wide.splitlines())
+
+
 # errors and help
 
 
@@ -179,6 +258,7 @@ def test_round_to_odd_never_makes_a_tie() -> None:
         (["inspect", "e4m3", "1", "--rounding", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
         (["inspect", "e4m3", "1", "--bits", "33"], "bits must lie in 1…32, got 33"),
         (["bench", "nothing"], "no measurement is called 'nothing'"),
+        (["inspect", "Block('e2m1', 2)", "1", "2", "3"], "the numbers share a block, which has 2 in a row, got 3"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -195,6 +275,25 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str], words: list[str])
     with pytest.raises(SystemExit, match="0"):
         main(words)
     assert "examples:\n  qsim " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["formats", "inspect", "recipes", "bench", "study"])
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def interrupted(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"qsim.cli.{command}.run", interrupted)
+    assert main([command, *(["e4m3", "1"] if command == "inspect" else [])]) == 130
+    assert capsys.readouterr() == ("", "qsim: interrupted\n")
+
+
+@pytest.mark.parametrize(("words", "unknown"), [(["formats", "e4m3", "extra"], "extra"), (["recipes", "mxfp8", "--jsn"], "--jsn")])
+def test_unknown_words_show_the_usage_of_their_command(capsys: pytest.CaptureFixture[str], words: list[str], unknown: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: qsim {words[0]} ")
+    assert f"qsim {words[0]}: error: unrecognized arguments: {unknown}\n" in error
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,7 @@ def both(
     x: Tensor, element: Any, scaling: Scaling, dtype: torch.dtype, restore: Restore, overflow: str, turn: Any = ()
 ) -> tuple[Tensor, Tensor]:
     """What the reference and the kernels make of a tensor."""
-    spelt, found = spelling(element, "nearest", overflow, x.dtype), []
+    spelt, found = spelling(element, "nearest", overflow), []
     for ops, here in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
         tiles = scaling.tiles(x.shape)
         under = None
@@ -214,7 +214,7 @@ def test_kernels_overflow_where_they_are_asked_to() -> None:
 )
 def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: torch.dtype, target: torch.dtype, due: Clamp) -> None:
     block = NAMED[format]
-    spelt, how = spelling(block.element, "nearest", "saturate", dtype), block.along(-1).spelling(block.element)
+    spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
     elements = Elements(None, read(Grid, spelt.grid), read(Rule, spelt.rule), 0, 0, Restore.ALL)
     assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
     for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(saturate=False))):

@@ -43,6 +43,19 @@ def others_of(session: int) -> list[int]:
     return found
 
 
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="sends a signal to a group of processes")
+def test_ctrl_c_ends_a_study_and_its_workers_with_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "qsim", *WORDS, "--out", str(tmp_path), "--workers", "2"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not finished(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # As a terminal does it: to all processes at once.
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, "qsim: interrupted\n")
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes under /proc")
 def test_killed_ten_times(tmp_path: Path) -> None:
     disturbed, alone = tmp_path / "disturbed", tmp_path / "alone"

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import qsim
 from qsim.cli import bench, formats, inspect, recipes, study
 
+#: The exit code of a program that Ctrl-C ends, as shells have it: 128 and the signal's number.
+INTERRUPTED = 130
+
 _EXAMPLES = """\
 examples:
   qsim formats                   every format that has a name
@@ -35,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (formats, inspect, recipes, bench, study):
         module.register(commands)
+    for command in commands.choices.values():
+        command.set_defaults(command=command)
     return top
 
 
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind `qsim`; those of the process unless given.
 
     Returns:
-        The exit code: 0 if all went well, 2 if the words make no sense.
+        The exit code: 0 if all went well, 2 if the words make no sense, 130 after Ctrl-C.
 
     Example:
         >>> from qsim.cli import main
@@ -64,12 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             parser().print_help()
             return 0
-        args = parser().parse_args(inspect.shield_negatives(words))
+        args, unknown = parser().parse_known_args(inspect.shield_negatives(words))
+        if unknown:
+            # By itself argparse would print the usage of the whole program.
+            args.command.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = args.run(args)
         sys.stdout.flush()
     except (ValueError, TypeError) as error:
         print(f"qsim: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("qsim: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader, `head` perhaps, has seen enough. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 import qsim
 from qsim import block
 from qsim.block import Block
-from qsim.cli.text import hexadecimal, json_number
+from qsim.cli.text import hexadecimal, json_number, terminal_width
 from qsim.columns import aligned
 from qsim.formats import NAMED, Format, name_of, names
 from qsim.formats.base import shortest
@@ -21,6 +22,8 @@ from qsim.formats.base import shortest
 CHART_BITS = 8
 _CHART_COLUMNS = 8
 _CHART_CELL = 14
+#: Columns of the listing that narrow terminals do without, in this order.
+_LEFT_OUT_FIRST = ("epsilon", "smallest normal", "specials", "smallest")
 
 _EXAMPLES = """\
 examples:
@@ -48,9 +51,10 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    width = terminal_width()
     if args.name is None:
         everything = {name: facts(fmt) for name, fmt in NAMED.items()} | {name: block_facts(fmt) for name, fmt in block.NAMED.items()}
-        print(json.dumps(everything, indent=2) if args.json else f"{listing()}\n\n{listing_of_blocks()}")
+        print(json.dumps(everything, indent=2) if args.json else f"{listing(width)}\n\n{listing_of_blocks(width)}")
         return 0
     fmt = block.resolve(args.name)
     if isinstance(fmt, Block):
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if known := names(fmt):
         print(f"  {'names':<16} {', '.join(known)}")
     if fmt.bits <= CHART_BITS:
-        print(f"\n{chart(fmt)}")
+        print(f"\n{chart(fmt, width)}")
     return 0
 
 
@@ -93,20 +97,30 @@ def describe_block(fmt: Block) -> str:
     return "\n".join([*lines, f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"])
 
 
-def listing_of_blocks() -> str:
+def listing_of_blocks(width: int | None = None) -> str:
     """The table of the named block formats."""
     rows = [["name", "block format", "bits an element"]]
     rows += [[name, repr(fmt), f"{fmt.bits:g}"] for name, fmt in block.NAMED.items()]
-    return aligned(rows)
+    return aligned(rows, width=width)
 
 
-def listing() -> str:
-    """The table of the named formats."""
+def listing(width: int | None = None) -> str:
+    """The table of the named formats; if it is wider than `width`, with fewer columns, and a line that says which are left out."""
     rows = [["name", "format", "bits", "max", "smallest normal", "smallest", "epsilon", "specials"]]
     for name, fmt in NAMED.items():
         numbers = [f"{value:.7g}" for value in (fmt.max, fmt.smallest_normal, fmt.smallest, fmt.epsilon)]
         rows.append([name, repr(fmt), str(fmt.bits), *numbers, _specials(fmt)])
-    return aligned(rows)
+    left_out: list[str] = []
+    text = aligned(rows, width=width)
+    while width is not None and len(left_out) < len(_LEFT_OUT_FIRST) and max(map(len, text.splitlines())) > width:
+        left_out.append(_LEFT_OUT_FIRST[len(left_out)])
+        place = rows[0].index(left_out[-1])
+        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        text = aligned(rows, width=width)
+    if not left_out:
+        return text
+    note = f"Left out for want of room: {', '.join(left_out)}; qsim formats NAME shows them."
+    return f"{text}\n{aligned([[note]], width=width)}"
 
 
 def _specials(fmt: Format) -> str:
@@ -121,10 +135,18 @@ def code_values(fmt: Format) -> list[float]:
     return values
 
 
-def chart(fmt: Format) -> str:
+def chart(fmt: Format, width: int | None = None) -> str:
     """Every code with its value. A row starts with its first code; the codes go on to the right."""
     values = [shortest(value) for value in code_values(fmt)]
     columns = min(_CHART_COLUMNS if max(map(len, values)) <= _CHART_CELL else _CHART_COLUMNS // 2, len(values))
+    text = _chart(fmt, values, columns)
+    while width is not None and columns > 1 and max(map(len, text.splitlines())) > width:
+        columns //= 2
+        text = _chart(fmt, values, columns)
+    return text
+
+
+def _chart(fmt: Format, values: Sequence[str], columns: int) -> str:
     rows = [["code", *(f"+{column}" for column in range(columns))]]
     rows += [[hexadecimal(first, fmt), *values[first : first + columns]] for first in range(0, len(values), columns)]
     return aligned(rows, indent="  ")

@@ -7,15 +7,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
-import qsim
+from qsim import block
+from qsim.block import Block
+from qsim.cli.blocks import InBlock, in_block
 from qsim.cli.exact import Number, Place, code_of, parse, place
 from qsim.cli.text import fields, hexadecimal, json_number
 from qsim.columns import aligned
-from qsim.formats import Format
+from qsim.formats import Format, name_of
 from qsim.formats.base import shortest
-from qsim.rounding import DEFAULT_BITS, NAMED, Stochastic, resolve
+from qsim.rounding import DEFAULT_BITS, NAMED, Overflow, Stochastic, resolve
 
 _EXAMPLES = """\
 examples:
@@ -23,9 +25,11 @@ examples:
   qsim inspect e4m3 -0.3 1/3 0x1.8p-3 inf nan  several numbers, negative ones too
   qsim inspect e4m3 0.3 --bits 6               stochastic rounding with six random bits
   qsim inspect bf16 3.14159 --rounding odd     one rounding only; may be repeated
+  qsim inspect mxfp4 0.3 -0.1 6                numbers that share a block: its scale, and each one under it
   qsim inspect e2m1 0.3 --json                 the same for programs
 """
 
+_MODES: tuple[Overflow, ...] = get_args(Overflow)
 _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
 
@@ -40,12 +44,15 @@ def register(commands: Any) -> None:
         "inspect",
         help="show what each rounding makes of a number",
         description="Shows a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
-        "The number counts as written: 0.3 is three tenths, not the float32 next to it.",
+        "The number counts as written: 0.3 is three tenths, not the float32 next to it.\n"
+        "In a block format the numbers are one block: each is shown divided by the scale that this block gets.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("format", metavar="FORMAT", help="such as e4m3, bf16, e5m7ieee, int8; `qsim formats` lists those with a name")
-    command.add_argument("values", metavar="VALUE", nargs="+", help="such as 0.3, -1e-5, 1/3, 0x1.8p-3, inf, nan")
+    command.add_argument(
+        "values", metavar="VALUE", nargs="+", help="such as 0.3, -1e-5, 1/3, 0x1.8p-3, inf, nan; in a block format they share a block"
+    )
     command.add_argument("--rounding", action="append", metavar="NAME", help=f"only this one of {', '.join(NAMED)}")
     command.add_argument("--bits", action="append", type=int, default=[], metavar="R", help="also with so few random bits (1 to 32)")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -54,7 +61,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    fmt = qsim.format(args.format)
+    fmt = block.resolve(args.format)
     roundings = [str(name) for name in args.rounding or NAMED]
     for name in roundings:
         resolve(name)
@@ -63,24 +70,52 @@ def run(args: argparse.Namespace) -> int:
         draws = []
     plain = [name for name in roundings if name != "stochastic"]
     numbers = [parse(text) for text in args.values]
-    if args.json:
-        found = [as_json(x, fmt, plain, draws) for x in numbers]
-        print(json.dumps({"format": repr(fmt), "values": found}, indent=2))
+    if isinstance(fmt, Block):
+        found = in_block(numbers, fmt, args.format)
+        print(
+            json.dumps(block_json(found, fmt, plain, draws), indent=2) if args.json else block_text(found, fmt, args.format, plain, draws)
+        )
+    elif args.json:
+        entries = [as_json(x, fmt, plain, draws) for x in numbers]
+        print(json.dumps({"format": repr(fmt), "values": entries}, indent=2))
     else:
         print("\n\n".join(as_text(x, fmt, args.format, plain, draws) for x in numbers))
     return 0
 
 
-def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic]) -> str:
-    """All about a number, for people."""
+def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:
+    """All about a number, for people; with a scale, the values that it makes of the results."""
     where = place(x, fmt)
     title = f"{x.text} in {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
     blocks = ["\n".join([title, *_neighbour_lines(x, fmt, where)])]
     if plain:
-        blocks.append(_rounding_table(x, fmt, plain))
+        blocks.append(_rounding_table(x, fmt, plain, scale))
     if draws:
         blocks.append(_stochastic_table(x, fmt, where, draws))
     return "\n\n".join(blocks)
+
+
+def block_text(found: InBlock, fmt: Block, name: str, plain: Sequence[str], draws: Sequence[Stochastic]) -> str:
+    """All about numbers that share a block, for people: the scale, and each number divided by it in the elements' format."""
+    title = f"{', '.join(x.text for x in found.numbers)} in a block of {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
+    if found.scale != found.scale:
+        return f"{title}\n  scale  nan: a number that is not finite makes NaN of its whole block"
+    code = f"  {_code_text(found.scale, fmt.scale)}" if fmt.scale.bits <= 8 else ""
+    lines = [title, f"  scale  {shortest(found.scale)}{code}, from the largest magnitude, that of {found.largest.text}"]
+    if found.outer is not None:
+        product = f"elements are multiplied with {shortest(found.factor)}"
+        lines.append(f"  outer  {shortest(found.outer)}, the scale of a tensor that is this block alone; {product}")
+    texts = (as_text(x, fmt.element, name_of(fmt.element), plain, draws, found.factor) for x in found.elements())
+    return "\n\n".join(["\n".join(lines), *texts])
+
+
+def block_json(found: InBlock, fmt: Block, plain: Sequence[str], draws: Sequence[Stochastic]) -> dict[str, Any]:
+    """All about numbers that share a block, for programs: `values` are of elements, numbers divided by the scale."""
+    outer = None if found.outer is None else json_number(found.outer)
+    facts = {"format": repr(fmt), "scale": _json_value(found.scale, fmt.scale), "outer": outer, "factor": json_number(found.factor)}
+    if found.scale != found.scale:
+        return {**facts, "values": None}
+    return {**facts, "values": [as_json(x, fmt.element, plain, draws, found.factor) for x in found.elements()]}
 
 
 def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
@@ -100,13 +135,15 @@ def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
     return lines
 
 
-def _rounding_table(x: Number, fmt: Format, plain: Sequence[str]) -> str:
+def _rounding_table(x: Number, fmt: Format, plain: Sequence[str], scale: float | None) -> str:
     saturated = [x.rounded(fmt, name) for name in plain]
     nonfinite = [x.rounded(fmt, name, "nonfinite") for name in plain]
     overflows = _overflows(x, fmt)
     rows = [["rounding", "saturate", "code", "nonfinite", "code"] if overflows else ["rounding", "result", "code"]]
+    rows[0] += [] if scale is None else [f"{rows[0][1]} × scale"]
     for name, value, other in zip(plain, saturated, nonfinite, strict=True):
         more = [shortest(other), _code_text(other, fmt)] if overflows else []
+        more += [] if scale is None else [shortest(value * scale)]
         rows.append([name, shortest(value), _code_text(value, fmt), *more])
     return aligned(rows, indent="  ")
 
@@ -148,15 +185,18 @@ def _fraction_text(value: Fraction) -> str:
     return f"{value} = {decimal}" if value.denominator < 10**9 else f"about {decimal}"
 
 
-def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic]) -> dict[str, Any]:
+def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> dict[str, Any]:
     """All about a number, for programs. Fractions are strings, and so are the values that JSON has no word for."""
     where = place(x, fmt)
+    rounded = {mode: {name: x.rounded(fmt, name, mode) for name in plain} for mode in _MODES}
+    scaled = {} if scale is None else {"scaled": {name: json_number(value * scale) for name, value in rounded["saturate"].items()}}
     return {
         "value": x.text,
         "below": _json_value(where.below, fmt),
         "above": _json_value(where.above, fmt),
         "position": None if where.position is None else str(where.position),
-        "rounded": {mode: {name: _json_value(x.rounded(fmt, name, mode), fmt) for name in plain} for mode in ("saturate", "nonfinite")},
+        "rounded": {mode: {name: _json_value(value, fmt) for name, value in found.items()} for mode, found in rounded.items()},
+        **scaled,
         "stochastic": [
             {
                 "bits": draw.bits,

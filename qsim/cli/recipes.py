@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from qsim import recipes
+from qsim.cli.text import terminal_width
 from qsim.recipes.named import SHOWN_IN
 
 _EXAMPLES = """\
@@ -40,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
         found = {name: recipes.resolve(name, SHOWN_IN).to_dict() for name in names}
         print(json.dumps(found if args.name is None else found[args.name], indent=2))
     else:
-        recipes.describe(args.name)
+        width = terminal_width()
+        print(recipes.listing(width) if args.name is None else recipes.resolve(args.name, SHOWN_IN).describe(width))
     return 0

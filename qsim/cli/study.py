@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsim import studies
+from qsim.cli.text import terminal_width
 from qsim.columns import aligned
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     _check_installed()
     if args.name is None:
         found = [studies.named(name) for name in studies.names()]
-        print(aligned([[study.name, study.question, study.source] for study in found]))
+        print(aligned([[study.name, study.question, study.source] for study in found], width=terminal_width()))
         return 0
     study = studies.named(args.name)
     chosen = _read(study, args.options)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+
 from qsim.formats import Fixed, Float, Format
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that output goes to; None where it goes to a file or another program, whose lines are not wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def fields(code: int, fmt: Format) -> str:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 
 from qsim.calls import read_call
+from qsim.columns import aligned
 from qsim.formats import format as resolve_format
 from qsim.recipe import Recipe
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
@@ -79,8 +80,11 @@ def _instead(name: str) -> str:
     return f". {name!r} is a format: FivePoint(act={name!r}, weight={name!r}) rounds inputs and weights to it"
 
 
-def listing() -> str:
+def listing(width: int | None = None) -> str:
     """All recipes, each with what it is.
+
+    Args:
+        width: Wrap lines that are longer.
 
     Example:
         >>> import qsim
@@ -88,8 +92,7 @@ def listing() -> str:
         fp8_hybrid                   E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range
     """
     calls = {f"{name}(format)" if _needs_format(make) else name: make for name, make in NAMED.items()}
-    width = max(map(len, calls))
-    return "\n".join(f"{call:<{width}}  {_summary(make)}" for call, make in calls.items())
+    return aligned([[call, _summary(make)] for call, make in calls.items()], width=width)
 
 
 def describe(name: str | Recipe | None = None) -> None:

@@ -1,0 +1,81 @@
+"""Numbers that share a block: the scale that they get, and what is left of each of them under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from qsim.block import Block
+from qsim.checks import spelling
+from qsim.cli.exact import Number, round_to_odd
+from qsim.formats.base import shortest
+from qsim.scaled import quantize_scaled
+from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.scales import Restore
+
+
+@dataclass(frozen=True)
+class InBlock:
+    """Numbers in one block of a block format.
+
+    Attributes:
+        numbers: The numbers.
+        scale: The block's scale; NaN if a number is not finite.
+        outer: The scale of the whole tensor, which is this block, if the format has one.
+        factor: What elements are multiplied with: the scale, times that of the whole tensor.
+    """
+
+    numbers: Sequence[Number]
+    scale: float
+    outer: float | None
+    factor: float
+
+    @property
+    def largest(self) -> Number:
+        """The number that the scale follows from."""
+        return max(self.numbers, key=lambda x: abs(x.carrier))
+
+    def elements(self) -> list[Number]:
+        """The numbers divided by their scale, exactly: what is rounded to the elements' format."""
+        return [_quotient(x, self.factor) for x in self.numbers]
+
+
+def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
+    """Puts numbers into one block.
+
+    Args:
+        numbers: The numbers.
+        fmt: The block format.
+        name: What it was called.
+
+    Raises:
+        ValueError: If there are more than a block has.
+
+    Example:
+        >>> from qsim.block import MXFP4
+        >>> from qsim.cli.exact import parse
+        >>> found = in_block([parse("0.3"), parse("-0.1")], MXFP4, "mxfp4")
+        >>> found.scale, [str(x.exact) for x in found.elements()]
+        (0.0625, ['24/5', '-8/5'])
+    """
+    room = fmt.size if isinstance(fmt.size, int) else fmt.size[1]
+    if len(numbers) > room:
+        raise ValueError(f"{name}: the numbers share a block, which has {room} in a row, got {len(numbers)}")
+    x = torch.tensor([[number.carrier for number in numbers]], dtype=torch.float64)
+    spelt = spelling(fmt.element, "nearest", "saturate")
+    _, scales, under = quantize_scaled(x, spelt, fmt.along(-1), None, 0, 0, x.dtype, Restore.NOTHING)
+    assert scales is not None  # nothing was multiplied with them
+    factor = scales if under is None else under_whole(scales, under)
+    return InBlock(numbers, scales.item(), None if under is None else under.item(), factor.item())
+
+
+def _quotient(x: Number, factor: float) -> Number:
+    text = f"{x.text} / {shortest(factor)}"
+    if not x.exact or math.isnan(factor):
+        return Number(text, x.exact, x.carrier)
+    value = x.exact / Fraction(factor)
+    return Number(text, value, round_to_odd(value))
