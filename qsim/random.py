@@ -261,6 +261,23 @@ class Place(NamedTuple):
 WHOLE = Place()
 
 
+def widened(x: Tensor, place: Place, fill: float = 0.0) -> tuple[Tensor, int]:
+    """A share that has a piece of each row of the whole, in whole rows filled up with a number, and the index of the first of them.
+
+    Random bits go by indices in the whole. So such a share is rounded as part of whole rows, by one call whatever their number.
+    """
+    column = place.offset % place.stride
+    rows = x.new_full((x.numel() // place.row, place.stride), fill)
+    narrowed(rows, place).copy_(x.reshape(-1, place.row))
+    return rows, place.offset - column
+
+
+def narrowed(rows: Tensor, place: Place) -> Tensor:
+    """The piece of whole rows that belongs to a share."""
+    column = place.offset % place.stride
+    return rows[..., column : column + place.row]
+
+
 def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Tensor:
     """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 

@@ -80,11 +80,11 @@ class FivePointEmbedding(torch.autograd.Function):
         ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
         ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq, None if draws is None else draws.gradient)
         ctx.shared = shares[1]
-        stream, offset = (WEIGHT, 0) if draws is None else (random.rank_stream(WEIGHT, draws.second), draws.offset)
-        table = round_rows(weight, points.weight, weight_seed, stream, weight.dtype, offset, shares[0])
+        place = random.WHOLE if draws is None else draws.place
+        table = round_rows(weight, points.weight, weight_seed, WEIGHT, weight.dtype, place, shares[0])
         ctx.observer = observers.current()
         if ctx.observer is not None:
-            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, stream, offset, shares[0])
+            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, WEIGHT, place.offset, shares[0])
         return F.embedding(x, table)
 
     @staticmethod

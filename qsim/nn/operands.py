@@ -17,6 +17,7 @@ from qsim.nn.directions import Direction
 from qsim.nn.observers import Observer
 from qsim.nn.products import Product
 from qsim.quantizer import Quantizer
+from qsim.random import WHOLE, Place
 from qsim.scaled import Share
 from qsim_kernels.grid import Coding, read, spell
 
@@ -35,16 +36,16 @@ class Draws:
 
     Attributes:
         first: A number of whoever holds the same share of the first operand.
-        second: The same of the second.
+        second: The same of the second, if it is an input too.
         gradient: The same of the result's gradient.
-        offset: The index in the whole weight of the first element that is held.
+        place: Where in the whole weight the elements are that are held.
         adds_bias: Whether the bias is added here, and not by another whose result is added to this one.
     """
 
     first: int
     second: int
     gradient: int
-    offset: int = 0
+    place: Place = WHOLE
     adds_bias: bool = True
 
 
@@ -104,7 +105,7 @@ class Setting:
         """The stream of random bits that an operand is rounded with."""
         backward = backward and not self.is_reused(second)
         if second and not self.two_inputs:
-            return random.rank_stream(WEIGHT_BWD if backward else WEIGHT, self.draws.second if self.draws else 0)
+            return WEIGHT_BWD if backward else WEIGHT
         holder = None if self.draws is None else self.draws.second if second else self.draws.first
         own = random.rank_stream(ACT_BWD if backward else ACT, holder)
         return own ^ SECOND if second else own
@@ -113,18 +114,25 @@ class Setting:
         """The stream of random bits that the result's gradient is rounded with, from what names the point."""
         return random.rank_stream(number, None if self.draws is None else self.draws.gradient)
 
-    def offset(self, second: bool) -> int:
-        """The index in the whole operand of the first element that is held."""
-        return self.draws.offset if second and self.draws else 0
+    def place(self, second: bool) -> Place:
+        """Where in the whole operand the elements are that are held."""
+        return self.draws.place if second and self.draws else WHOLE
 
 
-def round_to_carrier(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype, offset: int = 0) -> Tensor:
+def round_to_carrier(
+    x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int, dtype: torch.dtype, place: Place = WHOLE
+) -> Tensor:
     """What a point makes of a tensor, in the carrier."""
     if point is None:
         return x.to(dtype)
     grid, _ = point.format.spelling
-    chosen = seed if point.rounding.is_stochastic else None
-    return torch.ops.qsim.quantize.default(x, chosen, grid, _rule(point), stream, offset, dtype)  # type: ignore[no-any-return]
+    if not point.rounding.is_stochastic:
+        return torch.ops.qsim.quantize.default(x, None, grid, _rule(point), stream, 0, dtype)  # type: ignore[no-any-return]
+    if not place.row:
+        return torch.ops.qsim.quantize.default(x, seed, grid, _rule(point), stream, place.offset, dtype)  # type: ignore[no-any-return]
+    rows, offset = random.widened(x, place)
+    rounded = torch.ops.qsim.quantize.default(rows, seed, grid, _rule(point), stream, offset, dtype)
+    return random.narrowed(rounded, place).reshape(x.shape)
 
 
 def round_and_sum(x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -163,7 +171,7 @@ def round_and_keep(
     stream = setting.stream(second, False)
     is_kept_anyway = (second and not setting.two_inputs) or torch.compiler.is_compiling()
     if not needed or is_kept_anyway or backward_point is None or backward_point.format.bits > CODE_BITS:
-        return round_to_carrier(x, point, seed, stream, dtype, setting.offset(second)), x if needed else None
+        return round_to_carrier(x, point, seed, stream, dtype, setting.place(second)), x if needed else None
     grid, coding = backward_point.format.spelling[0], _coding_kept(backward_point.format)
     rule, backward_stream = _rule(backward_point), setting.stream(second, True)
     if point is None:
@@ -181,7 +189,7 @@ def show(observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None
     """
     point, backward_point = setting.forward_point(second), setting.backward_point(second)
     if point is not None:
-        observer.rounds(setting.name(second, False), x, point, seed, setting.stream(second, False), setting.offset(second))
+        observer.rounds(setting.name(second, False), x, point, seed, setting.stream(second, False), setting.place(second).offset)
     if kept is None or kept.is_floating_point() or backward_point is None or setting.is_reused(second):
         return None
     return observer.measured(x, backward_point, seed, setting.stream(second, True))
@@ -193,7 +201,7 @@ def show_recalled(observer: Observer, kept: Tensor, noted: Any, seed: Tensor | N
     if noted is not None:
         observer.used(name, noted)
     elif point is not None and kept.is_floating_point() and not setting.is_reused(second):
-        observer.rounds(name, kept, point, seed, setting.stream(second, True), setting.offset(second))
+        observer.rounds(name, kept, point, seed, setting.stream(second, True), setting.place(second).offset)
 
 
 def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:
@@ -202,7 +210,7 @@ def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dt
     if point is not None and not kept.is_floating_point():
         grid, coding = point.format.spelling[0], _coding_kept(point.format)
         return torch.ops.qsim.decode.default(kept, grid, coding, dtype)  # type: ignore[no-any-return]
-    return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype, setting.offset(second))
+    return round_to_carrier(kept, point, seed, setting.stream(second, True), dtype, setting.place(second))
 
 
 def beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:

@@ -6,13 +6,14 @@ a sum by, the sum is multiplied with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim.checks import spelling
+from qsim.checks import Spelling, spelling
 from qsim.formats import Float, Format
 from qsim.nn.carriers import Values
 from qsim.nn.directions import LINEAR, Direction
@@ -20,7 +21,8 @@ from qsim.nn.observers import Observer
 from qsim.nn.operands import Setting, SharedOperand, Shares, round_to_carrier
 from qsim.nn.products import rows
 from qsim.quantizer import Quantizer
-from qsim.scaled import quantize_scaled
+from qsim.random import WHOLE, Place, narrowed, widened
+from qsim.scaled import Scaled, Share, quantize_scaled
 from qsim.scaling import Blocks, Scaling, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.reference.scaling import divided, spread, under_whole
@@ -137,7 +139,7 @@ def round_scaled(
     seed: Tensor | None,
     stream: int,
     dtype: torch.dtype,
-    offset: int = 0,
+    place: Place = WHOLE,
     known: Tensor | None = None,
 ) -> Rounded:
     """What a point makes of a tensor, in the carrier.
@@ -148,7 +150,7 @@ def round_scaled(
         seed: Needed for stochastic rounding alone.
         stream: The stream of random bits.
         dtype: The carrier.
-        offset: The index in the whole operand of the first element that is held.
+        place: Where in the whole operand the elements are that are held.
         known: The scales that were not multiplied into the operand, if they were made before.
     """
     quantizer, transform, direction, merges, shared = point
@@ -158,19 +160,47 @@ def round_scaled(
     turn = () if transform is None else transform.turn(seen.shape, direction.summed)
     if quantizer.scale is None:
         turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
-        return Rounded(round_to_carrier(turned, quantizer, seed, stream, dtype, offset).view(x.shape))
+        return Rounded(round_to_carrier(turned, quantizer, seed, stream, dtype, place).view(x.shape))
     spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     chosen = seed if spelt.is_stochastic else None
-    tiles, goes_in = direction.tiles(quantizer.scale, seen.shape), _goes_in(quantizer.scale)
-    restore = Restore.SCALE if goes_in else Restore.NOTHING
-    share = None if shared is None else shared.along(direction, merges)
-    rounding = (chosen, stream, offset, dtype, restore, turn, tiles, share, known)
-    values, scales, under = quantize_scaled(seen, spelt, quantizer.scale, *rounding)
+    goes_in, share = _goes_in(quantizer.scale), None if shared is None else shared.along(direction, merges)
+    how = _How(spelt, quantizer.scale, chosen, stream, dtype, Restore.SCALE if goes_in else Restore.NOTHING, turn, direction, share)
+    values, scales, under = _quantized(seen, how, place, known)
     if goes_in:
-        return Rounded(values.view(x.shape), () if under is None else (under,))
+        return Rounded(values.reshape(x.shape), () if under is None else (under,))
     assert scales is not None  # those of blocks and tiles alone are not given
     factor = direction.spread(scales if under is None else under_whole(scales, under), seen.shape)
-    return Rounded(values.view(x.shape), (factor,), scales)
+    return Rounded(values.reshape(x.shape), (factor,), scales)
+
+
+class _How(NamedTuple):
+    """How an operand is rounded under scales: most arguments of `quantize_scaled`."""
+
+    spelt: Spelling
+    scale: Scaling
+    seed: Tensor | None
+    stream: int
+    dtype: torch.dtype
+    restore: Restore
+    turn: Sequence[int]
+    direction: Direction
+    share: Share | None
+
+
+def _quantized(x: Tensor, how: _How, place: Place, known: Tensor | None = None) -> Scaled:
+    """An operand under scales, rounded with the random bits that its elements have in the whole."""
+    is_cut = how.seed is not None and place.row > 0
+    rows, offset = widened(x, place) if is_cut else (x, place.offset)
+    tiles = how.direction.tiles(how.scale, rows.shape)
+    # Scales of columns are widened and narrowed with these.
+    is_of_columns = is_cut and tiles.across and tiles.columns == 1
+    if known is not None and is_of_columns:
+        known = widened(known, place, 1.0)[0].view(1, -1, 1)
+    rounding = (how.seed, how.stream, offset, how.dtype, how.restore, how.turn, tiles, how.share, known)
+    values, scales, under = quantize_scaled(rows, how.spelt, how.scale, *rounding)
+    values = narrowed(values.view(rows.shape), place) if is_cut else values
+    scales = narrowed(scales.view(-1), place).view(1, -1, 1) if is_of_columns and scales is not None else scales
+    return Scaled(values, scales, under)
 
 
 class Elements(NamedTuple):
@@ -235,15 +265,15 @@ def round_rows(
     seed: Tensor | None,
     stream: int,
     dtype: torch.dtype,
-    offset: int = 0,
+    place: Place = WHOLE,
     shared: SharedOperand | None = None,
 ) -> Tensor:
     """What a quantizer makes of rows that nothing multiplies, of a table or of a lookup's gradient: scales lie along the last dimension."""
     if quantizer is None or quantizer.scale is None:
-        return round_to_carrier(x, quantizer, seed, stream, dtype, offset)
+        return round_to_carrier(x, quantizer, seed, stream, dtype, place)
     seen = rows(x)
     spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     chosen = seed if spelt.is_stochastic else None
-    tiles, share = LINEAR.act.tiles(quantizer.scale, seen.shape), None if shared is None else shared.along(LINEAR.act, True)
-    found = quantize_scaled(seen, spelt, quantizer.scale, chosen, stream, offset, dtype, tiles=tiles, share=share)
-    return found.values.view(x.shape)
+    share = None if shared is None else shared.along(LINEAR.act, True)
+    how = _How(spelt, quantizer.scale, chosen, stream, dtype, Restore.ALL, (), LINEAR.act, share)
+    return _quantized(seen, how, place).values.reshape(x.shape)

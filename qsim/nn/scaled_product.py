@@ -45,8 +45,8 @@ class ScaledProduct(torch.autograd.Function):
         dtype = setting.dtype or torch.promote_types(a.dtype, w.dtype)
         held = _carrier(first, a.dtype, second, w.dtype, a.device, setting, dtype)
         seed_of_w = seed if setting.two_inputs else weight_seed
-        rounded_a = round_scaled(a, first, seed, setting.stream(False, False), held.dtype, setting.offset(False))
-        rounded_w = round_scaled(w, second, seed_of_w, setting.stream(True, False), held.dtype, setting.offset(True))
+        rounded_a = round_scaled(a, first, seed, setting.stream(False, False), held.dtype, setting.place(False))
+        rounded_w = round_scaled(w, second, seed_of_w, setting.stream(True, False), held.dtype, setting.place(True))
         observer = ctx.observer = observers.current()
         if observer is not None:
             _show(observer, a, first, seed, setting, False, False)
@@ -82,7 +82,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     if w is not None:
         of_g, of_w = operands_of_grad_a(setting, merges)
         held = _carrier(of_g, g.dtype, of_w, w_dtype, g.device, setting, a_dtype)
-        rounded_w = round_scaled(w, of_w, seed_of_w, setting.stream(True, True), held.dtype, setting.offset(True), known=scales_w)
+        rounded_w = round_scaled(w, of_w, seed_of_w, setting.stream(True, True), held.dtype, setting.place(True), known=scales_w)
         if observer is not None:
             _show(observer, w, of_w, seed_of_w, setting, True, True)
         rounded_g = upstream.rounded(of_g, False, held.dtype)
@@ -93,7 +93,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     if a is not None:
         of_g, of_a = operands_of_grad_w(setting, merges)
         held = _carrier(of_g, g.dtype, of_a, a_dtype, g.device, setting, w_dtype)
-        rounded_a = round_scaled(a, of_a, seed, setting.stream(False, True), held.dtype, setting.offset(False), known=scales_a)
+        rounded_a = round_scaled(a, of_a, seed, setting.stream(False, True), held.dtype, setting.place(False), known=scales_a)
         if observer is not None:
             _show(observer, a, of_a, seed, setting, False, True)
         rounded_g = upstream.rounded(of_g, True, held.dtype)
@@ -111,7 +111,7 @@ def _show(
     """Lets somebody look at an operand that was rounded, unless it is the one that the forward pass rounded."""
     if point.quantizer is not None and not (backward and setting.is_reused(second)):
         name, stream = setting.name(second, backward), setting.stream(second, backward)
-        observer.rounds_scaled(name, x, point, seed, stream, setting.offset(second))
+        observer.rounds_scaled(name, x, point, seed, stream, setting.place(second).offset)
 
 
 def _carrier(

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim import random
 from qsim.nn.operands import Draws
-from qsim.shards import coordinates, place_of, sizes, span
+from qsim.shards import coordinates, place_of
 
 Placements = tuple[Placement, ...]
 
@@ -39,13 +39,8 @@ def whole(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: DeviceMesh, 
 def draws_of_weight(w: DTensor, of_input: Placements, of_result: Placements) -> Draws:
     """Whose random bits the process takes for its shares of an input, a weight and a result, and whether it is the one to add a bias."""
     mesh, coordinate = w.device_mesh, coordinates(w.device_mesh)
-    column = 0
-    for place, size, how in zip(coordinate, sizes(mesh), w.placements, strict=True):
-        column = column * size + place if how.is_shard(1) else column
-    row, _ = span(w, 0)
-    offset = row * (w.numel() // w.shape[0]) if row else 0
     adds_bias = not any(place for place, how in zip(coordinate, of_result, strict=True) if how.is_partial())
-    return Draws(first_holder(mesh, of_input), column, first_holder(mesh, of_result), offset, adds_bias)
+    return Draws(first_holder(mesh, of_input), 0, first_holder(mesh, of_result), place_of(w), adds_bias)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -7,7 +7,7 @@ from torch import Tensor
 from qsim import shards
 from qsim.functional import quantize, quantize_
 from qsim.quantizer import Quantizer
-from qsim.random import WHOLE, Place
+from qsim.random import WHOLE, Place, narrowed, widened
 
 
 def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, like: Tensor | None = None) -> None:
@@ -36,22 +36,11 @@ def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, s
 
 
 def _round_columns(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, place: Place) -> None:
-    """Rounds a share that has a piece of every row, in rows filled up with zeros: one call, whatever the number of rows."""
-    column = place.offset % place.stride
-    rows = x.new_zeros(x.numel() // place.row, place.stride)
-    piece = rows[:, column : column + place.row]
-    piece.copy_(x.reshape(piece.shape))
-    rounded = quantize(
-        rows,
-        quantizer.format,
-        rounding=quantizer.rounding,
-        overflow=quantizer.overflow,
-        seed=seed,
-        stream=stream,
-        offset=place.offset - column,
-        dtype=out.dtype,
-    )
-    out.copy_(rounded[:, column : column + place.row].reshape(x.shape))
+    """Rounds a share that has a piece of every row."""
+    rows, offset = widened(x, place)
+    how, overflow = quantizer.rounding, quantizer.overflow
+    rounded = quantize(rows, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset, dtype=out.dtype)
+    out.copy_(narrowed(rounded, place).reshape(x.shape))
 
 
 def _round(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, offset: int) -> None:
