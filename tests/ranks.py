@@ -1,12 +1,20 @@
-"""Processes of a distributed run that live through many tests: starting them takes longer than most of what they compute."""
+"""A pool of processes for distributed tests. They outlive a test, because starting them takes longer than most of what they compute."""
 
 from __future__ import annotations
 
+import faulthandler
 import io
+import os
+import pickle
+import signal
+import sys
+import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +22,14 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-TIMEOUT = 90
-#: What takes seconds to import, and computes nothing when it is imported.
+#: Seconds without any computation after which ranks that have not answered count as stuck. On a busy machine ranks compute slowly, but they
+#: do compute; only ranks that wait for something that never happens use no processor time.
+IDLE = 120.0
+#: Seconds that a call may take, however busy its ranks are.
+CAP = 900.0
+#: Seconds that the others may still take once one rank has failed.
+GRACE = 3.0
+#: Modules that take seconds to import and compute nothing when they are imported.
 IMPORTED = ["qsim", "torch._inductor.config", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "pytest"]
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
@@ -36,67 +50,207 @@ def ranks_of(size: int) -> Any:
 class Ranks:
     """A number of processes, each with its rank, that do the same work together.
 
+    A call in which a rank fails, dies or never answers raises an error that names the rank and the reason, and ends all processes; the next
+    call starts new ones.
+
     Args:
-        size: How many.
-        kind: `"cpu"`, where they talk through gloo, or `"cuda"`, where each has a GPU and they talk through NCCL.
-        folder: Where they meet.
+        size: Number of processes.
+        kind: `"cpu"`, where they communicate through gloo, or `"cuda"`, where each has a GPU and they communicate through NCCL.
+        folder: An empty folder for their rendezvous and their error output.
+        idle: Seconds without any computation after which ranks count as stuck.
+        cap: Seconds that a call may take.
     """
 
-    def __init__(self, size: int, kind: str, folder: Path) -> None:
+    def __init__(self, size: int, kind: str, folder: Path, *, idle: float = IDLE, cap: float = CAP) -> None:
         self._parts = (size, kind, folder)
-        self._processes: list[Any] = []
-        self._ends: list[Connection] = []
+        self._starts = 0
+        self.idle, self.cap = idle, cap
+        self.members: list[Member] = []
 
     def __call__(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Has every process call a function of this repository's tests with a device and the arguments; gives what they return, by rank."""
+        """Has every process call a function of this repository's tests with a device and the arguments; returns the results by rank."""
+        message = pickle.dumps((work, arguments))
         self._start()
-        for end in self._ends:
-            end.send((work, arguments))
-        answers = [end.recv() if end.poll(TIMEOUT) else ("no answer", b"") for end in self._ends]
-        failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure]
-        if failures:
-            self.stop()
-            raise RuntimeError("\n".join(failures))
-        return [torch.load(io.BytesIO(result), weights_only=False) for _, result in answers]
-
-    def _start(self) -> None:
-        if self._processes:
-            return
-        size, kind, folder = self._parts
-        # A server that has imported it forks for every rank.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
-        meeting = f"file://{folder}/{len(list(folder.iterdir()))}"
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_live, args=(rank, size, kind, meeting, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._ends.append(ours)
+        try:
+            answers = self._answers(message)
+            if any(answer.failure for answer in answers.values()):
+                raise RuntimeError(self._report(answers))
+        except BaseException:
+            self._kill()
+            raise
+        return [torch.load(io.BytesIO(answers[rank].result), weights_only=False) for rank in range(len(answers))]
 
     def stop(self) -> None:
         """Ends the processes; the next call starts others."""
-        for end in self._ends:
-            end.close()
-        for process in self._processes:
-            process.join(5)
-            process.kill()
-        self._processes, self._ends = [], []
+        for member in self.members:
+            member.end.close()
+        for member in self.members:
+            member.process.join(5)
+        self._kill()
+
+    def _kill(self) -> None:
+        for member in self.members:
+            member.kill()
+        self.members = []
+
+    def _start(self) -> None:
+        dead = [member.death() for member in self.members if not member.process.is_alive()]
+        if dead:
+            # An idle rank died: no test failed because of it, but the summary of warnings should show it.
+            warnings.warn("between two calls " + "\n".join(dead), RuntimeWarning, stacklevel=3)
+            self._kill()
+        if self.members:
+            return
+        size, kind, folder = self._parts
+        self._starts += 1
+        meeting = f"file://{folder}/meeting-{self._starts}"
+        self.members = [Member(rank, size, kind, meeting, folder / f"errors-{self._starts}-{rank}") for rank in range(size)]
+
+    def _answers(self, message: bytes) -> dict[int, Answer]:
+        """Sends the work to all ranks and collects their answers; for a rank that had to be given up, the answer says where it was."""
+        answers: dict[int, Answer] = {}
+        for member in self.members:
+            if not member.send(message):
+                answers[member.rank] = member.answer()
+        patience = Patience(self.members, self.idle, self.cap)
+        while pending := [member for member in self.members if member.rank not in answers]:
+            ready = wait([handle for member in pending for handle in (member.end, member.process.sentinel)], timeout=0.2)
+            for member in pending:
+                if member.end in ready or member.process.sentinel in ready:
+                    answers[member.rank] = member.answer()
+            if any(answer.failure for answer in answers.values()):
+                patience.shorten(GRACE)
+            if not ready and (over := patience.over()):
+                return answers | {member.rank: Answer(f"rank {member.rank} {over}\n{member.stacks()}") for member in pending}
+        return answers
+
+    def _report(self, answers: dict[int, Answer]) -> str:
+        """The failures in the order in which they were seen, but dead ranks first: other ranks fail because they lost them."""
+        failures = sorted((answer for answer in answers.values() if answer.failure), key=lambda answer: not answer.died)
+        return "\n".join(answer.failure for answer in failures)
 
 
-def _live(rank: int, size: int, kind: str, meeting: str, end: Connection) -> None:
+@dataclass(frozen=True)
+class Answer:
+    """The result of a rank's work, as bytes, or why there is none."""
+
+    failure: str = ""
+    result: bytes = b""
+    died: bool = False
+
+
+class Member:
+    """One process of a pool, and our end of the pipe to it."""
+
+    def __init__(self, rank: int, size: int, kind: str, meeting: str, errors: Path) -> None:
+        # A server that has imported these modules forks for every rank.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        self.rank, self._errors = rank, errors
+        errors.touch()
+        self.end, theirs = context.Pipe()
+        self.process: Any = context.Process(target=_live, args=(rank, size, kind, meeting, errors, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def send(self, message: bytes) -> bool:
+        """Sends a call; returns whether the process could be reached."""
+        try:
+            self.end.send_bytes(message)
+        except OSError:
+            return False
+        return True
+
+    def answer(self) -> Answer:
+        """Receives an answer; only to be called once there is one or the process is dead."""
+        try:
+            if self.end.poll():
+                failure, result = self.end.recv()
+                return Answer(f"rank {self.rank} raised an error:\n{failure}" if failure else "", result)
+        except (EOFError, OSError):
+            pass
+        return Answer(self.death(), died=True)
+
+    def death(self) -> str:
+        """Describes how the process ended, with the last lines of its standard error."""
+        self.process.join(5)
+        code = self.process.exitcode
+        how = (
+            "closed its pipe" if code is None else f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        )
+        return f"rank {self.rank} {how}\n{self._written()}"
+
+    def stacks(self) -> str:
+        """The present stack of each thread of the process, which must be alive."""
+        os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return self._written()
+
+    def processor_time(self) -> float:
+        """Processor time of the process and its finished children in seconds; on systems without /proc, the time that has passed."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return time.monotonic()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self.end.close()
+        self.process.kill()
+        self.process.join()
+
+    def _written(self) -> str:
+        return "\n".join(self._errors.read_text(errors="replace").splitlines()[-40:])
+
+
+class Patience:
+    """Decides when to stop waiting for processes: when they compute nothing, or after a time that is too long for any test."""
+
+    #: The share of a processor that a rank uses at least if it computes, even if a hundred processes compete for it. One that waits for the
+    #: others uses 0.3 %, because gloo polls.
+    _SHARE = 0.01
+
+    def __init__(self, members: list[Member], idle: float, cap: float) -> None:
+        self._members, self._idle, self._cap = members, idle, cap
+        self._begin = self._moved = time.monotonic()
+        self._end = self._begin + cap
+        self._computed = self._times()
+        self._enough = max(0.1, self._SHARE * idle)
+
+    def shorten(self, seconds: float) -> None:
+        """Sets the end to so many seconds from the first call of this method, if that is earlier."""
+        self._end = min(self._end, time.monotonic() + seconds)
+
+    def over(self) -> str:
+        """The reason not to wait any longer, or an empty text."""
+        now, computed = time.monotonic(), self._times()
+        if any(after - before > self._enough for before, after in zip(self._computed, computed, strict=True)):
+            self._computed, self._moved = computed, now
+        if now >= self._begin + self._cap:
+            return f"was still computing after {self._cap:g} s:"
+        if now >= self._end:
+            return "was waiting when another rank failed:"
+        return f"did not answer, and no rank has computed anything for {self._idle:g} s:" if now >= self._moved + self._idle else ""
+
+    def _times(self) -> list[float]:
+        return [member.processor_time() for member in self._members]
+
+
+def _live(rank: int, size: int, kind: str, meeting: str, errors: Path, end: Connection) -> None:
+    _write_errors_to(errors)
     torch.set_num_threads(1)
-    # Memory that nothing was written into holds NaN, as in all tests.
+    # Uninitialised memory holds NaN, as in all tests.
     torch.use_deterministic_algorithms(True, warn_only=True)
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)
     backend = {"cpu": "gloo", "cuda": "nccl"}[kind]
-    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT // 2))
+    # The pool decides how long ranks may wait for one another.
+    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=2 * CAP))
     while True:
         try:
-            work, arguments = end.recv()
+            message = end.recv_bytes()
         except EOFError:
             distributed.destroy_process_group()
             return
@@ -104,10 +258,20 @@ def _live(rank: int, size: int, kind: str, meeting: str, end: Connection) -> Non
         torch.manual_seed(rank + 1)
         result = io.BytesIO()
         try:
+            work, arguments = pickle.loads(message)
             torch.save(_on_cpu(work(device, *arguments)), result)
             end.send(("", result.getvalue()))
         except Exception:
             end.send((traceback.format_exc(), b""))
+
+
+def _write_errors_to(file: Path) -> None:
+    """Redirects standard error to a file, including the stacks that are dumped in a crash and upon SIGUSR1."""
+    sys.stderr.flush()
+    with file.open("ab") as written:
+        os.dup2(written.fileno(), 2)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
 
 
 def _on_cpu(x: Any) -> Any:
