@@ -1,7 +1,7 @@
-"""The directive `drawn`: a figure that the build draws, once for light pages and once for dark ones.
+"""The directive `drawn`: a figure that a script draws, once for light pages and once for dark ones.
 
     ```{drawn} ramp
-    :alt: What somebody hears who cannot see it.
+    :alt: A description for screen readers.
 
     The caption.
     ```
@@ -9,13 +9,18 @@
 runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. With `:paper:` it is drawn once, on white: for figures that have
 colours of their own.
 
-The README's figure lies in the repository: `python docs/_ext/drawn.py front docs/_static` draws it anew.
+Each file records which script and theme it was drawn from. The build takes the file in `docs/_static` if there is one and its script has not
+changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. Committed are the README's figure and any that takes long:
+`python docs/_ext/drawn.py front docs/_static` draws it again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,15 +71,12 @@ class Drawn(SphinxDirective):
         if "alt" not in self.options:
             raise self.error(f"drawn: {name} needs an :alt:")
         source = Path(self.env.srcdir)
-        script = source / "figures" / f"{name}.py"
-        self.env.note_dependency(str(script))
+        self.env.note_dependency(str(_script(source, name)))
         figure = nodes.figure(classes=["drawn"])
         for theme in ["light"] if "paper" in self.options else THEMES:
-            target = source / "_drawn" / f"{name}-{theme}.svg"
-            if not target.exists() or target.stat().st_mtime < script.stat().st_mtime:
-                draw(script, target, theme)
+            target = current(source, name, theme)
             classes = [] if "paper" in self.options else [f"only-{theme}"]
-            figure += nodes.image(uri=f"/_drawn/{target.name}", alt=self.options["alt"], classes=classes)
+            figure += nodes.image(uri=f"/{target.relative_to(source).as_posix()}", alt=self.options["alt"], classes=classes)
         if self.content:
             held = nodes.Element()
             self.state.nested_parse(self.content, self.content_offset, held)
@@ -84,16 +86,58 @@ class Drawn(SphinxDirective):
         return [figure]
 
 
+def current(source: Path, name: str, theme: str) -> Path:
+    """The file of a figure: the committed one or the last one drawn, if its inputs are unchanged, otherwise a new one."""
+    script = _script(source, name)
+    committed, drawn = (source / folder / f"{name}-{theme}.svg" for folder in ("_static", "_drawn"))
+    for target in (committed, drawn):
+        if is_current(target, script, theme):
+            return target
+    draw(script, drawn, theme)
+    return drawn
+
+
+def is_current(target: Path, script: Path, theme: str) -> bool:
+    """Whether a figure was drawn by this script in this theme, as both are now."""
+    return target.exists() and inputs(script, theme) in target.read_text(encoding="utf-8")
+
+
+def inputs(script: Path, theme: str) -> str:
+    """A checksum of the script and of the theme's settings.
+
+    The library is not part of it: its numbers are pinned by tests, and a figure that became stale with every commit would never be reused.
+    """
+    settings = repr((_SHARED, THEMES[theme]))
+    return hashlib.sha256(f"{settings}\n{script.read_text(encoding='utf-8')}".encode()).hexdigest()
+
+
 def draw(script: Path, target: Path, theme: str, *, transparent: bool = True) -> None:
-    """Runs a script's `draw()` in the colours of a theme and writes what it returns."""
+    """Runs a script's `draw()` in the colours of a theme and writes the figure that it returns."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     target.parent.mkdir(exist_ok=True)
-    with mpl.rc_context({**_SHARED, **_colours(*THEMES[theme])}):
+    with mpl.rc_context({**_SHARED, **_colours(*THEMES[theme])}), _one_thread():
         figure = runpy.run_path(str(script))["draw"]()
-        figure.savefig(target, metadata={"Date": None}, transparent=transparent)
+        figure.savefig(target, metadata={"Date": None, "Source": inputs(script, theme)}, transparent=transparent)
     mpl.pyplot.close(figure)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """What figures compute is small, and on a busy machine threads mostly wait for one another."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _script(source: Path, name: str) -> Path:
+    return source / "figures" / f"{name}.py"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -104,6 +148,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 if __name__ == "__main__":
     name, folder = sys.argv[1:]
-    for theme in THEMES:  # the light one on white: it is what readers show that cannot choose between the two
-        script, target = Path(__file__).parents[1] / "figures" / f"{name}.py", Path(folder) / f"{name}-{theme}.svg"
-        draw(script, target, theme, transparent=theme != "light")
+    script = _script(Path(__file__).parents[1], name)
+    for theme in THEMES:  # the light one on white, which is shown where a page cannot choose between the two
+        draw(script, Path(folder) / f"{name}-{theme}.svg", theme, transparent=theme != "light")
