@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 DOCS = Path(__file__).parent.parent / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
-import drawn
+import drawn  # noqa: E402 (from the folder above)
 
 #: Writes down how many threads it may use, once for each time that it draws.
 SCRIPT = """
