@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+import made_up
 import qsim
 from qsim import studies
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run
@@ -71,8 +74,36 @@ def test_a_bit_is_made_up_for_by_at_most_four_times_the_batch(found: Found, scal
         assert 1 < factor["low"] <= factor["factor"] <= factor["high"] < 4
 
 
-def test_claims_come_out_as_the_numbers_do(found: Found) -> None:
-    (bits,) = [claim for claim in found[0].claims if "a bit less" in claim.paper]
-    assert bits.agrees is True
-    (fails,) = [claim for claim in found[0].claims if "nearest does not gain" in claim.paper]
-    assert fails.agrees is True
+def as_in_the_paper(run: Run) -> dict[str, float]:
+    large = run.batch == MOST
+    if run.like:
+        return {"factor": 1.5}
+    nearest = {PLAIN: 0.1 if large else 0.7, IN_RANGE: 0.7}[run.loss_scale]
+    return {"accuracy": nearest if run.rounding == "nearest" else 0.9 if large else 0.8, "squared_gradient": 1 / run.batch}
+
+
+def the_other_way(run: Run) -> dict[str, float]:
+    large = run.batch == MOST
+    if run.like:
+        return {"factor": 5.0}
+    accuracy = 0.9 if run.rounding == "nearest" else 0.6 if run.micro_batches > 1 else 0.7
+    return {"accuracy": accuracy if large else 0.8, "squared_gradient": float(run.batch)}
+
+
+def undecided(run: Run) -> dict[str, float]:
+    number = made_up.noise(BatchSize(), run)
+    return {"factor": 4 * math.exp(number), "accuracy": 0.5 + number / 2, "squared_gradient": math.exp(number)}
+
+
+@pytest.mark.parametrize(("values", "verdict"), [(as_in_the_paper, True), (the_other_way, False), (undecided, None)])
+def test_verdicts_follow_from_results(values: Callable[[Run], dict[str, float]], verdict: bool | None) -> None:
+    def with_seeds(run: Run) -> dict[str, float]:
+        return {name: value * (1 + 0.001 * run.seed) for name, value in values(run).items()}
+
+    assert made_up.verdicts(BatchSize(), replace(SETTINGS, seeds=4), with_seeds) == [verdict] * 7
+
+
+def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
+    """They were cut off."""
+    found = made_up.verdicts(BatchSize(), SETTINGS, lambda run: as_in_the_paper(run) | {"factor": 0.5 + 0.01 * run.seed})
+    assert found == [True] * 5 + [None, True]

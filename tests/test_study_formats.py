@@ -7,9 +7,10 @@ from statistics import mean
 import pytest
 import torch
 
+import made_up
 import qsim
 from qsim import studies
-from qsim.studies.formats import FULL, Formats, Run
+from qsim.studies.formats import FULL, Formats, Run, Settings
 from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
@@ -63,5 +64,27 @@ def test_the_frontier_is_the_best_of_each_width(found: Found) -> None:
     assert sorted(int(row[0]) for row in table.rows) == sorted({qsim.format(name).bits for name in settings.formats})
 
 
-def test_more_bits_more_accuracy(found: Found) -> None:
-    assert [claim.agrees for claim in found[0].claims if claim.paper == "more bits, more accuracy"] == [True]
+#: Formats of 3, 5, 6 and 8 bits.
+WIDTHS = Settings(exponents=(2, 4), mantissas=(0, 3), seeds=4)
+
+
+@pytest.mark.parametrize(
+    ("eight", "narrow", "noise", "more_bits", "eight_are_enough"),
+    [
+        (0.949, 0.8, 0.0, True, True),
+        # Fewer than eight are enough as well.
+        (0.8, 0.949, 0.0, False, True),
+        (0.8, 0.8, 0.0, None, False),
+        (0.9, 0.9, 0.2, None, None),
+    ],
+)
+def test_verdicts_follow_from_accuracies(
+    eight: float, narrow: float, noise: float, more_bits: bool | None, eight_are_enough: bool | None
+) -> None:
+    def values(run: Run) -> dict[str, float]:
+        if run.format == FULL:
+            return {"own_accuracy": 0.95 + 0.001 * run.seed}
+        accuracy = eight if run.format == "e4m3" else narrow
+        return {"own_accuracy": accuracy + 0.001 * run.seed + noise * made_up.noise(Formats(), run)}
+
+    assert made_up.verdicts(Formats(), WIDTHS, values) == [more_bits, eight_are_enough]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import mean, stdev
 
 import pytest
 import torch
 
+import made_up
 from qsim import studies
-from qsim.studies.points import NONE, POINTS, Points, Run
+from qsim.studies.points import NONE, POINTS, Points, Run, Settings
 from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
@@ -69,7 +71,25 @@ def test_the_table_is_what_the_losses_say(found: Found) -> None:
             assert row == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
 
 
-def test_training_converges_with_inputs_and_gradients_rounded_backward(found: Found) -> None:
-    claim = found[0].claims[0]
-    assert claim.paper.startswith("inputs and gradients rounded stochastically in the backward pass leave the gradient unbiased")
-    assert claim.agrees is True
+def as_in_the_paper(run: Run) -> float:
+    if run.rounding == "nearest":
+        return 0.01 if run.point == "weight" else 0.0
+    return {"act": 0.1, "weight": 0.03, "act_bwd": 0.01, "weight_bwd": 0.01, "grad": 0.02}[run.point]
+
+
+def the_other_way(run: Run) -> float:
+    if run.rounding == "nearest":
+        return 0.3 if run.point == "weight" else 0.0
+    return {"act": 0.01, "weight": 0.2, "act_bwd": 0.1, "weight_bwd": 0.1, "grad": 0.1}[run.point]
+
+
+def undecided(run: Run) -> float:
+    return made_up.noise(Points(), run)
+
+
+@pytest.mark.parametrize(("added", "verdict"), [(as_in_the_paper, True), (the_other_way, False), (undecided, None)])
+def test_verdicts_follow_from_losses(added: Callable[[Run], float], verdict: bool | None) -> None:
+    def values(run: Run) -> dict[str, float]:
+        return {"own_loss": 0.5 + 0.001 * run.seed + (0.0 if run.point == NONE else added(run))}
+
+    assert made_up.verdicts(Points(), Settings(formats=("e2m1",)), values) == [verdict] * 4

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import made_up
 from bounds import bernstein
 from qsim import studies
-from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run
+from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run, Settings
 from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
@@ -65,3 +68,21 @@ def test_nets_lose_by_one_bit_that_is_cut_off_and_not_by_a_corrected_one(found: 
         assert abs(corrected[seed] - loss) < seeds
         assert abs(six[seed] - loss) < seeds
         assert abs(losses(found, FULL, 32, False)[seed] - loss) < seeds
+
+
+@pytest.mark.parametrize(("lost", "noise", "verdict"), [(0.005, 0.0, True), (0.05, 0.0, False), (0.0, 0.2, None)])
+def test_whether_six_bits_do_follows_from_accuracies(lost: float, noise: float, verdict: bool | None) -> None:
+    def values(run: Run) -> dict[str, float]:
+        accuracy = 0.9 + 0.01 * run.seed + noise * made_up.noise(RandomBits(), run)
+        return {"bias": 0.0, "accuracy": accuracy - lost * (run.bits == 6)}
+
+    assert made_up.verdicts(RandomBits(), Settings(seeds=4), values)[0] is verdict
+
+
+@pytest.mark.parametrize(("cut", "corrected"), [(-0.25, 0.0), (-0.2505, 0.0005), (-0.252, 0.002), (0.0, -0.25)])
+def test_verdicts_about_biases_follow_from_them(cut: float, corrected: float) -> None:
+    def values(run: Run) -> dict[str, float]:
+        return {"bias": corrected if run.correction else cut, "accuracy": 0.9}
+
+    settings = replace(RandomBits().quick(), bits=(1, 6))
+    assert made_up.verdicts(RandomBits(), settings, values)[1:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]
