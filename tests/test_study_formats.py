@@ -15,6 +15,7 @@ from qsim.studies.study import Result
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")
+ROUNDINGS = Formats().quick().roundings
 
 Found = tuple[studies.Report, dict[tuple[str, str, int], Result[Run]]]
 
@@ -32,7 +33,7 @@ def of_seeds(found: Found, name: str, rounding: str, what: str) -> list[float]:
     return [found[1][name, rounding, seed][what] for seed in range(Formats().quick().seeds)]
 
 
-@pytest.mark.parametrize("rounding", Formats().quick().roundings)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rounding: str) -> None:
     settings = Formats().quick()
     full = of_seeds(found, FULL, "nearest", "own_loss")
@@ -43,12 +44,20 @@ def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rou
         assert wide["own_loss"] != loss, "but it does round"
 
 
+# Noise of weights follows from their bits, so that another CPU's matrix kernels are like another seed. Added to the loss of full precision,
+# over four seeds and the kernels of AVX2 and of plain SSE, one run each:
+#
+#                  E4M2              E2M0
+#   nearest        0.014 to 0.025    0.24 to 1.1
+#   stochastic     0.006 to 0.016    0.025 to 0.069
+#
+# The mean of two seeds deviates by 0.003 with E4M2 and by 0.014 with E2M0, stochastically: 4 and 3.5 deviations from zero.
 def test_fewer_bits_are_worse(found: Found) -> None:
-    full = of_seeds(found, FULL, "nearest", "own_loss")
-    for rounding in Formats().quick().roundings:
-        two, six = (mean(of_seeds(found, name, rounding, "own_loss")) for name in ("e2m0", "e4m2"))
-        assert two - mean(full) > 2 * (six - mean(full)) > 0
+    full = mean(of_seeds(found, FULL, "nearest", "own_loss"))
+    added = {(name, how): mean(of_seeds(found, name, how, "own_loss")) - full for name in ("e2m0", "e4m2") for how in ROUNDINGS}
+    assert all(more > 0 for more in added.values()), added
     # Three values a sign under one scale: without chance in the backward pass most of a gradient is lost.
+    assert added["e2m0", "nearest"] > 0.1 > 2 * added["e4m2", "nearest"], added
     assert mean(of_seeds(found, "e2m0", "nearest", "own_accuracy")) < mean(of_seeds(found, "e2m0", "stochastic", "own_accuracy"))
 
 
