@@ -13,6 +13,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# One thread computes: tensors of tests are small, pytest-xdist has a process for every core already, and threads of processes that compete
+# for cores mostly wait for one another. Another number is tried with OMP_NUM_THREADS, which also reaches the processes that tests start.
+if "OMP_NUM_THREADS" not in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
 hypothesis.settings.register_profile("qsim", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.load_profile("qsim")
 
@@ -23,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device: tests marked gpu are skipped"
-    return f"qsim: --seed={config.getoption('--seed')}, torch {torch.__version__}, {device}"
+    kernels = f"{torch.backends.cpu.get_cpu_capability()} kernels, {torch.get_num_threads()} thread(s)"
+    return f"qsim: --seed={config.getoption('--seed')}, torch {torch.__version__}, {kernels}, {device}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
