@@ -6,7 +6,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,52 +93,54 @@ def above_native(loss: Loss, recipe: Recipe, seeds: range) -> float:
     return sum(loss(recipe, seed) for seed in seeds) / native - 1
 
 
-def spread(loss: Loss) -> float:
-    """The standard deviation of native losses over seeds, as a share of their mean."""
-    losses = [loss(None, seed) for seed in NATIVE_SEEDS]
-    return statistics.stdev(losses) / statistics.mean(losses)
-
-
 LOSSES: dict[str, Loss] = {"digits": of_digits, "text": of_text}
 
 
-# Percent above native, mean and standard deviation of the pairs, digits over seeds 0 to 5 and text over 0 to 2 (torch 2.13):
+# Percent above native, mean and standard deviation of the pairs, digits over seeds 0 to 5 and text over 0 to 2 (torch 2.13, AVX-512):
 #
 #           fp8_hybrid     mxfp8          nvfp4          mxfp4(None)    mxfp4          native over seeds
 #   digits  0.22 ± 0.14    0.17 ± 0.21    1.39 ± 1.0     −0.01 ± 0.28   4.95 ± 0.83    ± 1.2
 #   text    0.02 ± 0.04    0.05 ± 0.48    −0.01 ± 0.8    0.32 ± 0.37    0.57 ± 0.90    ± 1.0
 #
-# A single pair of text may be half a percent apart, because training amplifies the last bit; so the tests take means over three seeds. In
-# eight bits their deviation is 0.3 percent at most, and one percent is three of them away.
+# and with the kernels of plain SSE, over seeds 0 to 2:
+#
+#   digits  0.31 ± 0.21    0.16 ± 0.19    0.83 ± 0.28    −0.22 ± 0.24   4.98 ± 1.1     ± 0.7
+#   text    −0.03 ± 0.64   −0.08 ± 0.30   0.38 ± 0.84    –               0.03 ± 0.58     ± 1.0
+#
+# Training amplifies the last bit, so that other kernels are like another seed. The tests take means over three seeds, whose deviation is
+# that of a pair divided by √3. Each limit is at least five of these away from the means above, by the larger of the deviations.
 SEEDS = range(3)
 
 
 def test_the_native_models_learn() -> None:
-    # Without a word of context text costs 3.06 nats a byte; digits told apart by chance cost 2.3.
-    assert all(of_text(None, seed) < 2.7 for seed in NATIVE_SEEDS)
+    # Without a word of context text costs 3.06 nats a byte; digits told apart by chance cost 2.3. Over seeds 0 to 3 and the kernels of
+    # AVX-512, AVX2 and plain SSE, text costs 2.62 at most and digits 0.73.
+    assert all(of_text(None, seed) < 2.8 for seed in NATIVE_SEEDS)
     assert all(of_digits(None, seed) < 0.8 for seed in NATIVE_SEEDS)
 
 
-@pytest.mark.parametrize("recipe", [recipes.fp8_hybrid(), recipes.mxfp8()], ids=lambda recipe: recipe.name)
-@pytest.mark.parametrize("task", LOSSES)
-def test_eight_bits_come_within_one_percent(task: str, recipe: Recipe) -> None:
-    assert abs(above_native(LOSSES[task], recipe, SEEDS)) < 0.01
-
-
 @pytest.mark.parametrize(
-    ("task", "recipe"),
-    [("digits", recipes.nvfp4()), ("digits", recipes.mxfp4(None)), ("text", recipes.nvfp4()), ("text", recipes.mxfp4())],
-    ids=lambda value: value if isinstance(value, str) else value.name,
+    ("task", "recipe", "limit"),
+    [
+        ("digits", recipes.fp8_hybrid(), 0.01),
+        ("digits", recipes.mxfp8(), 0.01),
+        ("digits", recipes.nvfp4(), 0.045),
+        ("digits", recipes.mxfp4(None), 0.012),
+        ("text", recipes.fp8_hybrid(), 0.02),
+        ("text", recipes.mxfp8(), 0.015),
+        ("text", recipes.nvfp4(), 0.03),
+        ("text", recipes.mxfp4(), 0.032),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_four_bits_come_within_the_margin_that_seeds_give(task: str, recipe: Recipe) -> None:
-    # Two deviations: so far apart are two natives of other seeds in one case of six.
-    assert above_native(LOSSES[task], recipe, SEEDS) < 2 * spread(LOSSES[task])
+def test_recipes_train_as_native_models_do(task: str, recipe: Recipe, limit: float) -> None:
+    assert abs(above_native(LOSSES[task], recipe, SEEDS)) < limit
 
 
 def test_a_small_convolution_pays_for_a_forward_pass_in_mxfp4() -> None:
     # Nine inputs a product and powers of two as scales: what rounding to nearest moves does not average out. The backward pass is not to
-    # blame, for without the forward one's rounding the loss is native (above).
-    assert 2 * spread(of_digits) < above_native(of_digits, recipes.mxfp4(), SEEDS) < 0.08
+    # blame, for without the forward one's rounding the loss is native (above). The mean of three seeds is 5 ± 0.5 percent.
+    assert 0.02 < above_native(of_digits, recipes.mxfp4(), SEEDS) < 0.08
 
 
 def of_wrong_labels(recipe: FivePoint | None, seed: int) -> float:
@@ -165,18 +167,16 @@ def of_wrong_labels(recipe: FivePoint | None, seed: int) -> float:
 
 # Where the loss is smallest, the gradients of single images do not vanish, only their sum does. Stochastic rounding leaves that sum alone
 # in the mean; rounding to nearest errs alike at every step, and training ends where the sum of the rounded gradients vanishes. Wrong
-# labels keep gradients large, and a layer that sees all images has no other noise. Loss over seeds 0 to 3, which are those of the start:
+# labels keep gradients large, and a layer that sees all images has no other noise. Loss over seeds 0 to 7, which are those of the start,
+# above the native one of the same seed, which is 0.594; the kernels of AVX-512, AVX2 and plain SSE give the same to 0.00002:
 #
-#   native 0.59429 ± 0.00100   stochastic gradients 0.59456 ± 0.00097   gradients to nearest 0.59686 ± 0.00094
+#   stochastic gradients 0.00028 ± 0.00046   gradients to nearest 0.00457 ± 0.0005
 #
-# So nearest is 2.3 deviations worse, and for each start by itself 0.0018 at least. In nvfp4, whose other operands are to nearest anyhow, a
-# model this small shows no difference.
+# The mean over four seeds deviates by half as much: 0.0015 is five deviations above stochastic rounding, and 0.003 six below nearest. In
+# nvfp4, whose other operands are to nearest anyhow, a model this small shows no difference.
 def test_gradients_to_nearest_end_elsewhere_and_stochastic_ones_do_not() -> None:
     points = recipes.mxfp4(None).points
     nearest = FivePoint.from_dict({**points.to_dict(), "grad": {**points.to_dict()["grad"], "rounding": "nearest"}})
-    seeds = range(4)
-    native, noisy, near = ([loss(seed) for seed in seeds] for loss in (partial(of_wrong_labels, p) for p in (None, points, nearest)))
-    deviation = max(statistics.stdev(native), statistics.stdev(noisy))
-    assert abs(statistics.mean(noisy) - statistics.mean(native)) < 0.5 * deviation
-    assert statistics.mean(near) - statistics.mean(noisy) > 1.5 * deviation
-    assert all(worse - better > 0.001 for worse, better in zip(near, noisy, strict=True)), (near, noisy)
+    native, noisy, near = (statistics.mean(of_wrong_labels(recipe, seed) for seed in range(4)) for recipe in (None, points, nearest))
+    assert abs(noisy - native) < 0.0015, (noisy, native)
+    assert near - native > 0.003, (near, native)
