@@ -45,13 +45,13 @@ def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rou
 
 
 # Noise of weights follows from their bits, so that another CPU's matrix kernels are like another seed. Added to the loss of full precision,
-# over four seeds and the kernels of AVX2 and of plain SSE, one run each:
+# over up to four seeds and the kernels of AVX-512, AVX2 and plain SSE:
 #
 #                  E4M2              E2M0
 #   nearest        0.014 to 0.025    0.24 to 1.1
-#   stochastic     0.006 to 0.016    0.025 to 0.069
+#   stochastic     0.006 to 0.021    0.025 to 0.069
 #
-# The mean of two seeds deviates by 0.003 with E4M2 and by 0.014 with E2M0, stochastically: 4 and 3.5 deviations from zero.
+# Stochastically, the mean of two seeds deviates by 0.003 with E4M2 and by 0.014 with E2M0: it is 4 and 3.5 deviations from zero.
 def test_fewer_bits_are_worse(found: Found) -> None:
     full = mean(of_seeds(found, FULL, "nearest", "own_loss"))
     added = {(name, how): mean(of_seeds(found, name, how, "own_loss")) - full for name in ("e2m0", "e4m2") for how in ROUNDINGS}
