@@ -10,8 +10,8 @@ runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. With
 colours of their own.
 
 Each file records which script and theme it was drawn from. The build takes the file in `docs/_static` if there is one whose script has not
-changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figure is committed, and so should be any that
-takes long: `python docs/_ext/drawn.py front docs/_static` draws it again.
+changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figure is committed, and so should be any
+that takes long: `python docs/_ext/drawn.py front docs/_static` draws it again.
 """
 
 from __future__ import annotations
