@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import tempfile
 from collections.abc import Iterator
 
 import hypothesis
@@ -18,6 +20,10 @@ if not torch.cuda.is_available():
 if "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+# Inductor's cache does not depend on ATEN_CPU_CAPABILITY, and code that it kept for one kind does not compile for another.
+if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}_{kernels}")
 
 hypothesis.settings.register_profile("qsim", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.load_profile("qsim")
