@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter, is_flat, plan
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.triton.noise import INTERPRETED
 from qsim_kernels.triton.values import CodeVariant, Variant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
@@ -67,6 +68,21 @@ def _is_fast(how: Plan, rule: Rule) -> bool:
     """Whether adding a power of two and taking it away again rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
+
+
+def drawn_later(variant: Variant, grid: Grid, bits: int) -> Variant:
+    """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.later`.
+
+    Args:
+        variant: What `rounding` gave.
+        grid: The grid.
+        bits: Significant bits of the values to be rounded, at most.
+    """
+    how = plan(grid, variant.wide)
+    # Next to 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32.
+    room = how.shift >= 18 or how.top < how.low << 23
+    draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
+    return variant._replace(later=draws and room and bits <= 11 and not INTERPRETED)
 
 
 @lru_cache(maxsize=4096)

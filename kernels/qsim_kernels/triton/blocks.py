@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.codes import codes_of, narrow_integers_of
+from qsim_kernels.triton.later import round_later
 from qsim_kernels.triton.rounding import INTERPRETED, NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
 
 
@@ -106,6 +107,8 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         signs = clean.to(tl.int32, bitcast=True)
         if V.mode == NEAREST:
             clean = round_nearest(clean, grid, V)
+        elif V.later:
+            clean = round_later(clean, tl.abs(clean), drawn, grid)
         else:
             clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
             if C.twos_complement:

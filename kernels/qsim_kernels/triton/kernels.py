@@ -41,20 +41,22 @@ def quantize_kernel(
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
-    V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Rounds `count` values, of matrices of `rows` and `columns` if there is a `Tile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
+    start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
     if T is not None:
         quantize_tile(x, out, rows, columns, offset, noise, grid, V, T)
-    elif start + BLOCK <= count:
-        quantize_block(x, out, start, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, False)
+    elif start + STEPS * BLOCK <= count:
+        for step in range(STEPS):
+            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, False)
     else:
-        quantize_block(x, out, start, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, True)
+        for step in range(STEPS):
+            quantize_block(x, out, start + step * BLOCK, count, offset, noise, grid, V, RUN, ALIGNED, BLOCK, True)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -110,21 +111,25 @@ def _quantizer(
     grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, tile: Tile | None, aligned: bool, block: int | None
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    run = run_of(source, target)
+    run, steps = run_of(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
+    if is_plain:
+        variant = arguments.drawn_later(variant, grid, significant_bits(source))
     draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
-    if draws_words:
+    size, warps = 1024 if run == 4 else 2048, 4
+    registers = 0
+    if variant.later:
+        # What a thread does once costs less per element over several blocks; it matters where there is little to move.
+        steps, registers = 4 if target.itemsize == 2 else 1, 64
+    elif draws_words:
         # A Philox block has half words for eight neighbours.
         run, size, warps = 8, *((512, 2) if source.itemsize > target.itemsize else (1024, 4))
-    else:
-        size, warps = 1024 if run == 4 else 2048, 4
+    if not registers and is_plain and source.itemsize == target.itemsize and (draws_words or source.itemsize == 2):
+        # Where there is little to move, as many threads as fit must share the work.
+        registers = 32
     block = block or size
-    # Where there is little to move, as many threads as fit must share the work.
-    is_scarce = (
-        source.itemsize == target.itemsize and (draws_words or source.itemsize == 2) and aligned and not variant.wide and tile is None
-    )
-    scarce = {"maxnreg": 32} if is_scarce else {}
-    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block), block, num_warps=warps, **scarce)
+    options = {"maxnreg": registers} if registers else {}
+    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block, steps), steps * block, num_warps=warps, **options)
 
 
 @lru_cache(maxsize=4096)
@@ -139,6 +144,8 @@ def _encoder(
     block: int | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
+    if aligned and tile is None:
+        variant = arguments.drawn_later(variant, grid, significant_bits(source))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
     constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
@@ -161,6 +168,9 @@ def _both(
     wide = source == torch.float64 or counts_wide(code_grid, coding)
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
+    if tile is None:
+        variant = arguments.drawn_later(variant, grid, significant_bits(source))
+        second_variant = arguments.drawn_later(second_variant, code_grid, significant_bits(source))
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
     # Two grids need more registers than would leave room for as many threads.
@@ -178,6 +188,11 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
 def run_of(source: torch.dtype, target: torch.dtype) -> int:
     """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
     return max(4, 16 // min(source.itemsize, target.itemsize))
+
+
+def significant_bits(dtype: torch.dtype) -> int:
+    """How many bits a dtype's significands have."""
+    return 2 - math.frexp(torch.finfo(dtype).eps)[1]
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:

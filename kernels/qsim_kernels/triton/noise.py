@@ -1,11 +1,15 @@
 """Random bits inside a kernel: Philox4x32-10 on the logical index, one call for 16 bits of eight elements."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
+
+INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 #: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index reaches so far.
 LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
@@ -14,7 +18,11 @@ LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
 @triton.jit
 def multiply(a, b: tl.constexpr):
     """Both halves of a 64-bit product: one multiplication, where Triton's own Philox takes two."""
-    product = a.to(tl.uint64) * b
+    if INTERPRETED:
+        product = a.to(tl.uint64) * b
+    else:
+        # For a product of 64-bit numbers the compiler also adds the upper halves, which are zero.
+        product = tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], dtype=tl.uint64, is_pure=True, pack=1)
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
@@ -45,8 +53,8 @@ def interleave8(a, b, c, d, e, f, g, h):
 
 
 @triton.jit
-def half_words(block, seed, stream, RUN: tl.constexpr):
-    """Half words of which a thread makes `RUN` neighbours, 8 or 16.
+def shared_words(block, seed, stream, RUN: tl.constexpr):
+    """Words of which a thread makes those of `RUN` neighbours, 8 or 16: one for every two.
 
     Args:
         block: The numbers of the runs' first Philox blocks, one after the other along the last dimension.
@@ -60,6 +68,13 @@ def half_words(block, seed, stream, RUN: tl.constexpr):
     else:
         e, f, g, h = words(block + 1, seed, stream)
         drawn = interleave8(a, b, c, d, e, f, g, h)
+    return drawn
+
+
+@triton.jit
+def half_words(block, seed, stream, RUN: tl.constexpr):
+    """The half words of `shared_words`, one for each element."""
+    drawn = shared_words(block, seed, stream, RUN)
     return tl.interleave(drawn & 0xFFFF, drawn >> 16)
 
 
@@ -73,6 +88,32 @@ def single_half_words(index, seed, stream, LATE: tl.constexpr):
     a, b, c, d = words(block, seed, stream)
     drawn = tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
     return tl.where(index % 2 == 0, drawn & 0xFFFF, drawn >> 16)
+
+
+class Words(NamedTuple):
+    """The random words of elements whose last 16 bits are not drawn yet.
+
+    Attributes:
+        words: The Philox word of each element; two neighbours share one.
+        place: The number of each element in its Philox block, 0 to 7.
+        block: The number of that Philox block.
+        seed: 64 bits.
+        stream: 64 bits.
+    """
+
+    words: Any
+    place: Any
+    block: Any
+    seed: Any
+    stream: Any
+
+
+@triton.jit
+def words_of_runs(noise, first, RUN: tl.constexpr, BLOCK: tl.constexpr):
+    """The `Words` of `BLOCK` elements, of which the first has the logical index 8 * `first`."""
+    drawn = shared_words(first + RUN // 8 * tl.arange(0, BLOCK // RUN), noise.seed, noise.stream, RUN)
+    place = tl.arange(0, BLOCK)
+    return Words(tl.interleave(drawn, drawn), place & 7, first + (place >> 3), noise.seed, noise.stream)
 
 
 @triton.jit
@@ -97,12 +138,15 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
         BLOCK: How many elements.
 
     Returns:
-        Integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
+        `Words` for the variants that draw later.
+        Otherwise integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
     """
     drawn = 0
     if V.mode == STOCHASTIC:
-        if ALIGNED:
-            HALVES: tl.constexpr = max(RUN, 8)
+        HALVES: tl.constexpr = max(RUN, 8)
+        if V.later:
+            drawn = words_of_runs(noise, first // 8, HALVES, BLOCK)
+        elif ALIGNED:
             drawn = integers_of_runs(noise, first // 8 + HALVES // 8 * tl.arange(0, BLOCK // HALVES), V, HALVES)
         else:
             drawn = integers_at(noise, first + tl.arange(0, BLOCK), V)

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.noise import STOCHASTIC
+from qsim_kernels.triton.later import round_later
+from qsim_kernels.triton.noise import INTERPRETED, STOCHASTIC
+from qsim_kernels.triton.toward_zero import add_toward_zero, multiply_add_toward_zero
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
 NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))
@@ -20,27 +22,6 @@ ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
-
-INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
-
-
-@triton.jit
-def add_toward_zero(a, b):
-    """The sum of two positive float32 blocks, rounded toward zero: one instruction, which Triton's language and interpreter have not."""
-    if INTERPRETED:
-        total = a + b
-        second = total - a
-        error = (a - (total - second)) + (b - second)
-        return (total.to(tl.int32, bitcast=True) - (error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
-    return tl.inline_asm_elementwise("add.rz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def multiply_add_toward_zero(a, b, c):
-    """`a * b + c`, rounded once, toward zero, where the product is exact and nothing is negative."""
-    if INTERPRETED:
-        return add_toward_zero(a * b, c)
-    return tl.inline_asm_elementwise("fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -59,6 +40,19 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
             x = tl.where(x == x, x, top)
         x = tl.maximum(tl.minimum(x, top), bottom)
     return x
+
+
+@triton.jit
+def clamped_magnitude(x, grid):
+    """Magnitudes up to the largest value; NaN stays."""
+    top = grid.top.to(tl.float32, bitcast=True)
+    if INTERPRETED:
+        y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        # One instruction. If `x` comes from 16 bits, the compiler would clear the sign bit with another.
+        TEXT: tl.constexpr = "{ .reg .f32 magnitude; abs.f32 magnitude, $1; min.NaN.f32 $0, magnitude, $2; }"
+        y = tl.inline_asm_elementwise(TEXT, "=f,f,f", [x, top], dtype=tl.float32, is_pure=True, pack=1)
+    return y
 
 
 @triton.jit
@@ -124,7 +118,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
 
     Args:
         x: Values.
-        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
+        drawn: What `random_integers` gave.
         grid: `Numbers`.
         V: The `Variant`.
         FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
@@ -137,12 +131,15 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
         y = tl.abs(x)
     elif V.symmetric:
         # One instruction less than from both sides.
-        y = tl.minimum(tl.abs(x), grid.top.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
+        y = clamped_magnitude(x, grid)
     else:
         x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
-    result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
+    if V.later:
+        result = round_later(x, y, drawn, grid).to(tl.int32, bitcast=True)
+    else:
+        result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
     if not V.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:

@@ -24,6 +24,7 @@ class Variant(NamedTuple):
         wide: Whether the carrier is float64; otherwise float32.
         halves: Whether 16 random bits are drawn per element; otherwise 32.
         whole: Whether all of those are used, with nothing behind them.
+        later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
         binary: Whether the grid holds powers of two alone, and ties are met.
     """
 
@@ -40,6 +41,7 @@ class Variant(NamedTuple):
     halves: bool
     whole: bool
     binary: bool
+    later: bool = False
 
 
 class CodeVariant(NamedTuple):
