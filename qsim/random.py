@@ -7,8 +7,9 @@ What layers do follows from that, and who measures noise has to know it:
 
 - Each call of a layer draws one seed for its inputs and gradients from torch's own generator, as dropout does. So a model with points and
   one without do not draw the same data order afterwards: give the data loader a generator of its own.
-- A weight's seed follows from its numbers: until a step changes it, it is rounded alike at every call. To see the spread of a weight's
-  rounding, call `torch.manual_seed` between two calls (in a distributed run the shared seed is agreed on once, and stays).
+- A weight's seed follows from its numbers and from a seed that the layer has drawn when it was made, converted or deep-copied. Until a step
+  changes the weight, it is rounded alike at every call. To see the spread of a weight's rounding, call `torch.manual_seed` between two
+  calls (in a distributed run the shared seed is agreed on once, and stays).
 - Gradients take the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
   again to draw anew.
 - Activation checkpointing calls it again and restores torch's generator, unless told `preserve_rng_state=False`: then `act_bwd="same"` is

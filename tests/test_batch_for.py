@@ -68,14 +68,14 @@ def test_a_bit_costs_no_more_than_four_times_the_batch(generator: torch.Generato
     found = batch_for(net, exact.linear_loss, batches, stochastic(4), stochastic(5), draws=16)
     assert found.bound == 4.0
     assert abs(found.factor.value - 4) < 6 * 0.015 * 4
-    assert found.factor.high / found.factor.low < 1.1
+    assert found.factor.low < 4 < found.factor.high < 1.3 * found.factor.low
     assert batch_for(net, exact.linear_loss, batches[:3], stochastic(2), stochastic(5), draws=2).bound == 64.0
     assert batch_for(net, exact.linear_loss, batches[:3], stochastic(2), None, draws=2).bound is None
 
 
 def test_rounding_of_weights_counts_as_bias_not_as_variance(model: nn.Linear, generator: torch.Generator) -> None:
     points = qsim.FivePoint(weight=exact.STOCHASTIC)
-    batches = exact.batches(8, generator)
+    batches = exact.batches(64, generator)
     found = batch_for(model, exact.square_loss, batches, points)
     of_all = found.factors[-1]
     assert of_all.rounding.value == 0.0, "one rounding of the weights serves all samples and draws"

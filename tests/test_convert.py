@@ -170,7 +170,8 @@ def test_copies_are_converted_and_revert(made_again: Callable[[nn.Module], Any])
     model = qsim.convert(net(), noisy)
     copied = made_again(model)
     assert points_of(copied) == dict.fromkeys(LAYERS, noisy)
-    assert all(map(same_bits, gradients(copied), gradients(model)))
+    # A copy's weights round with noise of their own.
+    assert all(map(same_bits, gradients(copied), gradients(model))) == (made_again is not copy.deepcopy)
     qsim.revert(copied)
     assert points_of(copied) == {}
     assert set(points_of(model)) == set(LAYERS)

@@ -32,9 +32,7 @@ class Scaling:
     - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; what lies beyond `M` under it saturates;
     - `"even"`: as `"floor"`, after `a` has been rounded to the format's precision.
 
-    Scales that their format cannot hold become its largest or its smallest. Stochastic rounding takes 16 random bits for bfloat16 and
-    float16, as it does without scales; under scales that are no powers of two values have more bits than that, so that a bias of up to
-    2**-16 of a step is left, which `Stochastic(32)` has not.
+    Scales that their format cannot hold become its largest or its smallest.
 
     Where all elements are zero the scale is the smallest that there is, 2**-127 or more. An infinity or a NaN makes the scale NaN, and with
     it all elements that share it, but no others.
