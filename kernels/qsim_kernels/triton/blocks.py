@@ -5,7 +5,8 @@ import triton.language as tl
 
 from qsim_kernels.triton.codes import codes_of, narrow_integers_of
 from qsim_kernels.triton.later import round_later
-from qsim_kernels.triton.rounding import INTERPRETED, NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
+from qsim_kernels.triton.noise import INTERPRETED
+from qsim_kernels.triton.rounding import NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
 
 
 @triton.jit

@@ -99,7 +99,7 @@ def _settle_text() -> str:
     all, and removes the rest of it.
     """
     of = {name: [f"${RUN * number + i}" for i in range(RUN)] for number, name in enumerate(_OPERANDS)}
-    common = [of[name][0] for name in ("seed", "stream")]
+    seed, stream = of["seed"][0], of["stream"][0]
     lines = [
         ".reg .pred decided, again, second, here, below, up;",
         ".reg .b32 nearest, left, key0, key1, round, low0, high0, low1, high1, odd, first, last, random, position;",
@@ -115,11 +115,12 @@ def _settle_text() -> str:
         "mov.b32 left, 0xFF;",
         "NEXT:",
         *_first_left(of["block"]),
-        *_philox("first", "current", *common, "0"),
-        *_philox("last", "current", *common, "0x80000000"),
+        *_philox("first", "current", seed, stream, "0"),
+        *_philox("last", "current", seed, stream, "0x80000000"),
     ]
     for i in range(RUN):
-        lines += _round_again(*(of[name][i] for name in ("out", "x", "place", "block", "least", "scale")), bit=i)
+        out, x, place, block, least, scale = (of[name][i] for name in ("out", "x", "place", "block", "least", "scale"))
+        lines += _round_again(out, x, place, block, least, scale, bit=i)
     lines += ["setp.ne.u32 again, left, 0;", "@again bra NEXT;", "DONE:"]
     # The sign comes last, so that an element's value and its sign need not be kept apart meanwhile.
     lines += [f"lop3.b32 {out}, {out}, {x}, 0x80000000, 0xF8;" for out, x in zip(of["out"], of["x"], strict=True)]

@@ -17,7 +17,8 @@ from qsim_kernels.triton import arguments
 from qsim_kernels.triton.blocks import rounded
 from qsim_kernels.triton.kernels import NUMBERS
 from qsim_kernels.triton.launcher import Launcher
-from qsim_kernels.triton.rounding import INTERPRETED, round_bits
+from qsim_kernels.triton.noise import INTERPRETED
+from qsim_kernels.triton.rounding import round_bits
 from qsim_kernels.triton.values import Variant, as_numbers
 
 EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))

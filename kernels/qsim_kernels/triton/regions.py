@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.rounding import INTERPRETED, NAN
+from qsim_kernels.triton.noise import INTERPRETED
+from qsim_kernels.triton.rounding import NAN
 
 
 class Matrices(NamedTuple):

@@ -10,9 +10,8 @@ from qsim_kernels.triton.blocks import as_single, rounded
 from qsim_kernels.triton.hadamard import turned
 from qsim_kernels.triton.kernels import NOISE, NUMBERS
 from qsim_kernels.triton.making import MAKING, as_making, inverses_of, tile_scales, under_whole
-from qsim_kernels.triton.noise import integers_of_rows
+from qsim_kernels.triton.noise import INTERPRETED, integers_of_rows
 from qsim_kernels.triton.regions import Matrices, load_region, narrowed, place_of, store_region
-from qsim_kernels.triton.rounding import INTERPRETED
 from qsim_kernels.triton.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
 from qsim_kernels.triton.values import Noise, as_numbers
 

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.blocks import as_dtype, as_single, rounded
-from qsim_kernels.triton.rounding import INTERPRETED, NAN
+from qsim_kernels.triton.noise import INTERPRETED
+from qsim_kernels.triton.rounding import NAN
 
 
 class Kind(NamedTuple):
