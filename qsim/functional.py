@@ -76,7 +76,7 @@ def quantize(
         >>> qsim.quantize(torch.tensor([0.3, -1.7, 1000.0]), "e3m2")
         tensor([ 0.3125, -1.7500, 28.0000])
         >>> qsim.quantize(torch.full((6,), 1.25), "e2m1", rounding="stochastic", seed=0)
-        tensor([1.0000, 1.5000, 1.5000, 1.5000, 1.5000, 1.0000])
+        tensor([1.5000, 1.0000, 1.5000, 1.5000, 1.5000, 1.5000])
     """
     check_input("quantize", x)
     element, scale = _resolved(format, scale, dim, clip_gradient)

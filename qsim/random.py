@@ -118,7 +118,7 @@ def random_bits(
     Example:
         >>> import qsim
         >>> qsim.random.random_bits(3, 32, seed=0)
-        tensor([1713891541, 3781805453, 3159862348])
+        tensor([3906276559, 1713873586, 3314386802])
     """
     check_index(stream, offset)
     for name, number in (("count", count), ("bits", bits)):

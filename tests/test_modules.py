@@ -26,9 +26,9 @@ def by_functions(case: Case, points: FivePoint, module: nn.Module) -> list[Tenso
 
     def forward(x: Tensor, **call: Any) -> Tensor:
         if case.name == "Linear":
-            return functional.linear(x, m.weight, m.bias, points)
+            return functional.linear(x, m.weight, m.bias, points, stream=m.stream)
         if case.name == "Embedding":
-            return functional.embedding(x, m.weight, m.padding_idx, points, scale_grad_by_freq=m.scale_grad_by_freq)
+            return functional.embedding(x, m.weight, m.padding_idx, points, scale_grad_by_freq=m.scale_grad_by_freq, stream=m.stream)
         dims = m.weight.dim() - 2
         function = getattr(functional, f"conv{'_transpose' if 'Transpose' in case.name else ''}{dims}d")
         if "Transpose" not in case.name:
@@ -37,12 +37,12 @@ def by_functions(case: Case, points: FivePoint, module: nn.Module) -> list[Tenso
                 total = [step * (size - 1) for step, size in zip(m.dilation, m.kernel_size, strict=True)]
                 pairs = [(n // 2, n - n // 2) for n in total] if padding == "same" else [(n, n) for n in padding]
                 x, padding = F.pad(x, [n for pair in reversed(pairs) for n in pair], mode=m.padding_mode), 0
-            return function(x, m.weight, m.bias, m.stride, padding, m.dilation, m.groups, points)
+            return function(x, m.weight, m.bias, m.stride, padding, m.dilation, m.groups, points, stream=m.stream)
         extra = m.output_padding
         if "output_size" in call:
             least = F.__dict__[f"conv_transpose{dims}d"](x, m.weight, None, m.stride, m.padding, 0, m.groups, m.dilation).shape[-dims:]
             extra = [size - smallest for size, smallest in zip(call["output_size"], least, strict=True)]
-        return function(x, m.weight, m.bias, m.stride, m.padding, tuple(extra), m.groups, m.dilation, points)
+        return function(x, m.weight, m.bias, m.stride, m.padding, tuple(extra), m.groups, m.dilation, points, stream=m.stream)
 
     class Described(nn.Module):
         def __init__(self) -> None:
