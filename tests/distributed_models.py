@@ -47,7 +47,13 @@ def model(device: torch.device, points: FivePoint | None = None, hidden: int = 3
     with torch.no_grad():
         for i, parameter in enumerate(net.parameters()):
             parameter.copy_(coarse(*parameter.shape, seed=i))
-    return net if points is None else qsim.convert(net, points)
+    return net if points is None else converted(net, points)
+
+
+def converted(net: Any, points: FivePoint) -> Any:
+    """A model converted with the seed that every other one here draws; each rank has its own, and rank 0's counts."""
+    torch.manual_seed(100 + distributed.get_rank())
+    return qsim.convert(net, points)
 
 
 def run(net: nn.Module, x: Tensor, seed: int, batch: int = 0) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from distributed_models import (
     alike,
     check,
     coarse,
+    converted,
     doubled,
     gradients,
     mesh_of,
@@ -55,7 +55,7 @@ def rounded_weights(net: nn.Module) -> list[Tensor]:
 def _ddp(device: torch.device, seed_alike: bool) -> dict[str, Any]:
     rank = distributed.get_rank()
     net = model(device, NOISY)
-    alone = copy.deepcopy(net)
+    alone = model(device, NOISY)
     ids = [device.index] if device.type == "cuda" else None
     replica = nn.parallel.DistributedDataParallel(net, device_ids=ids)
     optimizer = torch.optim.SGD(net.parameters(), 2.0**-6)
@@ -123,7 +123,7 @@ def _fully_sharded(
     fully_shard(net, mesh=mesh, mp_policy=policy)
     if order != "converted first":
         # With the names that layers have without checkpointing, from which their streams follow.
-        qsim.convert(net, points)
+        converted(net, points)
     return net, reference if dtype is None else reference.to(dtype)
 
 

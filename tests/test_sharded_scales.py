@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from distributed_models import alike, coarse, gradients, mesh_of, model, parallelized, place, run, whole
+from distributed_models import alike, coarse, converted, gradients, mesh_of, model, parallelized, place, run, whole
 from qsim import FivePoint, Quantizer
 from qsim.scaling import Blocks, Channel, Delayed, Scaling, Tensor as Whole, Tiles
 from ranks import NEEDS_GLOO, Ranks, ranks_of
@@ -95,7 +95,7 @@ def _plan(device: torch.device, points: FivePoint, sequence: bool, convert_last:
     reference = model(device, points, 36)
     net = parallelized(model(device, None if convert_last else points, 36), mesh_of(device), sequence)
     if convert_last:
-        qsim.convert(net, points)
+        converted(net, points)
     results = []
     for each in (net, reference):
         for step in range(3):
