@@ -61,6 +61,12 @@ def net_of(device: torch.device, layout: str = "whole") -> nn.Module:
     return net
 
 
+def optimizer_of(kind: str, net: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that draws its seed as the first number after seeding, however many were drawn for the model."""
+    torch.manual_seed(torch.initial_seed())
+    return MAKERS[kind](net.parameters())
+
+
 def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dict[str, Tensor]:
     """Does steps with the gradients of their numbers, and gives what came of them."""
     for step in which:
@@ -72,9 +78,7 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dic
 
 def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and states by their names, whole, and the groups' seeds."""
-    # What draws nothing has no seed.
-    seeds = {number: group["seed"] for number, group in enumerate(optimizer.param_groups) if group["seed"] is not None}
-    found = {f"seed {number}": torch.tensor(seed) for number, seed in seeds.items()}
+    found = {f"seed {number}": torch.tensor(group["seed"]) for number, group in enumerate(optimizer.param_groups)}
     for name, p in net.named_parameters():
         found[name] = whole(p)
         found |= {f"{name} {role}": whole(value) for role, value in optimizer.state[p].items()}
@@ -85,10 +89,9 @@ def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 def alone(kind: str, count: int, seed: int = SEED) -> dict[str, Tensor]:
     """What one process that knows of no others gets, on a CPU."""
     net = net_of(torch.device("cpu"))
-    optimizer = MAKERS[kind](net.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return steps(net, optimizer, range(count))
+        return steps(net, optimizer_of(kind, net), range(count))
 
 
 def differing(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:

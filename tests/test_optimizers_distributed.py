@@ -9,7 +9,7 @@ import torch
 from torch import distributed, nn
 
 from distributed_models import mesh_of
-from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, results, steps
+from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, optimizer_of, results, steps
 from qsim.optim import SGD
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
@@ -22,7 +22,7 @@ two, three, four = ranks_of(2), ranks_of(3), ranks_of(4)
 
 def _shared_out(device: torch.device, layout: str, kind: str) -> dict[str, Any]:
     net = net_of(device, layout)
-    optimizer = MAKERS[kind](net.parameters())
+    optimizer = optimizer_of(kind, net)
     found = {
         "seed": torch.initial_seed(),
         "placements": {name: str(getattr(p, "placements", "")) for name, p in net.named_parameters()},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, steps
+from distributed_optimizers import MAKERS, SEED, alone, differing, net_of, optimizer_of, steps
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
@@ -31,7 +31,7 @@ def _saved(device: torch.device, folder: str, layout: str, kind: str, flat: bool
     from torch.distributed import checkpoint
 
     net = net_of(device, layout)
-    optimizer = MAKERS[kind](net.parameters())
+    optimizer = optimizer_of(kind, net)
     steps(net, optimizer, HALF)
     checkpoint.save(state_of(net, optimizer, flat), checkpoint_id=folder)
     return steps(net, optimizer, REST)
@@ -46,7 +46,7 @@ def _resumed(device: torch.device, folder: str, layout: str, kind: str, flat: bo
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(2)
-    optimizer = MAKERS[kind](net.parameters())
+    optimizer = optimizer_of(kind, net)
     state = state_of(net, optimizer, flat)
     checkpoint.load(state, checkpoint_id=folder)
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
@@ -107,16 +107,16 @@ class Renamed(nn.Module):
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_states_survive_a_rename(kind: str, named: bool) -> None:
-    def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+    def made(net: nn.Module) -> torch.optim.Optimizer:
         return MAKERS[kind](net.named_parameters() if named else net.parameters())
 
-    torch.manual_seed(SEED)
     net = net_of(torch.device("cpu"))
-    optimizer = optimizer_of(net)
+    torch.manual_seed(SEED)
+    optimizer = made(net)
     steps(net, optimizer, HALF)
     renamed = Renamed(net)
     torch.manual_seed(99)
-    other = optimizer_of(renamed)
+    other = made(renamed)
     other.load_state_dict(optimizer.state_dict())
     names = {f"other{number}": name for number, (name, _) in enumerate(net.named_parameters())}
     found = {" ".join(names.get(word, word) for word in name.split()): x for name, x in steps(renamed, other, REST).items()}
