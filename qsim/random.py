@@ -226,13 +226,11 @@ class Drawn(NamedTuple):
 _AGREED: dict[int, int] = {}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def layer_stream(seed: int, name: str) -> int:
     """The stream of a layer that was made with a drawn seed."""
     return stream("layer", _AGREED.get(seed, seed), name)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def agreed_layer_stream(seed: int, name: str) -> int:
     """`layer_stream` of the seed that rank 0 has drawn in this one's place: all processes must ask for it in the same order."""
     if seed not in _AGREED and is_one_of_several():
@@ -240,6 +238,11 @@ def agreed_layer_stream(seed: int, name: str) -> int:
         distributed.broadcast_object_list(found, src=0)
         _AGREED[seed] = found[0]
     return stream("layer", _AGREED.get(seed, seed), name)
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler with this module.
+for _constant in (layer_stream, agreed_layer_stream):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Place(NamedTuple):

@@ -152,10 +152,9 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         group["weight"], group["state"] = settings.name_of_format(group["weight"]), settings.name_of_format(group["state"])
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
-        if group["seed"] is None:
-            group["seed"] = self._draw_seed()
-        random.check_source(group["seed"], None, torch.device("cpu"))
-        group["seed"] = int(group["seed"])
+        if group["seed"] is not None:
+            random.check_source(group["seed"], None, torch.device("cpu"))
+            group["seed"] = int(group["seed"])
         _check_learning_rate(group["lr"])
         self._algorithm(group)
         for number, p in enumerate(group["params"], start=first):
@@ -164,6 +163,8 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             if p.dtype not in settings.DTYPES:
                 raise TypeError(f"parameter {number} must be bfloat16, float16 or float32, got {p.dtype}")
             self._check_setting(group, settings.setting(*_setting_options(group), p.dtype))
+        if group["seed"] is None:
+            group["seed"] = self._draw_seed()
 
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
         """Refuses numbers that a setting leaves nothing of."""
