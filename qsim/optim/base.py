@@ -50,6 +50,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             defaults["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
         self._batches: dict[int, tuple[object, list[Batch]]] = {}
         super().__init__(params, defaults)
+        self._seed_groups()
+
+    def _seed_groups(self) -> None:
+        """Gives a drawn seed to groups that have none: all of them, those added later, and those whose seed was taken away."""
+        for group in self.param_groups:
+            if group["seed"] is None:
+                group["seed"] = self._draw_seed()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -90,6 +97,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             if loss is None:
                 raise ValueError("step: the closure must return the loss, got None")
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self._seed_groups()
         firsts = self._firsts()
         # All that may be refused is, before the first group moves.
         keys = [self._checked(index, first) for index, first in enumerate(firsts)]
@@ -127,8 +135,8 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         if self._batches.get(index, (None,))[0] != key:
             self._check(group, first)
             check_gradients(group["params"], first, _setting_options(group))
-            # Checking has made strings of the options, and drawn a seed where there was none.
-            key = (_setting_options(group), *key[1:-1], group["seed"])
+            # Checking has made strings of the options.
+            key = (_setting_options(group), *key[1:])
         return key
 
     def _batches_of(self, index: int, first: int, key: tuple[object, ...]) -> list[Batch]:
@@ -163,8 +171,6 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             if p.dtype not in settings.DTYPES:
                 raise TypeError(f"parameter {number} must be bfloat16, float16 or float32, got {p.dtype}")
             self._check_setting(group, settings.setting(*_setting_options(group), p.dtype))
-        if group["seed"] is None:
-            group["seed"] = self._draw_seed()
 
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
         """Refuses numbers that a setting leaves nothing of."""
