@@ -15,7 +15,10 @@ from qsim_kernels import Rule, reference
 
 pytest.importorskip("triton")
 
+import interpreter
 from qsim_kernels import triton as kernels
+
+interpreter.speed_up()
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: The interpreter's time goes by blocks, not by elements: few large ones there, on a GPU what the kernels choose themselves.

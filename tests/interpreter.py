@@ -1,0 +1,65 @@
+"""A faster Triton interpreter for tests: it skips work that it repeats and checks whose result it drops.
+
+For each call of a jitted function, also from inside a kernel, the interpreter patches `triton.language`. A kernel of qsim makes dozens of
+such calls, so that this took half of a small launch. Patching once per launch is enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+#: The modules that the current launch has patched.
+_patched: set[ModuleType] = set()
+
+
+class _Scope:
+    """Patches that are undone at the end of a launch."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def restore(self) -> None:
+        _patched.clear()
+        self._scope.restore()
+
+
+@cache
+def _languages(function: FunctionType) -> frozenset[ModuleType]:
+    """The modules that the interpreter patches for a function."""
+    return frozenset(value for value in function.__globals__.values() if inspect.ismodule(value) and value in (tl, tl.core))
+
+
+def _index(tensor: tl.tensor) -> int:
+    """Convert a bound of a loop; Triton 3.6 passes an array of one element to `int`, which NumPy 2.5 refuses."""
+    return int(tensor.handle.data.item())
+
+
+def speed_up() -> None:
+    """Make the interpreter patch each module once per launch; does nothing where kernels are compiled."""
+    patch = getattr(interpreter, "_patch_lang", None)
+    if not triton.knobs.runtime.interpret or patch is None or patch.__module__ == __name__:
+        return
+
+    def patch_once(function: FunctionType) -> Any:
+        languages = _languages(function)
+        if languages <= _patched:
+            return None
+        scope = patch(function)
+        tl.tensor.__index__ = _index
+        _patched.update(languages)
+        # The interpreter restores the outermost scope only.
+        return scope and _Scope(scope)
+
+    interpreter._patch_lang = patch_once
+    # The interpreter computes every sum and product of 32-bit integers again in 64 bits, for an assertion that it makes under `debug` only.
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
