@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import covering
 import inputs
+from covering import T
 from qsim import rounding as roundings
 from qsim.formats import Format
 from qsim_kernels import Rule, reference
@@ -21,8 +24,8 @@ from qsim_kernels import triton as kernels
 interpreter.speed_up()
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-#: The interpreter's time goes by blocks, not by elements: few large ones there, on a GPU what the kernels choose themselves.
-BLOCK = None if DEVICE.type == "cuda" else 1 << 14
+#: The interpreter's time goes by blocks more than by elements: one block there, if it is not larger; on a GPU the kernels' own choice.
+LARGEST_BLOCK = None if DEVICE.type == "cuda" else 1 << 16
 
 
 def rule(rounding: str | roundings.Rounding, overflow: str) -> Rule:
@@ -45,9 +48,16 @@ def seed(number: int = 1234567890123) -> Tensor:
     return torch.tensor(number)
 
 
-def options(module: Any) -> dict[str, int]:
-    """What the kernels are told in addition."""
-    return {"block": BLOCK} if module is kernels and BLOCK else {}
+def options(module: Any, count: int) -> dict[str, int]:
+    """Additional arguments of the kernels: in the interpreter the block size, for one block if there are not too many elements."""
+    if module is not kernels or LARGEST_BLOCK is None:
+        return {}
+    return {"block": min(LARGEST_BLOCK, max(256, 1 << (count - 1).bit_length()))}
+
+
+def dealt(items: Sequence[T], turn: int, hands: int) -> Sequence[T]:
+    """The share of `covering.dealt` in the interpreter; on a GPU, where launches are cheap, all items at every turn."""
+    return items if DEVICE.type == "cuda" else covering.dealt(items, turn, hands)
 
 
 def both_quantized(
@@ -57,7 +67,7 @@ def both_quantized(
     results = []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=dtype)
-        module.quantize_into(out, x, seed(number), fmt.grid, how, stream, offset, **options(module))
+        module.quantize_into(out, x, seed(number), fmt.grid, how, stream, offset, **options(module, x.numel()))
         results.append(out)
     return results[0], results[1]
 
@@ -67,7 +77,7 @@ def both_encoded(x: Tensor, fmt: Format, how: Rule) -> tuple[Tensor, Tensor, boo
     results, lost = [], []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=inputs.code_dtype(fmt))
-        lost.append(bool(module.encode_into(out, x, seed(), fmt.grid, how, fmt.coding, 5, 16, **options(module))))
+        lost.append(bool(module.encode_into(out, x, seed(), fmt.grid, how, fmt.coding, 5, 16, **options(module, x.numel() // 2))))
         results.append(out)
     return results[0], results[1], lost[0], lost[1]
 
@@ -77,6 +87,6 @@ def both_decoded(codes: Tensor, fmt: Format, dtype: torch.dtype) -> tuple[Tensor
     results = []
     for module in (reference, kernels):
         out = torch.full_like(codes, 77, dtype=dtype)
-        module.decode_into(out, codes, fmt.grid, fmt.coding, **options(module))
+        module.decode_into(out, codes, fmt.grid, fmt.coding, **options(module, codes.numel()))
         results.append(out)
     return results[0], results[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from catalogue import VARIETY
 from comparing import first_difference, raw, same_bits
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import BF16, E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, Fixed, Float, Format, Int, PowerOfTwo, holds
-from side_by_side import DEVICE, both_decoded, both_encoded, both_quantized, difficult, rule
+from side_by_side import DEVICE, both_decoded, both_encoded, both_quantized, dealt, difficult, rule
 
 ROUNDINGS: tuple[str | roundings.Rounding, ...] = (
     *roundings.NAMED,
@@ -52,7 +54,14 @@ FORMATS: tuple[Format, ...] = (
     Fixed(24, 23),
 )
 
+OVERFLOWS = ("saturate", "nonfinite")
 CASES = [pytest.param(fmt, dtype, id=f"{fmt!r}-{dtype}") for fmt in FORMATS for dtype in inputs.DTYPES if holds(dtype, fmt)]
+
+
+def turn(fmt: Format, *dtypes: torch.dtype) -> int:
+    """Where `dealt` begins: at another setting for the next format or dtype."""
+    return FORMATS.index(fmt) + sum(map(inputs.DTYPES.index, dtypes))
+
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -61,10 +70,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
-    for overflow in ("saturate", "nonfinite"):
-        for rounding in ROUNDINGS:
-            a, b = both_quantized(x, fmt, rule(rounding, overflow))
-            assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
+    hands = min(3, sum(holds(carrier, fmt) for carrier in inputs.DTYPES))
+    for rounding, overflow in dealt([*itertools.product(ROUNDINGS, OVERFLOWS)], turn(fmt, dtype), hands):
+        a, b = both_quantized(x, fmt, rule(rounding, overflow))
+        assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
 @pytest.mark.parametrize("source", inputs.DTYPES)
@@ -75,24 +84,25 @@ def test_quantize(fmt: Format, dtype: torch.dtype) -> None:
 )
 def test_into_another_dtype(fmt: Format, source: torch.dtype, target: torch.dtype) -> None:
     x = difficult(fmt, source)
-    for overflow in ("saturate", "nonfinite"):
-        for rounding in ("nearest", "down", "stochastic", Stochastic(6)):
-            a, b = both_quantized(x, fmt, rule(rounding, overflow), target)
-            assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
+    settings = [*itertools.product(("nearest", "down", "stochastic", Stochastic(6)), OVERFLOWS)]
+    for rounding, overflow in dealt(settings, [E4M3, Float(4, 0), Int(8), FP16].index(fmt) + turn(E4M3, source, target), 4):
+        a, b = both_quantized(x, fmt, rule(rounding, overflow), target)
+        assert not first_difference(x, a, b), f"{rounding}, {overflow}: {first_difference(x, a, b)}"
 
 
 @pytest.mark.parametrize(("fmt", "dtype"), CASES)
 def test_encode(fmt: Format, dtype: torch.dtype) -> None:
     x = difficult(fmt, dtype)
-    for given, has_nan in ((x, True), (x[~x.isnan()], False)):
-        for overflow in ("saturate", "nonfinite"):
-            for rounding in ("nearest", "odd", "stochastic"):
-                a, b, lost, also_lost = both_encoded(given, fmt, rule(rounding, overflow))
-                assert not first_difference(given, a, b), f"{rounding}, {overflow}: {first_difference(given, a, b)}"
-                assert lost == also_lost
-                # Overflow makes NaN too, where there is no infinity.
-                if has_nan or overflow == "saturate":
-                    assert lost == (has_nan and not fmt.has_nan)
+    hands = min(3, sum(holds(carrier, fmt) for carrier in inputs.DTYPES))
+    settings = [*itertools.product((True, False), ("nearest", "odd", "stochastic"), OVERFLOWS)]
+    for has_nan, rounding, overflow in dealt(settings, turn(fmt, dtype), hands):
+        given = x if has_nan else x[~x.isnan()]
+        a, b, lost, also_lost = both_encoded(given, fmt, rule(rounding, overflow))
+        assert not first_difference(given, a, b), f"{rounding}, {overflow}: {first_difference(given, a, b)}"
+        assert lost == also_lost
+        # Overflow makes NaN too, where there is no infinity.
+        if has_nan or overflow == "saturate":
+            assert lost == (has_nan and not fmt.has_nan)
 
 
 DECODED = list(dict.fromkeys([*FORMATS, *(fmt for fmt in VARIETY if fmt.bits <= 16)]))
@@ -117,7 +127,9 @@ def test_decode_every_code(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in DECODED if fmt.bits not in (8, 16, 32)], ids=repr)
 def test_decode_ignores_what_stands_above_a_code(fmt: Format) -> None:
-    check_decode(torch.arange(2 ** (16 if fmt.bits <= 16 else 20), device=DEVICE) << (fmt.bits - 8 if fmt.bits > 16 else 0), fmt)
+    # Every pattern of the codes' dtype; of 32 bits the upper ones, from the code's first 8 bits on.
+    codes = torch.arange(2 ** min(16, inputs.code_dtype(fmt).itemsize * 8), device=DEVICE)
+    check_decode(codes << (fmt.bits - 8 if fmt.bits > 16 else 0), fmt)
 
 
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
@@ -139,13 +151,13 @@ def test_zero_where_there_is_none(overflow: str) -> None:
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 def test_every_nan_comes_out_the_same(dtype: torch.dtype) -> None:
     x = inputs.nans(dtype).repeat(3).to(DEVICE)
-    for fmt in (E4M3, Float(4, 0), E5M2, Int(8), Float(4, 3, subnormals=False), Fixed(8, 4, symmetric=True)):
-        for overflow in ("saturate", "nonfinite"):
-            for rounding in ROUNDINGS:
-                a, b = both_quantized(x, fmt, rule(rounding, overflow), offset=1)
-                positive = torch.iinfo(raw(x).dtype).max
-                assert (raw(a) == positive).all(), (fmt, rounding)
-                assert (raw(b) == positive).all(), (fmt, rounding)
+    positive = torch.iinfo(raw(x).dtype).max
+    settings = [*itertools.product(ROUNDINGS, OVERFLOWS)]
+    for number, fmt in enumerate((E4M3, Float(4, 0), E5M2, Int(8), Float(4, 3, subnormals=False), Fixed(8, 4, symmetric=True))):
+        for rounding, overflow in dealt(settings, number + turn(E4M3, dtype), 4):
+            a, b = both_quantized(x, fmt, rule(rounding, overflow), offset=1)
+            assert (raw(a) == positive).all(), (fmt, rounding)
+            assert (raw(b) == positive).all(), (fmt, rounding)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,0 +1,17 @@
+"""Fewer tests than a product of settings has, in which settings still meet: a small covering design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def dealt(items: Sequence[T], turn: int, hands: int) -> Sequence[T]:
+    """Every `hands`-th item, from another one at each turn, so that as many turns in a row take all.
+
+    A test that crosses formats, dtypes and roundings deals the roundings, with the sum of the numbers of its format and its dtype as the
+    turn. Then each rounding meets each format and each dtype.
+    """
+    return items[turn % hands :: hands]
