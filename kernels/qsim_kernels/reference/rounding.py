@@ -41,6 +41,9 @@ _NANS = {
 def one_nan(x: Tensor) -> Tensor:
     """The same values, where every NaN is the one that comes out of all roundings."""
     pattern, nan = _NANS[x.dtype]
+    if torch._C._are_functorch_transforms_active():
+        # Before torch 2.13 vmap has no rule for a batch's `view(dtype)`.
+        return torch.where(x.isnan(), torch.full((), nan, dtype=pattern, device=x.device).view(x.dtype), x)
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
