@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 
 from qsim.formats import Fixed, Float, Format, PowerOfTwo
 
@@ -16,6 +17,7 @@ DETERMINISTIC = ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "
 OVERFLOWS = ("saturate", "nonfinite")
 
 
+@cache
 def power(exponent: int) -> Fraction:
     """Two to an integer power."""
     return Fraction(2) ** exponent

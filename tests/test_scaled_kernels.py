@@ -17,7 +17,11 @@ from qsim.checks import Spelling, spelling
 from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.scaled_ops import Implementation
-from side_by_side import DEVICE
+from qsim_kernels.scales import Scales
+from side_by_side import DEVICE, dealt
+
+from qsim_kernels.triton import making  # isort: skip
+from qsim_kernels.triton.launcher import Launcher  # isort: skip
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -49,6 +53,7 @@ SCALINGS: tuple[Scaling, ...] = (
 SMALL = [(40, 21), (3, 20, 32), (129,), (2, 5, 7, 3), (16, 8), (70, 16)]
 SHAPES = SMALL if DEVICE.type == "cpu" else [*SMALL, (64, 96), (33, 256), (128, 144), (200, 16)]
 FORMATS = ["e2m1", "e4m3", "e5m2", "int8", "e3m2", "fp16", "e4m1"]
+SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
 ROUNDINGS = ["nearest", "stochastic", qsim.Stochastic(6), qsim.Stochastic(20, correction=True), "up", "toward_zero", "odd"]
 
 
@@ -139,8 +144,22 @@ def test_kernels_do_what_the_reference_does(number: int) -> None:
     assert not first_difference(x, one, other.cpu())
 
 
-@pytest.mark.parametrize("rule", ["fit", "ceil", "floor", "even"])
-@pytest.mark.parametrize("format", ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"])
+@pytest.fixture
+def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes all scales in one block where the interpreter runs, whose time goes by blocks; the kernels' own have 128 scales."""
+    if DEVICE.type == "cuda":
+        return
+
+    def maker(scales: Scales, is_under: bool) -> Launcher:
+        variants, numbers = making.making_of(scales, is_under)
+        return Launcher(making.scales_kernel, numbers, (*variants, 2048), 2048)
+
+    monkeypatch.setattr(making, "_maker", maker)
+
+
+@pytest.mark.usefixtures("one_block")
+@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("format", SCALE_FORMATS)
 def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
     # Every exponent (some, for the interpreter), midpoints between two E4M3 scales and what lies next to them, zero and what is not finite.
     steps = torch.arange(8, 17) * 2.0 ** torch.arange(-149, 124, 13 if DEVICE.type == "cpu" else 1).unsqueeze(1)
@@ -148,22 +167,25 @@ def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
     bits = middles.view(torch.int32)
     near = torch.cat([bits - 1, bits, bits + 1]).view(torch.float32).abs()
     amaxes = torch.cat([near, torch.tensor([0.0, math.inf, math.nan, 2.0**-149, 3e38])])
-    for element in ("e2m1", "e4m3"):
-        for under in (None, torch.tensor(1.0), torch.tensor(1.0000001), torch.tensor(3.1e-30), torch.tensor(2.0**-149), torch.tensor(7e25)):
-            making = Blocks(16, format=format, rule=rule).spelling(qsim.format(element))
-            expected = REFERENCE.scales(amaxes, under, *making)
-            found = KERNELS.scales(amaxes.to(DEVICE), None if under is None else under.to(DEVICE), *making)
-            assert equal(amaxes, expected, found), (element, under)
+    settings = [(element, under) for under in (None, 1.0, 1.0000001, 3.1e-30, 2.0**-149, 7e25) for element in ("e2m1", "e4m3")]
+    for element, number in dealt(settings, SCALE_FORMATS.index(format) + SCALE_RULES.index(rule), 3):
+        under = None if number is None else torch.tensor(number)
+        making = Blocks(16, format=format, rule=rule).spelling(qsim.format(element))
+        expected = REFERENCE.scales(amaxes, under, *making)
+        found = KERNELS.scales(amaxes.to(DEVICE), None if under is None else under.to(DEVICE), *making)
+        assert equal(amaxes, expected, found), (element, under)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(5, 7), (3, 2000), (48, 64), (2, 3, 16)])
+@pytest.mark.parametrize("shape", [(5, 7), (3, 1100), (48, 64), (2, 3, 16)])
 def test_products_times_scales(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     product, rows, columns = torch.randn(shape), torch.rand(shape[-2], 1), torch.rand(1, shape[-1])
     product.view(-1)[0] = math.nan
     one, tiny = torch.tensor(0.3), torch.tensor(2.0**-120)
-    for factors in ([one], [one, tiny], [rows], [rows, columns], [columns, one], [one, columns.flatten()], [rows, columns, one]):
-        for bias in (None, torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16()):
+    products = ([one], [one, tiny], [rows], [rows, columns], [columns, one], [one, columns.flatten()], [rows, columns, one])
+    biases = (None, torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16())
+    for number, factors in enumerate(products):
+        for bias in dealt(biases, number + shape[-1] + dtype.itemsize + (dtype == torch.float16), 3):
             expected = REFERENCE.rescaled(product, factors, bias, dtype)
             there = [factor.to(DEVICE) for factor in factors], None if bias is None else bias.to(DEVICE)
             assert equal(product, expected, KERNELS.rescaled(product.to(DEVICE), *there, dtype))

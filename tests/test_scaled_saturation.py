@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import covering
 import qsim
 from comparing import first_difference, same_bits
 from qsim.block import NAMED
@@ -22,7 +23,7 @@ from qsim_kernels.scaled_ops import Implementation
 from qsim_kernels.scales import Elements, Restore, read_scales
 from qsim_kernels.triton.saturation import Clamp, clamp_of_tiles
 from scaled_cases import DIFFERENT
-from side_by_side import DEVICE
+from side_by_side import DEVICE, dealt
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -50,6 +51,9 @@ SCALINGS: list[Scaling] = [
     Tiles(2, 2),
     Tiles(2, 4, "e4m3", outer=Whole()),
 ]
+
+
+KERNEL_SCALINGS: list[Scaling] = [*SCALINGS, NAMED["mxfp4"].along(-1), NAMED["nvfp4"].along(0)]
 
 
 def extreme(dtype: torch.dtype) -> Tensor:
@@ -96,9 +100,10 @@ def test_block_formats(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_scales(scaling: Scaling, dtype: torch.dtype) -> None:
     x = extreme(dtype)
-    for element in ELEMENTS:
-        for target in DTYPES:
-            check(x, element, target, scale=scaling)
+    # Three shares of the pairs, of which each scale meets every one and each dtype too.
+    settings = [(element, target) for element in ELEMENTS for target in DTYPES]
+    for element, target in covering.dealt(settings, SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
+        check(x, element, target, scale=scaling)
 
 
 @given(
@@ -180,13 +185,10 @@ def both(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scaling", [*SCALINGS, NAMED["mxfp4"].along(-1), NAMED["nvfp4"].along(0)], ids=repr)
+@pytest.mark.parametrize("scaling", KERNEL_SCALINGS, ids=repr)
 def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype) -> None:
-    for element, target, restore in (
-        (Fixed(8, 6), dtype, Restore.ALL),
-        (E4M3, torch.float16, Restore.ALL),
-        (Fixed(8, 8), torch.bfloat16, Restore.SCALE),
-    ):
+    settings = [(Fixed(8, 6), dtype, Restore.ALL), (E4M3, torch.float16, Restore.ALL), (Fixed(8, 8), torch.bfloat16, Restore.SCALE)]
+    for element, target, restore in dealt(settings, KERNEL_SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
         one, other = both(extreme(dtype), element, scaling, target, restore, "saturate")
         assert not first_difference(extreme(dtype), one, other), (element, target, restore)
         assert one.isfinite().all()

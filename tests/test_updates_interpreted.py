@@ -11,7 +11,7 @@ from torch import Tensor
 from comparing import same_bits
 from qsim_kernels import reference
 from qsim_kernels.updates import SGD, Adam, Roundings, Step
-from side_by_side import DEVICE, kernels
+from side_by_side import DEVICE, dealt, kernels
 from update_cases import ALGORITHMS, Case, run
 
 # The interpreter computes with NumPy, which warns of NaN and infinity.
@@ -29,9 +29,9 @@ CASES = [
     # Every way to round, of every kind of parameters.
     *[
         Case(name, dtype, weight, update, sizes=SMALL)
-        for name in ("AdamW", "Nesterov")
-        for dtype, weight in ((FP16, None), (FP32, None), (BF16, "e4m3"), (FP32, "e4m3"), (FP16, "e5m2"))
-        for update in ("nearest", "kahan", "stochastic")
+        for number, (dtype, weight) in enumerate(((FP16, None), (FP32, None), (BF16, "e4m3"), (FP32, "e4m3"), (FP16, "e5m2")))
+        for turn, update in enumerate(("nearest", "kahan", "stochastic"), number)
+        for name in dealt(("AdamW", "Nesterov"), turn, 2)
     ],
     *[Case("AdamW", BF16, None, update, sizes=SMALL) for update in ("nearest", "kahan", "Stochastic(bits=5, correction=True)")],
     *[Case("Adam", BF16, "e4m3", update, arithmetic="format", sizes=SMALL) for update in ("nearest", "kahan")],

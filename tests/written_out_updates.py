@@ -10,14 +10,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from oracle import goes_up
+from oracle import goes_up, power
 from qsim.formats import BF16, FP32, Float
 from qsim.random import philox4x32, stream
 
+#: Neighbouring elements share blocks of random bits.
+philox = lru_cache(maxsize=1024)(philox4x32)
 WORD = 2**32 - 1
 
 
@@ -38,8 +41,8 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None, bits: in
         return x if x == 0 or (math.isinf(x) and fmt.has_inf) else math.nan
     size = abs(x)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    exponent -= Fraction(2) ** exponent > size
-    step = Fraction(2) ** (max(exponent, 1 - fmt.bias) - fmt.mantissa)
+    exponent -= power(exponent) > size
+    step = power(max(exponent, 1 - fmt.bias) - fmt.mantissa)
     code, rest = divmod(size, step)
     if rest:
         rounding = "nearest" if random is None else "stochastic"
@@ -136,10 +139,10 @@ def random_integer(seed: int, step: int, number: int | None, role: int, index: i
     two elements.
     """
     streams = (0 if number is None else stream("optimizer", number) & ~3) + role
-    a, b, c, d = philox4x32((step & WORD, step >> 32, streams & WORD, streams >> 32), (seed & WORD, (seed >> 32) & WORD))
+    a, b, c, d = philox((step & WORD, step >> 32, streams & WORD, streams >> 32), (seed & WORD, (seed >> 32) & WORD))
     bits = 16 if fmt == BF16 else 32
     block, place = divmod(index, 128 // bits)
-    words = philox4x32((block & WORD, block >> 32, c, d), (a, b))
+    words = philox((block & WORD, block >> 32, c, d), (a, b))
     if bits == 32:
         return words[place], 32
     return words[place // 2] >> 16 * (place % 2) & 0xFFFF, 16
