@@ -188,9 +188,13 @@ def single(name: str, point: Quantizer) -> FivePoint:
     return FivePoint(**{name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
 
 
-@pytest.mark.parametrize("name", [*POINTS, "all"])
-@pytest.mark.parametrize("kind", SCALES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+def singles() -> list[tuple[Case, str, str]]:
+    """Every operation with every point by itself, and every scale with every point; not all three with one another."""
+    kinds = list(SCALES)
+    return [(case, kinds[(i + j) % len(kinds)], name) for i, case in enumerate(CASES) for j, name in enumerate(POINTS)]
+
+
+@pytest.mark.parametrize(("case", "kind", "name"), [*singles(), *((case, kind, "all") for case in CASES for kind in SCALES)], ids=str)
 def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -> None:
     points = single(name, Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil")))
     a, w, g = leaves(case, numbers)
@@ -198,7 +202,7 @@ def test_products_of_exact_numbers_are_exact(case: Case, kind: str, name: str) -
         assert torch.equal(found.double(), expected), (found - expected).abs().max()
 
 
-@pytest.mark.parametrize("kind", SCALES)
+@pytest.mark.parametrize("kind", ["tensor", "blocks", "tiles"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_other_scales_come_out_within_the_error_of_the_sum(case: Case, kind: str) -> None:
     points = FivePoint(*[Quantizer("e4m3", scale=SCALES[kind]())] * 5)
@@ -263,8 +267,7 @@ def test_groups_of_channels(kind: str) -> None:
         assert torch.equal(found.double(), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("kind", ["tensor", "channel", "blocks"])
+@pytest.mark.parametrize(("kind", "dtype"), [("tensor", torch.bfloat16), ("channel", torch.float16), ("blocks", torch.float64)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: str, dtype: torch.dtype) -> None:
     points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind](format="e8m0", rule="ceil"))] * 5)
@@ -345,21 +348,22 @@ def test_what_passes_through_is_scaled_both_ways() -> None:
     assert torch.equal(torch.autograd.grad(y, x, g)[0], qsim.quantize(g, "nvfp4"))
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])
-@pytest.mark.parametrize("transform", [None, qsim.transforms.Hadamard(16)])
-def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.Hadamard | None) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "transform", "backend"), [("mxfp8", None, "aot_eager"), ("nvfp4", qsim.transforms.Hadamard(16), "inductor")]
+)
+def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.Hadamard | None, backend: str) -> None:
     point = Quantizer(fmt, transform=transform)
     layer = qsim.nn.Linear(48, 20, points=FivePoint(*[point] * 5))
     # The gradient of the bias adds up what nobody has rounded: whole numbers, so that no order matters.
     x, g = torch.randn(3, 7, 48, requires_grad=True), torch.randint(-99, 100, (3, 7, 20)).float()
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
     found = [compiled(x), *torch.autograd.grad(compiled(x), [x, *layer.parameters()], g)]
     wanted = [layer(x), *torch.autograd.grad(layer(x), [x, *layer.parameters()], g)]
     assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("scale", [Whole(), Channel(0), Blocks(32, format="e8m0")], ids=["tensor", "channel", "blocks"])
+@pytest.mark.parametrize("scale", [Channel(0), Blocks(32, format="e8m0")], ids=["channel", "blocks"])
 def test_compiled_code_of_any_size(scale: Scaling) -> None:
     layer = qsim.nn.Linear(48, 20, bias=False, points=FivePoint(*[Quantizer("e4m3", scale=scale)] * 5))
     torch._dynamo.reset()
