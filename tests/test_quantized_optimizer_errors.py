@@ -82,8 +82,9 @@ def test_gradients_are_refused(by_closure: bool) -> None:
 def test_a_gradient_format_that_does_not_fit_is_refused() -> None:
     p, inner = sgd(3, dtype=torch.bfloat16)
     p.grad = torch.ones_like(p)
+    optimizer = Quantized(inner, grad=Quantizer("fp16", "stochastic"))
     with refused(ValueError, "gradient of parameter 0", "bfloat16", untouched=(p, p.grad)):
-        Quantized(inner, grad=Quantizer("fp16", "stochastic")).step()
+        optimizer.step()
 
 
 def test_states_are_refused() -> None:

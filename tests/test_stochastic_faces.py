@@ -70,16 +70,11 @@ def test_a_step_is_what_is_written_out(grad: torch.dtype, state: torch.dtype, st
     due = []
     for index, (w, g, m, v) in enumerate(zip(*(x.flatten().tolist() for x in before), strict=True)):
         element = Element(w, {"exp_avg": m, "exp_avg_sq": v})
-        move(element, g, step, options, lambda role, fmt, index=index: noise(seed, step, role, index, fmt))
+        move(element, g, step, options, lambda role, index=index: random_integer(seed, step, None, role, index))
         due.append((element.weight, *element.states.values()))
     for found, old, numbers in zip((given[0], *given[2:]), (before[0], *before[2:]), zip(*due, strict=True), strict=True):
         assert same_bits(found, torch.tensor(numbers, dtype=torch.float64).to(old.dtype).view(5, 3))
     assert same_bits(given[1], before[1])
-
-
-def noise(seed: int, step: int, role: int, index: int, fmt: Any) -> tuple[int, int]:
-    """Random bits of a parameter that has no number: its stream is 0."""
-    return random_integer(seed, step, None, role, index, fmt)
 
 
 def test_the_generator_of_a_step() -> None:

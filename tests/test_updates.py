@@ -108,7 +108,7 @@ def check(
                     float(p.grad[index]),
                     step,
                     options,
-                    lambda role, fmt, at=(step, number), index=index: random_integer(SEED, *at, role, index, fmt),
+                    lambda role, at=(step, number), index=index: random_integer(SEED, *at, role, index),
                 )
         optimizer.step()
         for p, written in zip(params, elements, strict=True):
@@ -218,4 +218,4 @@ def test_the_rounding_that_is_written_out_is_the_oracles(fmt: Float) -> None:
     for number, value in enumerate(x.tolist()):
         random = number * 2654435761 % 2**32
         assert rounded(Fraction(value), fmt) == round_exact(value, fmt, "nearest", overflow)
-        assert rounded(Fraction(value), fmt, random, 32) == round_exact(value, fmt, "stochastic", overflow, random, 32)
+        assert rounded(Fraction(value), fmt, random) == round_exact(value, fmt, "stochastic", overflow, random, 32)

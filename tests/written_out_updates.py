@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oracle import goes_up, power
-from qsim.formats import BF16, FP32, Float
+from qsim.formats import FP32, Float
 from qsim.random import philox4x32, stream
 
 #: Neighbouring elements share blocks of random bits.
@@ -24,16 +24,15 @@ philox = lru_cache(maxsize=1024)(philox4x32)
 WORD = 2**32 - 1
 
 
-def rounded(x: Fraction | float, fmt: Float, random: int | None = None, bits: int = 0) -> float:
-    """One number rounded: to nearest, or as a random integer says.
+def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float:
+    """One number rounded: to nearest, or as 32 random bits say.
 
     What overflows becomes infinite, if the format has infinities; else a finite number saturates, and an infinite one becomes NaN.
 
     Args:
         x: A fraction, or a float for zeros of either sign, infinities and NaN.
         fmt: The format.
-        random: The random integer.
-        bits: Its number of bits.
+        random: The random bits.
     """
     if isinstance(x, float):
         if x != 0 and not math.isnan(x) and math.isfinite(x):
@@ -46,7 +45,7 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None, bits: in
     code, rest = divmod(size, step)
     if rest:
         rounding = "nearest" if random is None else "stochastic"
-        code += goes_up(rounding, x < 0, code, rest / step, random or 0, bits, False)
+        code += goes_up(rounding, x < 0, code, rest / step, random or 0, 32, False)
     value = float(code * step)
     if value > fmt.max:
         value = math.inf if fmt.has_inf else fmt.max
@@ -131,24 +130,24 @@ class Element:
     states: dict[str, float] = field(default_factory=dict)
 
 
-def random_integer(seed: int, step: int, number: int | None, role: int, index: int, fmt: Float) -> tuple[int, int]:
-    """The random integer of an element, and its number of bits.
+def random_integer(seed: int, step: int, number: int | None, role: int, index: int) -> int:
+    """The 32 random bits of an element: 16 from a half of one Philox word, 16 from a half of another.
 
     A block of the optimizer's bits says the seed and the stream of a step's: its counter is the step and the parameter's stream, of which
-    the last two bits are the role; a parameter without a number has stream 0. Of bfloat16, where 16 bits leave nothing out, a word serves
-    two elements.
+    the last two bits are the role; a parameter without a number has stream 0. A block then serves eight elements with their first bits, and
+    the one whose number has its highest bit set with their last.
     """
     streams = (0 if number is None else stream("optimizer", number) & ~3) + role
     a, b, c, d = philox((step & WORD, step >> 32, streams & WORD, streams >> 32), (seed & WORD, (seed >> 32) & WORD))
-    bits = 16 if fmt == BF16 else 32
-    block, place = divmod(index, 128 // bits)
-    words = philox((block & WORD, block >> 32, c, d), (a, b))
-    if bits == 32:
-        return words[place], 32
-    return words[place // 2] >> 16 * (place % 2) & 0xFFFF, 16
+    block, place = divmod(index, 8)
+
+    def half(upper: int) -> int:
+        return philox((block & WORD, block >> 32 | upper, c, d), (a, b))[place // 2] >> 16 * (place % 2) & 0xFFFF
+
+    return half(0) << 16 | half(1 << 31)
 
 
-def move(element: Element, grad: float, step: int, options: Options, drawn: Callable[[int, Float], tuple[int, int]]) -> None:
+def move(element: Element, grad: float, step: int, options: Options, drawn: Callable[[int], int]) -> None:
     """One step of one weight.
 
     Args:
@@ -156,7 +155,7 @@ def move(element: Element, grad: float, step: int, options: Options, drawn: Call
         grad: Its gradient.
         step: Number of the step, from 1 on.
         options: Of the optimizer.
-        drawn: The random integer in a role and for a format.
+        drawn: The 32 random bits in a role.
     """
     at = Arithmetic(options.weight if options.in_format else FP32)
     weight, states = element.weight, element.states
@@ -210,23 +209,23 @@ def _adam(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: O
     return at.divide(at.multiply(at.round(_single(o.lr)), mean), at.add(spread, epsilon))
 
 
-def _store(element: Element, change: float, at: Arithmetic, o: Options, drawn: Callable[[int, Float], tuple[int, int]]) -> None:
+def _store(element: Element, change: float, at: Arithmetic, o: Options, drawn: Callable[[int], int]) -> None:
     """Rounds the new weight and the states, as they are kept."""
     weight, states = element.weight, element.states
     kept = o.state or (o.weight if o.in_format else o.dtype)
     roles = {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
     for name in roles.keys() & states.keys():
-        noise = drawn(roles[name], kept) if o.state_stochastic and kept != FP32 else (None, 0)
-        states[name] = rounded(_exact(states[name]), kept, *noise)
+        noise = drawn(roles[name]) if o.state_stochastic and kept != FP32 else None
+        states[name] = rounded(_exact(states[name]), kept, noise)
     if o.update == "kahan":
         added = at.subtract(-change, states.get("compensation", 0.0))
         element.weight = rounded(_exact(SINGLE.add(weight, added)), o.weight)
         error = SINGLE.subtract(at.subtract(element.weight, weight), added)
         states["compensation"] = rounded(_exact(error), o.weight if o.in_format else o.dtype)
     else:
-        noise = drawn(0, o.weight) if o.update == "stochastic" and o.weight != FP32 else (None, 0)
+        noise = drawn(0) if o.update == "stochastic" and o.weight != FP32 else None
         # The subtraction itself is float32's: sixteen bits beyond bfloat16's, and what it gives is rounded once more.
-        element.weight = rounded(_exact(SINGLE.subtract(weight, change)), o.weight, *noise)
+        element.weight = rounded(_exact(SINGLE.subtract(weight, change)), o.weight, noise)
 
 
 def _single(x: float) -> float:
