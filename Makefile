@@ -16,7 +16,8 @@ demo: $(READY) ## does a larger batch buy back bits? a study with figures, in un
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 
-test: lint docs ## lint and the site, then every test, every example in a docstring and all code on the site
+test: $(READY) ## lint and the site, then every test, every example in a docstring and all code on the site
+	@$(MAKE) --no-print-directory -j2 lint docs
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY) ## ruff and mypy

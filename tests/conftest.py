@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="seed of torch's generators in every test (default 0)")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, for tests of ranks and of programs mostly wait for other processes."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device: tests marked gpu are skipped"
     kernels = f"{torch.backends.cpu.get_cpu_capability()} kernels, {torch.get_num_threads()} thread(s)"

@@ -90,8 +90,10 @@ def _begin_worker(numbers: Any, device: str) -> None:
     _device = torch.device(f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device)
     if _device.type == "cuda":
         torch.cuda.set_device(_device)
-    # Ctrl-C reaches the workers too: one report of it, that of the process which began them, is enough.
-    signal.signal(signal.SIGINT, lambda signum, frame: os._exit(128 + signum))
+    # Ctrl-C reaches the workers too: one report of it, that of the process which began them, is enough. In the background of a shell
+    # script all of them ignore it.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda signum, frame: os._exit(128 + signum))
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
