@@ -176,14 +176,13 @@ def test_compiled_code_draws_anew() -> None:
 def test_inductor_trains_as_eager_code_does() -> None:
     torch.manual_seed(0)
     model = qsim.convert(Small(), NEAREST, embeddings=True)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)
-    for rows in (2, 5):
-        x = torch.randint(6, (rows, 4 + rows))
-        for own, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
-            # Sums in another order may put a value on the other side of a midpoint: a few elements, a step apart.
-            far = (own - expected).abs() > 1e-5 + 1e-4 * expected.abs()
-            assert far.float().mean() < 0.05
-            torch.testing.assert_close(own, expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))
+    compiled = torch.compile(model, fullgraph=True)
+    x = torch.randint(6, (5, 9))
+    for own, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
+        # Sums in another order may put a value on the other side of a midpoint: a few elements, a step apart.
+        far = (own - expected).abs() > 1e-5 + 1e-4 * expected.abs()
+        assert far.float().mean() < 0.05
+        torch.testing.assert_close(own, expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))
 
 
 def test_converting_a_compiled_model_takes_effect() -> None:

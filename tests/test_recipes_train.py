@@ -21,7 +21,7 @@ from test_training import conv, digits
 pytestmark = pytest.mark.slow
 
 #: Another seed is another start, other batches and other random bits. Recipe and native share start and batches, seed by seed.
-NATIVE_SEEDS = range(4)
+SEEDS = range(2)
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +54,10 @@ def of_digits(recipe: Recipe | FivePoint | None, seed: int) -> float:
         return F.cross_entropy(model(test_x), test_y, label_smoothing=0.1).item()
 
 
-def above_native(recipe: Recipe, seeds: range) -> float:
+def above_native(recipe: Recipe) -> float:
     """How far the mean loss is above the native one, as a share of it."""
-    native = sum(of_digits(None, seed) for seed in seeds)
-    return sum(of_digits(recipe, seed) for seed in seeds) / native - 1
+    native = sum(of_digits(None, seed) for seed in SEEDS)
+    return sum(of_digits(recipe, seed) for seed in SEEDS) / native - 1
 
 
 # Percent above native, mean and standard deviation of the pairs, over seeds 0 to 5 (torch 2.13, AVX-512):
@@ -69,29 +69,26 @@ def above_native(recipe: Recipe, seeds: range) -> float:
 #
 #   0.31 ± 0.21    0.16 ± 0.19    0.83 ± 0.28    −0.22 ± 0.24   4.98 ± 1.1     ± 0.7
 #
-# Training amplifies the last bit, so that other kernels are like another seed. The tests take means over three seeds, whose deviation is
-# that of a pair divided by √3. Each limit is at least five of these away from the means above, by the larger of the deviations.
-SEEDS = range(3)
-
-
+# Training amplifies the last bit, so that other kernels are like another seed. The tests take means over two seeds, whose deviation is
+# that of a pair divided by √2. Each limit is five of these away from the means above, by the larger of the deviations.
 def test_the_native_model_learns() -> None:
     # To tell digits apart by chance costs 2.3. Over seeds 0 to 3 and the kernels of AVX-512, AVX2 and plain SSE, the loss is 0.73 at most.
-    assert all(of_digits(None, seed) < 0.8 for seed in NATIVE_SEEDS)
+    assert all(of_digits(None, seed) < 0.8 for seed in SEEDS)
 
 
 @pytest.mark.parametrize(
     ("recipe", "limit"),
-    [(recipes.fp8_hybrid(), 0.01), (recipes.mxfp8(), 0.01), (recipes.nvfp4(), 0.045), (recipes.mxfp4(None), 0.012)],
+    [(recipes.fp8_hybrid(), 0.011), (recipes.mxfp8(), 0.01), (recipes.nvfp4(), 0.05), (recipes.mxfp4(None), 0.013)],
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_recipes_train_as_native_models_do(recipe: Recipe, limit: float) -> None:
-    assert abs(above_native(recipe, SEEDS)) < limit
+    assert abs(above_native(recipe)) < limit
 
 
 def test_a_small_convolution_pays_for_a_forward_pass_in_mxfp4() -> None:
     # Nine inputs a product and powers of two as scales: what rounding to nearest moves does not average out. The backward pass is not to
-    # blame, for without the forward one's rounding the loss is native (above). The mean of three seeds is 5 ± 0.5 percent.
-    assert 0.02 < above_native(recipes.mxfp4(), SEEDS) < 0.08
+    # blame, for without the forward one's rounding the loss is native (above). The mean of two seeds is 5 ± 0.8 percent.
+    assert 0.01 < above_native(recipes.mxfp4()) < 0.09
 
 
 def of_wrong_labels(recipe: FivePoint | None, seed: int) -> float:

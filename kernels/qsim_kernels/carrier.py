@@ -63,7 +63,7 @@ class Plan(NamedTuple):
         low: The exponent field under which `shift` grows by one a binade; 0 if it never does.
         least: Bits of the smallest positive value; magnitudes below go to it or to zero. 0 where the pattern needs no such care.
         half: Bits of half of it.
-        parity: What to add to a pattern so that its last kept bit is the last bit of the grid's code.
+        parity: The bit to flip in a pattern so that its last kept bit is the last bit of the grid's code; 0 if none.
         top: Bits of the largest value.
         bottom: Bits of the largest magnitude below zero; 0 for unsigned grids.
         floor: Bits of what saturated negative values become.

@@ -26,7 +26,7 @@ def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
         return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
     if dtype == torch.float16:
         halves = values.to(dtype)
-        return halves.view(torch.int16).masked_fill_(halves.isnan(), 0x7FFF).view(dtype)
+        return torch.where(halves.isnan(), 0x7FFF, halves.view(torch.int16)).view(dtype)
     return values
 
 
@@ -87,6 +87,15 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
         noise: What `reference.philox.as_added` gives, for stochastic rounding.
     """
     magnitude = bits & ~plan.carrier.sign
+    rounded = signed(magnitude, bits, plan, rule, noise)
+    # To look whether there is a NaN at all is cheaper than to put one where none is.
+    if rule.saturate and int(magnitude.amax()) <= plan.carrier.infinity:
+        return rounded
+    return checked(rounded, magnitude, plan, rule)
+
+
+def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+    """Values rounded, given their magnitudes too; whatever becomes of a NaN."""
     if rule.mode == Mode.NEAREST and rule.saturate and _adds_exactly(plan):
         rounded = _nearest_by_addition(magnitude, plan)
     else:
@@ -96,13 +105,16 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
         if not plan.negative_zero:
             sign &= -rounded >> plan.carrier.last
         rounded |= sign
-    # To look whether there is a NaN at all is cheaper than to put one where none is.
-    if rule.saturate and int(magnitude.amax()) <= plan.carrier.infinity:
-        return rounded
+    return rounded
+
+
+def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tensor:
+    """Rounded values with the one NaN where there is one."""
     nan = magnitude > plan.carrier.infinity
     if not rule.saturate:
         nan |= (rounded & ~plan.carrier.sign) > plan.carrier.infinity
-    return rounded.masked_fill_(nan, plan.carrier.nan)
+    # In compiled code `masked_fill` would put elements in order.
+    return torch.where(nan, plan.carrier.nan, rounded)
 
 
 def _adds_exactly(plan: Plan) -> bool:
@@ -154,7 +166,7 @@ def _increment(
     ones = ~kept
     match rule.mode:
         case Mode.NEAREST:
-            last = (magnitude + plan.parity if plan.parity else magnitude) >> shift
+            last = (magnitude ^ plan.parity if plan.parity else magnitude) >> shift
             return last.bitwise_and_(1 if plan.shift else ones & 1).add_(ones >> 1)
         case Mode.NEAREST_AWAY:
             return torch.zeros_like(magnitude).add_((ones + 1) >> 1)
@@ -167,7 +179,7 @@ def _increment(
         case Mode.DOWN:
             return negative & ones
         case Mode.ODD:
-            even = ((magnitude + plan.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
+            even = ((magnitude ^ plan.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
             return even * ones
     assert noise is not None  # the operators refuse stochastic rounding without a seed
     mantissa = plan.carrier.mantissa
