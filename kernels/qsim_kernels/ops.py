@@ -1,4 +1,4 @@
-"""The operators: schema, fake implementation, plain torch for every device, Triton for CUDA.
+"""The operators: schema, fake implementation, plain torch for every device, Numba for processors if it is installed, Triton for CUDA.
 
 Formats and roundings come as the numbers of `qsim_kernels.grid`, spelt as text, so that graphs and exported programs can carry them. Noise
 is a pure function of (seed, stream, logical index): no operator has a state.
@@ -7,6 +7,7 @@ is a pure function of (seed, stream, logical index): no operator has a state.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
+
+#: Whether processors have loops of their own. Nothing is imported to find out.
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 library = torch.library.Library("qsim", "DEF")
 #: Results depend on logical indices alone, so that compiled code may hand over tensors as they lie, with channels last for example.
@@ -155,6 +159,8 @@ def _register(implementation: Implementation, key: str) -> None:
 
 
 _register(Implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    _register(Implementation("qsim_kernels.compiled"), "CPU")
 if torch.version.hip is None:
     _register(Implementation("qsim_kernels.triton"), "CUDA")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read
-from qsim_kernels.ops import OnBackend, check_seed, library
+from qsim_kernels.ops import HAS_NUMBA, OnBackend, check_seed, library
 from qsim_kernels.scales import Elements, Restore, Tiles, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -127,6 +127,8 @@ def _register(implementation: Implementation, key: str) -> None:
 
 
 _register(Implementation("qsim_kernels.reference.scaling"), "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    _register(Implementation("qsim_kernels.compiled.scaling"), "CPU")
 if torch.version.hip is None:
     _register(Implementation("qsim_kernels.triton.scaling"), "CUDA")
 

@@ -96,7 +96,7 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
 
 def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Values rounded, given their magnitudes too; whatever becomes of a NaN."""
-    if rule.mode == Mode.NEAREST and rule.saturate and _adds_exactly(plan):
+    if rule.mode == Mode.NEAREST and rule.saturate and adds_exactly(plan):
         rounded = _nearest_by_addition(magnitude, plan)
     else:
         rounded = _rounded(magnitude, bits, plan, rule, noise)
@@ -117,7 +117,7 @@ def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tenso
     return torch.where(nan, plan.carrier.nan, rounded)
 
 
-def _adds_exactly(plan: Plan) -> bool:
+def adds_exactly(plan: Plan) -> bool:
     """Whether `_nearest_by_addition` can: evenly spaced down to zero, symmetric, more than one value a binade, and room for the power."""
     room = 1 <= plan.shift < plan.carrier.mantissa and (plan.top >> plan.carrier.mantissa) + plan.shift <= 2 * plan.carrier.bias
     return plan.low > 0 and plan.top == plan.bottom and room

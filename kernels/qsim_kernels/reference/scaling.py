@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,10 +69,11 @@ def quantize_tiles_into(
     turn: Turn | None,
     making: Scales,
     elements: Elements,
+    quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Rounds `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
 
-    The scales are written if there is room for them.
+    The scales are written if there is room for them. `quantize` rounds elements, as `reference.quantize_into` does.
     """
     x = x if turn is None else turned(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -80,7 +81,7 @@ def quantize_tiles_into(
         scales = torch.empty_like(amaxes, dtype=torch.float32)
     amaxes_into(amaxes, x, tiles, None, False)
     scales_into(scales, amaxes, under, making)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements, quantize)
 
 
 def scales_of(largest: Tensor, scales: Scales) -> Tensor:
@@ -101,7 +102,14 @@ def scales_of(largest: Tensor, scales: Scales) -> Tensor:
 
 
 def quantize_scaled_into(
-    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
+    out: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    elements: Elements,
+    quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Rounds `x` divided by its scales onto a grid.
 
@@ -116,13 +124,14 @@ def quantize_scaled_into(
         tiles: Which elements share a scale.
         turn: What happens to the values before.
         elements: How they are rounded.
+        quantize: What rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
         return
     x = x if turn is None else turned(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     rounded = torch.empty_like(elements_of_x)
-    quantize_into(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
+    quantize(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
         if elements.rule.saturate:

@@ -1,0 +1,32 @@
+"""Loops over large tensors in as many threads as torch uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import torch
+
+#: Fewer elements are not worth a second thread; parts begin where a block of random bits does.
+_SHARE = 1 << 16
+
+
+def in_parts(loop: Callable[[int, int], None], count: int) -> None:
+    """Runs a loop over `count` elements, given the first and the number of elements of a part."""
+    parts = min(torch.get_num_threads(), count // _SHARE)
+    if parts < 2:
+        loop(0, count)
+        return
+    size = -(-count // parts // 8) * 8
+    begun = [_threads(os.getpid(), parts).submit(loop, at, min(size, count - at)) for at in range(size, count, size)]
+    loop(0, size)
+    for part in begun:
+        part.result()
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Threads of a process: what it has forked off has none of them."""
+    return ThreadPoolExecutor(count, "qsim")
