@@ -7,9 +7,9 @@ Example:
 """
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from qsim import block, diagnostics, formats, nn, optim, random, recipes, rounding, scaling, transforms
+from qsim import block, formats, nn, random, recipes, rounding, scaling, transforms
 from qsim.block import Block
 from qsim.five_point import FivePoint
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
@@ -19,7 +19,10 @@ from qsim.quantizer import Quantizer
 from qsim.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
 from qsim.scaled_codes import ScaledCodes
-from qsim.unit import fpu
+
+if TYPE_CHECKING:
+    from qsim import diagnostics, optim
+    from qsim.unit import fpu
 
 __version__ = "0.1.0"
 
@@ -58,15 +61,17 @@ __all__ = [
 ]
 
 
-#: Modules that are imported when they are first asked for, for they need packages, or time, that rounding does not.
-_LATER = ("bench", "compat", "plot", "studies")
+#: Modules that are imported when they are first asked for: not every program needs them, and some need packages that rounding does not.
+_LATER = ("bench", "compat", "diagnostics", "optim", "plot", "studies")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "fpu":
+        return importlib.import_module(f"{__name__}.unit").fpu
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, "fpu"})

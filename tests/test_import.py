@@ -23,7 +23,8 @@ def test_import_brings_only_qsim_itself() -> None:
     # Everything else that it may need, torch has imported already.
     heavy = [name for name in brought if name.split(".")[0] not in ("qsim", "qsim_kernels", *sys.stdlib_module_names)]
     assert heavy == []
-    assert [name for name in brought if name.startswith(("qsim.cli", "qsim.bench", "qsim_kernels.triton"))] == []
+    later = ("qsim.cli", "qsim.bench", "qsim.diagnostics", "qsim.optim", "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton")
+    assert [name for name in brought if name.startswith(later)] == []
 
 
 def test_triton_is_not_imported_even_with_torch() -> None:
@@ -35,9 +36,9 @@ def test_triton_is_not_imported_even_with_torch() -> None:
 def test_modules_that_come_later() -> None:
     script = """
 import sys, qsim
-later = [f"qsim.{name}" for name in ("bench", "compat", "plot", "studies")]
-print([name for name in later if name in sys.modules], {name.partition(".")[2] for name in later} <= set(dir(qsim)))
-qsim.plot.number_line, qsim.studies.named, qsim.compat, qsim.bench
+later = [f"qsim.{name}" for name in ("bench", "compat", "diagnostics", "optim", "plot", "studies", "unit")]
+print([name for name in later if name in sys.modules], {*(name.partition(".")[2] for name in later[:-1]), "fpu"} <= set(dir(qsim)))
+qsim.plot.number_line, qsim.studies.named, qsim.compat, qsim.bench, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
 print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
