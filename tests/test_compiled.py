@@ -23,7 +23,7 @@ from qsim import rounding
 from qsim.formats import E4M3, Format, holders
 from qsim_kernels import reference
 from qsim_kernels.carrier import fits_single
-from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.grid import Coding, Grid, Rule, read
 from qsim_kernels.reference import chunks
 
 compiled: Any = pytest.importorskip("qsim_kernels.compiled", reason="needs numba")
@@ -88,6 +88,24 @@ def test_strides_and_memory_that_is_shared(how: rounding.Rounding) -> None:
     qsim.quantize_(place[:, 1:3], E4M3, how, seed=1 if how.is_stochastic else None)
     assert same_bits(place[:, 1:3], quantized(x[:, 1:3].contiguous(), how))
     assert same_bits(place[:, 3:], x[:, 3:])
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits <= 12], ids=repr)
+def test_codes(fmt: Format) -> None:
+    grid, coding = read(Grid, fmt.spelling[0]), read(Coding, fmt.spelling[1])
+    x = torch.cat([inputs.edges(fmt, torch.float32, count=400), inputs.specials(torch.float32), inputs.nans(torch.float32)])
+    for number, (how, overflow) in enumerate(dealt(SETTINGS, FORMATS.index(fmt), 3)):
+        rule, dtype = read(Rule, how.spelling[overflow]), inputs.DTYPES[number % len(inputs.DTYPES)]
+        found, due = (torch.empty(x.shape, dtype=inputs.code_dtype(fmt)) for _ in range(2))
+        arguments = x.to(dtype), torch.tensor(7), grid, rule, coding, 3, 5
+        assert compiled.encode_into(found, *arguments, True) == reference.encode_into(due, *arguments, True)
+        assert torch.equal(found, due), (how, overflow, dtype)
+    codes = torch.arange(2**fmt.bits).to(inputs.code_dtype(fmt))
+    for dtype in holders(fmt):
+        one, other = torch.empty(codes.shape, dtype=dtype), torch.empty(codes.shape, dtype=dtype)
+        reference.decode_into(one, codes, grid, coding)
+        compiled.decode_into(other, codes, grid, coding)
+        assert same_bits(one, other)
 
 
 def quantized(x: Tensor, how: rounding.Rounding) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,11 @@ pytestmark = NEEDS_GLOO
 two = ranks_of(2)
 
 NOISY = Quantizer("e5m2", rounding="stochastic")
-SCALED = Quantizer("e4m3", scale=qsim.scaling.Tensor())
+POINTS = {
+    "nearest under scales": Quantizer("e4m3", scale=qsim.scaling.Tensor()),
+    "noisy": NOISY,
+    "noisy under scales": Quantizer("e4m3", rounding="stochastic", scale=qsim.scaling.Tensor()),
+}
 
 
 def net(points: FivePoint, device: torch.device) -> nn.Module:
@@ -60,9 +65,8 @@ def test_ddp(two: Ranks) -> None:
         assert found["elements"]["module.0", "weight"] == 512
 
 
-def _tensor_parallel(device: torch.device, parallel: bool) -> dict[str, Any]:
-    points = FivePoint(SCALED, SCALED, SCALED, SCALED, SCALED)
-    model = net(points, device)
+def _tensor_parallel(device: torch.device, kind: str, parallel: bool) -> dict[str, Any]:
+    model = net(FivePoint(*[POINTS[kind]] * 5), device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.pow_(7).mul_(2.0**10)  # of all magnitudes, so that some underflow
@@ -78,11 +82,14 @@ def _tensor_parallel(device: torch.device, parallel: bool) -> dict[str, Any]:
     return {(counts.layer, counts.point): [getattr(counts, name) for name in names] for counts in monitor.samples[0].points}
 
 
-def test_shares_of_weights_are_counted_under_scales_of_the_whole(two: Ranks) -> None:
-    whole, _ = two(_tensor_parallel, False)
-    shares = two(_tensor_parallel, True)
+@pytest.mark.parametrize("kind", POINTS)
+def test_shares_of_weights_are_counted_as_the_whole_rounds(two: Ranks, kind: str) -> None:
+    # The first weight is cut into rows, the second into columns.
+    whole, _ = two(_tensor_parallel, kind, False)
+    shares = two(_tensor_parallel, kind, True)
     for layer in ("0", "2"):
         total = [sum(numbers) for numbers in zip(*(share[layer, "weight"] for share in shares), strict=True)]
         assert total == whole[layer, "weight"]
         assert total[2] > 0
-    assert shares[0]["0", "act"] == shares[1]["0", "act"] == whole["0", "act"]
+    if kind.startswith("nearest"):
+        assert shares[0]["0", "act"] == shares[1]["0", "act"] == whole["0", "act"]

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from qsim import random
 from qsim.checks import spelling
 from qsim.diagnostics.arrivals import Arrival
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.formats import Format
+from qsim.nn.operands import round_to_carrier
 from qsim.nn.scaled_operands import Point, elements_of
 from qsim.quantizer import Quantizer
 from qsim_kernels import tallies
@@ -75,31 +77,32 @@ class LayerObserver:
         self._collector, self._layer = collector, layer
 
     @aside()
-    def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> Tally:
+    def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE) -> Tally:
         """The tally of a tensor that is rounded without scales."""
         spelt = spelling(point.format, point.rounding, point.overflow)
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in spelt.holders)
-        chosen = seed if spelt.is_stochastic else None
-        rounded = torch.ops.qsim.quantize.default(x, chosen, spelt.grid, spelt.rule, stream, offset, dtype)
+        rounded = round_to_carrier(x, point, seed, stream, dtype, place)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
     def used(self, name: str, measured: Any) -> None:
         """A tally counts."""
         self._collector.add(self._layer, name, measured)
 
-    def rounds(self, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, offset: int = 0) -> None:
+    def rounds(self, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE) -> None:
         """Counts a tensor that is rounded without scales."""
         if self._counts(name):
-            self.used(name, self.measured(x, point, seed, stream, offset))
+            self.used(name, self.measured(x, point, seed, stream, place))
 
     @aside()
-    def rounds_scaled(self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, offset: int = 0) -> None:
+    def rounds_scaled(
+        self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE
+    ) -> None:
         """Counts a tensor that is rounded after a transform or under scales."""
         if not self._counts(name):
             return
         assert point.quantizer is not None  # what rounds nothing is not shown
         fmt = point.quantizer.format
-        before, after, scales = elements_of(x, point, seed, stream, offset)
+        before, after, scales = elements_of(x, point, seed, stream, place)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         if scales is not None:
             sums = _in_own_units(before, after, scales)

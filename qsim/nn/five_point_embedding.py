@@ -84,7 +84,7 @@ class FivePointEmbedding(torch.autograd.Function):
         table = round_rows(weight, points.weight, weight_seed, WEIGHT, weight.dtype, place, shares[0])
         ctx.observer = observers.current()
         if ctx.observer is not None:
-            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, WEIGHT, place.offset, shares[0])
+            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, WEIGHT, place, shares[0])
         return F.embedding(x, table)
 
     @staticmethod

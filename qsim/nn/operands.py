@@ -189,7 +189,7 @@ def show(observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None
     """
     point, backward_point = setting.forward_point(second), setting.backward_point(second)
     if point is not None:
-        observer.rounds(setting.name(second, False), x, point, seed, setting.stream(second, False), setting.place(second).offset)
+        observer.rounds(setting.name(second, False), x, point, seed, setting.stream(second, False), setting.place(second))
     if kept is None or kept.is_floating_point() or backward_point is None or setting.is_reused(second):
         return None
     return observer.measured(x, backward_point, seed, setting.stream(second, True))
@@ -201,7 +201,7 @@ def show_recalled(observer: Observer, kept: Tensor, noted: Any, seed: Tensor | N
     if noted is not None:
         observer.used(name, noted)
     elif point is not None and kept.is_floating_point() and not setting.is_reused(second):
-        observer.rounds(name, kept, point, seed, setting.stream(second, True), setting.place(second).offset)
+        observer.rounds(name, kept, point, seed, setting.stream(second, True), setting.place(second))
 
 
 def recall(kept: Tensor, seed: Tensor | None, setting: Setting, second: bool, dtype: torch.dtype) -> Tensor:

@@ -217,7 +217,7 @@ class Elements(NamedTuple):
     scales: Tensor | None
 
 
-def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, offset: int = 0) -> Elements:
+def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, place: Place = WHOLE) -> Elements:
     """What `round_scaled` rounds, and to what, for those who look on: made once more from the same numbers, without a trace in histories.
 
     Where the operand is distributed, all that hold shares of it must call this, for some scales are found together.
@@ -232,12 +232,14 @@ def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, offse
     wide = torch.promote_types(turned.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
     if quantizer.scale is None or not x.numel():
-        return Elements(turned, torch.ops.qsim.quantize.default(turned, chosen, spelt.grid, spelt.rule, stream, offset, dtype), None)
+        return Elements(turned, round_to_carrier(turned, quantizer, chosen, stream, dtype, place), None)
     scaling = quantizer.scale.repeated
     tiles, share = direction.tiles(scaling, seen.shape), None if shared is None else shared.along(direction, merges)
-    rounding = (chosen, stream, offset, dtype, Restore.NOTHING, turn, tiles, share)
+    rounding = (chosen, stream, place.offset, dtype, Restore.NOTHING, turn, tiles, share)
     values, scales, under = quantize_scaled(seen, spelt, scaling, *rounding)
     assert scales is not None  # nothing was multiplied with them
+    if chosen is not None and place.row:
+        values = _quantized(seen, _How(spelt, scaling, chosen, stream, dtype, Restore.NOTHING, turn, direction, share), place).values
     before, whole = divided(turned, scales, under, tiles)
     return Elements(before, values.view(before.shape), spread(whole, turned, tiles))
 
@@ -249,14 +251,14 @@ def show_rows(
     quantizer: Quantizer | None,
     seed: Tensor | None,
     stream: int,
-    offset: int = 0,
+    place: Place = WHOLE,
     shared: SharedOperand | None = None,
 ) -> None:
     """Lets somebody look at what `round_rows` has done."""
     if quantizer is not None and quantizer.scale is None:
-        observer.rounds(name, x, quantizer, seed, stream, offset)
+        observer.rounds(name, x, quantizer, seed, stream, place)
     elif quantizer is not None:
-        observer.rounds_scaled(name, x, Point(quantizer, None, LINEAR.act, True, shared), seed, stream, offset)
+        observer.rounds_scaled(name, x, Point(quantizer, None, LINEAR.act, True, shared), seed, stream, place)
 
 
 def round_rows(

@@ -111,7 +111,7 @@ def _show(
     """Lets somebody look at an operand that was rounded, unless it is the one that the forward pass rounded."""
     if point.quantizer is not None and not (backward and setting.is_reused(second)):
         name, stream = setting.name(second, backward), setting.stream(second, backward)
-        observer.rounds_scaled(name, x, point, seed, stream, setting.place(second).offset)
+        observer.rounds_scaled(name, x, point, seed, stream, setting.place(second))
 
 
 def _carrier(

@@ -2,77 +2,80 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, Plan, bits_that_matter, plan
-from qsim_kernels.compiled.loops import Stored, adding_loop, rounding_loop
+from qsim_kernels.carrier import DOUBLE, Plan, plan
+from qsim_kernels.compiled import tables
+from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.reference import add_words, decode_into, encode_into as _encode_into
+from qsim_kernels.reference import add_words, decode_into as _decode_into, encode_into as _encode_into, quantize_into as _quantize_into
 from qsim_kernels.reference.rounding import adds_exactly, as_values
 
 __all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
-_STORED = {
-    torch.float32: int(Stored.FLOAT32),
-    torch.bfloat16: int(Stored.BFLOAT16),
-    torch.float16: int(Stored.FLOAT16),
-    torch.float64: int(Stored.FLOAT64),
-}
+_STORED = (torch.float32, torch.bfloat16)
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Rounds `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
     how = plan(grid, torch.float64 in (x.dtype, out.dtype))
-    wide = how.carrier == DOUBLE
-    given = (x.to(torch.float64) if wide else x).contiguous()
-    held = torch.float64 if wide else out.dtype
+    if not _has_loop(how, rule):
+        _quantize_into(out, x, seed, grid, rule, stream, offset)
+        return
+    given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
+    held = out.dtype if out.dtype in _STORED else torch.float32
     result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
     _round(result, given, None if seed is None else int(seed), how, rule, stream, offset)
     if result is not out:
-        out.copy_(as_values(result.view(torch.int64), how, out.dtype) if wide else result)
+        out.copy_(as_values(result.view(torch.int32), how, out.dtype) if out.dtype != held else result)
+
+
+def _has_loop(how: Plan, rule: Rule) -> bool:
+    if how.carrier == DOUBLE:
+        return False
+    return rule.mode == Mode.STOCHASTIC or (rule.mode == Mode.NEAREST and rule.saturate and how.negative_zero and adds_exactly(how))
 
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
-    """Rounds between contiguous tensors, either both float64 or neither."""
-    stored = _STORED[out.dtype], _STORED[x.dtype]
-    out_at, x_at = out.data_ptr(), x.data_ptr()
-    steps = out.element_size(), x.element_size()
-    if rule.mode == Mode.NEAREST and rule.saturate and how.carrier != DOUBLE and how.signed and how.negative_zero and adds_exactly(how):
-        add = adding_loop(*stored)
-        in_parts(lambda at, count: add(out_at + at * steps[0], x_at + at * steps[1], count, how.shift, how.low, how.top), x.numel())
+    """Rounds between contiguous tensors of float32 or bfloat16."""
+    dtypes = out.dtype == torch.bfloat16, x.dtype == torch.bfloat16
+    out_at, x_at, steps = out.data_ptr(), x.data_ptr(), (out.element_size(), x.element_size())
+    loop: Callable[..., None]
+    if rule.mode == Mode.NEAREST:
+        loop, numbers = nearest_loop(*dtypes), (how.shift, how.low, how.top)
+        in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *numbers), x.numel())
         return
-    bits = bits_that_matter(how, rule) if rule.mode == Mode.STOCHASTIC else 0
-    loop, numbers = rounding_loop(int(rule.mode), bits > 16, *stored), _numbers(how)
+    loop, patterns = stochastic_loop(*dtypes), (how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under)
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction
-    noise = 0 if seed is None else seed, stream
-    in_parts(
-        lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, numbers, flags, bits, *noise, offset + at), x.numel()
-    )
-
-
-@lru_cache(maxsize=4096)
-def _numbers(how: Plan) -> tuple[int, ...]:
-    """A grid's patterns as the loops take them."""
-    return how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under
+    chosen = patterns, flags, rule.bits, seed, stream
+    in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen, offset + at), x.numel())
 
 
 def encode_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
 ) -> bool:
     """Rounds `x` onto a grid and writes the codes into `out`; see `qsim_kernels.reference.encode_into`."""
-    return _encode_into(out, x, seed, grid, rule, coding, stream, offset, check, _rounded_patterns)
+    if not tables.has_codes(grid, coding):
+        return _encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
+    values = torch.empty(x.shape, dtype=torch.bfloat16)
+    quantize_into(values, x, seed, grid, rule, stream, offset)
+    found = out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype)
+    tables.look_up(found, values, tables.codes(grid, coding))
+    if found is not out:
+        out.copy_(found)
+    return check and coding.nan < 0 and bool(values.isnan().any())
 
 
-def _rounded_patterns(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
-    wide = how.carrier == DOUBLE
-    given = source.to(torch.float64).reshape(-1) if wide else source.reshape(-1)
-    out = torch.empty(given.shape, dtype=torch.float64 if wide else torch.float32)
-    _round(out, given, seed, how, rule, stream, index)
-    return out.view(torch.int64 if wide else torch.int32)
+def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
+    """Writes the values of `codes` into `out`."""
+    if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
+        _decode_into(out, codes, grid, coding)
+    else:
+        tables.look_up(out, codes, tables.values(grid, coding, out.dtype))
 
 
 def quantize_and_encode_into(

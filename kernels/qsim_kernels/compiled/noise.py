@@ -18,7 +18,7 @@ _16, _32 = _u64(16), _u64(32)
 
 
 @numba.njit(inline="always")
-def draw(noise, blocks, first, seed, stream, bits, long, correction):
+def draw(noise, blocks, first, seed, stream, bits, correction):
     """Writes what `as_added` gives for the elements of some blocks.
 
     Args:
@@ -28,13 +28,12 @@ def draw(noise, blocks, first, seed, stream, bits, long, correction):
         seed: 64 bits.
         stream: 64 bits.
         bits: How many random bits an element uses.
-        long: Whether these are more than 16.
         correction: See `Rule`.
     """
     for j in range(blocks):
         block = first + _u64(j)
         a0, a1, a2, a3 = _philox(block, seed, stream)
-        b0, b1, b2, b3 = _philox(block | _LAST, seed, stream) if long else (_u64(0), _u64(0), _u64(0), _u64(0))
+        b0, b1, b2, b3 = _philox(block | _LAST, seed, stream)
         at = SERVED * j
         noise[at], noise[at + 1] = (a0 & _HALF) << _16 | (b0 & _HALF), a0 >> _16 << _16 | b0 >> _16
         noise[at + 2], noise[at + 3] = (a1 & _HALF) << _16 | (b1 & _HALF), a1 >> _16 << _16 | b1 >> _16

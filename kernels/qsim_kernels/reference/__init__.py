@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -44,30 +42,14 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = rounded_patterns(source, how, rule, number, stream, index)
+        patterns = _rounded(source, how, rule, number, stream, index)
         target.copy_(as_values(patterns, how, out.dtype).view(source.shape))
 
 
-def rounded_patterns(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
-    """The values of a piece of a tensor, rounded, as a flat tensor of the carrier's bit patterns."""
-    values = source.reshape(-1).to(float_dtype(how))
-    noise = None if seed is None else Noise(seed, stream, index, values.numel(), values.device)
-    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)
-
-
 def encode_into(
-    out: Tensor,
-    x: Tensor,
-    seed: Tensor | None,
-    grid: Grid,
-    rule: Rule,
-    coding: Coding,
-    stream: int,
-    offset: int,
-    check: bool = True,
-    rounder: Callable[..., Tensor] = rounded_patterns,
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
 ) -> bool:
-    """Rounds `x` onto a grid and writes the codes into `out`; the arguments are those of `quantize_into`, and three more.
+    """Rounds `x` onto a grid and writes the codes into `out`; the arguments are those of `quantize_into`, and two more.
 
     Args:
         out: For the codes.
@@ -79,7 +61,6 @@ def encode_into(
         stream: See `quantize_into`.
         offset: See `quantize_into`.
         check: Look for such NaN.
-        rounder: What rounds, as `rounded_patterns` does.
 
     Returns:
         Whether there is one, as far as it was looked for.
@@ -88,7 +69,7 @@ def encode_into(
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        patterns = rounder(source, how, rule, number, stream, index)
+        patterns = _rounded(source, how, rule, number, stream, index)
         if check and coding.nan < 0:
             lost = lost or bool((patterns == how.carrier.nan).any())
         # Wrapping to the code's own width keeps its bits.
@@ -130,3 +111,10 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     mask = (1 << coding.bits) - 1
     for _, (source, target) in pieces(codes, out):
         target.copy_(as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
+
+
+def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+    """One piece's values, rounded, as a flat tensor of the carrier's bit patterns."""
+    values = source.reshape(-1).to(float_dtype(how))
+    noise = None if seed is None else Noise(seed, stream, index, values.numel(), values.device)
+    return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)
