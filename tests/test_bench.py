@@ -139,8 +139,8 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
 def test_memory_on_the_cpu_is_that_of_temporaries_alone() -> None:
     moved, extra = _memory.in_new_process("quantize e4m3", 2**22)
     assert moved == 32 * MIB
-    # Pieces of a piecewise computation: something, and less than either tensor. How much the process keeps of what it frees varies.
-    assert 0.25 * MIB < extra < 16 * MIB
+    # At most pieces of a piecewise computation: less than either tensor. How much the process keeps of what it frees varies.
+    assert extra < 16 * MIB
 
 
 @pytest.mark.slow

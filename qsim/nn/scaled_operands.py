@@ -241,7 +241,7 @@ def elements_of(x: Tensor, point: Point, seed: Tensor | None, stream: int, place
     if chosen is not None and place.row:
         values = _quantized(seen, _How(spelt, scaling, chosen, stream, dtype, Restore.NOTHING, turn, direction, share), place).values
     before, whole = divided(turned, scales, under, tiles)
-    return Elements(before, values.view(before.shape), spread(whole, turned, tiles))
+    return Elements(before, values.reshape(before.shape), spread(whole, turned, tiles))
 
 
 def show_rows(

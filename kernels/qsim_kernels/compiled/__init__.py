@@ -13,6 +13,7 @@ from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import add_words, decode_into as _decode_into, encode_into as _encode_into, quantize_into as _quantize_into
+from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.rounding import adds_exactly, as_values
 
 __all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
@@ -61,13 +62,16 @@ def encode_into(
     """Rounds `x` onto a grid and writes the codes into `out`; see `qsim_kernels.reference.encode_into`."""
     if not tables.has_codes(grid, coding):
         return _encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
-    values = torch.empty(x.shape, dtype=torch.bfloat16)
-    quantize_into(values, x, seed, grid, rule, stream, offset)
-    found = out if out.is_contiguous() else torch.empty(x.shape, dtype=out.dtype)
-    tables.look_up(found, values, tables.codes(grid, coding))
-    if found is not out:
-        out.copy_(found)
-    return check and coding.nan < 0 and bool(values.isnan().any())
+    lost = False
+    for index, (source, target) in pieces(x, out, first=offset):
+        values = torch.empty(source.shape, dtype=torch.bfloat16)
+        quantize_into(values, source, seed, grid, rule, stream, index)
+        found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype)
+        tables.look_up(found, values, tables.codes(grid, coding))
+        if found is not target:
+            target.copy_(found)
+        lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
+    return lost
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
