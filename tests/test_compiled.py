@@ -108,6 +108,33 @@ def test_codes(fmt: Format) -> None:
         assert same_bits(one, other)
 
 
+@pytest.mark.parametrize("named", ["e4m3", "int8", "e2m3"])
+def test_the_default_device_of_factories_does_not_matter(named: str) -> None:
+    x = torch.randn(40, 50).t()
+    tables = sys.modules["qsim_kernels.compiled.tables"]
+    tables.codes.cache_clear()
+    tables.values.cache_clear()
+    with torch.device("meta"):
+        codes = compiled_codes(x, named)
+        values = torch.empty_like(x)
+        compiled.decode_into(values, codes, *map(read, (Grid, Coding), qsim.format(named).spelling))
+        rounded = torch.empty_like(x)
+        compiled.quantize_into(rounded, x, None, *spelt(named), 0, 0)
+    assert same_bits(values, rounded)
+    assert same_bits(rounded, qsim.quantize(x, named))
+
+
+def spelt(named: str) -> tuple[Grid, Rule]:
+    return read(Grid, qsim.format(named).spelling[0]), read(Rule, rounding.NEAREST.spelling["saturate"])
+
+
+def compiled_codes(x: Tensor, named: str) -> Tensor:
+    """Codes as the loops write them, without a check for NaN."""
+    codes = torch.empty_like(x, dtype=torch.uint8)
+    compiled.encode_into(codes, x, None, *spelt(named), read(Coding, qsim.format(named).spelling[1]), 0, 0, False)
+    return codes
+
+
 def quantized(x: Tensor, how: rounding.Rounding) -> Tensor:
     """What plain torch makes of it."""
     out = torch.empty_like(x)

@@ -29,7 +29,7 @@ def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
     values = plan(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
     bits = patterns(x, values)
     magnitude = bits & ~values.carrier.sign
-    # Nothing overflows that begins at infinity: of what would, C++ assumes that it cannot be, and forgets to look for NaN.
+    # Clamped so that nothing overflows: compilers of C++ take signed overflow for impossible, and would drop the check for NaN.
     rounded = signed(magnitude.clamp(max=values.carrier.infinity), bits, values, how, None)
     return as_values(checked(rounded, magnitude, values, how), values, dtype)
 
@@ -43,7 +43,7 @@ def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, strea
 def patterns(x: Tensor, plan: Plan) -> Tensor:
     """A tensor's values as bit patterns of a carrier.
 
-    Those of 16 bits are taken apart as integers: a compiler may keep what it has computed in float32 until somebody looks at the bits.
+    16-bit values are read as integers, because a compiler may keep what it computes in float32 until its bits are read.
     """
     if x.dtype == torch.bfloat16:
         bits = x.view(torch.int16).to(torch.int32) << 16

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.compiled import tables
 from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.reference import add_words, decode_into as _decode_into, encode_into as _encode_into, quantize_into as _quantize_into
+from qsim_kernels.reference import add_words
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.rounding import adds_exactly, as_values
 
@@ -23,9 +25,9 @@ _STORED = (torch.float32, torch.bfloat16)
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Rounds `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
-    how = plan(grid, torch.float64 in (x.dtype, out.dtype))
+    how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
     if not _has_loop(how, rule):
-        _quantize_into(out, x, seed, grid, rule, stream, offset)
+        reference.quantize_into(out, x, seed, grid, rule, stream, offset)
         return
     given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
     held = out.dtype if out.dtype in _STORED else torch.float32
@@ -43,14 +45,16 @@ def _has_loop(how: Plan, rule: Rule) -> bool:
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
     """Rounds between contiguous tensors of float32 or bfloat16."""
-    dtypes = out.dtype == torch.bfloat16, x.dtype == torch.bfloat16
     out_at, x_at, steps = out.data_ptr(), x.data_ptr(), (out.element_size(), x.element_size())
     loop: Callable[..., None]
     if rule.mode == Mode.NEAREST:
-        loop, numbers = nearest_loop(*dtypes), (how.shift, how.low, how.top)
+        loop, numbers = nearest_loop(out.dtype, x.dtype), (how.shift, how.low, how.top)
         in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *numbers), x.numel())
         return
-    loop, patterns = stochastic_loop(*dtypes), (how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under)
+    loop, patterns = (
+        stochastic_loop(out.dtype, x.dtype),
+        (how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under),
+    )
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction
     chosen = patterns, flags, rule.bits, seed, stream
     in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen, offset + at), x.numel())
@@ -61,12 +65,12 @@ def encode_into(
 ) -> bool:
     """Rounds `x` onto a grid and writes the codes into `out`; see `qsim_kernels.reference.encode_into`."""
     if not tables.has_codes(grid, coding):
-        return _encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
+        return reference.encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
-        values = torch.empty(source.shape, dtype=torch.bfloat16)
+        values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
         quantize_into(values, source, seed, grid, rule, stream, index)
-        found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype)
+        found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
         tables.look_up(found, values, tables.codes(grid, coding))
         if found is not target:
             target.copy_(found)
@@ -77,30 +81,10 @@ def encode_into(
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Writes the values of `codes` into `out`."""
     if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
-        _decode_into(out, codes, grid, coding)
+        reference.decode_into(out, codes, grid, coding)
     else:
         tables.look_up(out, codes, tables.values(grid, coding, out.dtype))
 
 
-def quantize_and_encode_into(
-    out: Tensor,
-    codes: Tensor,
-    x: Tensor,
-    seed: Tensor | None,
-    grid: Grid,
-    rule: Rule,
-    stream: int,
-    code_grid: Grid,
-    code_rule: Rule,
-    coding: Coding,
-    code_stream: int,
-) -> None:
-    """Rounds `x` onto two grids; see `qsim_kernels.reference.quantize_and_encode_into`."""
-    quantize_into(out, x, seed, grid, rule, stream, 0)
-    encode_into(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
-
-
-def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
-    """Rounds a matrix and adds up its rows; see `qsim_kernels.reference.quantize_and_sum_into`."""
-    quantize_into(out, x, seed, grid, rule, stream, 0)
-    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
+quantize_and_encode_into = partial(reference.quantize_and_encode_into, quantize=quantize_into, encode=encode_into)
+quantize_and_sum_into = partial(reference.quantize_and_sum_into, quantize=quantize_into)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 
 from qsim_kernels.carrier import NOISE_BITS, SINGLE
 from qsim_kernels.compiled.bits import as_float, as_int, pointer
@@ -24,13 +25,14 @@ _i32: Any = np.int32
 
 
 @lru_cache(maxsize=4)
-def nearest_loop(is_out_narrow: bool, is_x_narrow: bool) -> Callable[..., None]:
+def nearest_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., None]:
     """The loop that rounds to nearest by adding a power of two and taking it away, where `reference.rounding` does so.
 
     Args:
-        is_out_narrow: Whether results are bfloat16, and not float32.
-        is_x_narrow: Whether values are.
+        out_dtype: Of the results, float32 or bfloat16.
+        x_dtype: Of the values.
     """
+    is_out_narrow, is_x_narrow = out_dtype == torch.bfloat16, x_dtype == torch.bfloat16
 
     @numba.njit(nogil=True, cache=True)
     def loop(out_at, x_at, count, shift, low, top):
@@ -54,8 +56,9 @@ def nearest_loop(is_out_narrow: bool, is_x_narrow: bool) -> Callable[..., None]:
 
 
 @lru_cache(maxsize=4)
-def stochastic_loop(is_out_narrow: bool, is_x_narrow: bool) -> Callable[..., None]:
+def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., None]:
     """The loop that rounds stochastically; the arguments are those of `nearest_loop`."""
+    is_out_narrow, is_x_narrow = out_dtype == torch.bfloat16, x_dtype == torch.bfloat16
 
     @numba.njit(nogil=True, cache=True)
     def loop(out_at, x_at, count, numbers, flags, bits, seed, stream, first):

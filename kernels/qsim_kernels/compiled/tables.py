@@ -19,6 +19,8 @@ from qsim_kernels.reference import decode_into, encode_into
 
 #: Codes of at most this many bits have tables.
 BITS = 8
+# Said at every call, because the default device of torch's factories may be another.
+_CPU = torch.device("cpu")
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, saturate=False)
 _UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -32,8 +34,8 @@ def has_codes(grid: Grid, coding: Coding) -> bool:
 @lru_cache(maxsize=64)
 def codes(grid: Grid, coding: Coding) -> Tensor:
     """The code of each number of bfloat16 that is a value of a grid, by its bit pattern."""
-    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    table = torch.empty(numbers.shape, dtype=torch.uint8)
+    numbers = torch.arange(1 << 16, dtype=torch.int32, device=_CPU).to(torch.int16).view(torch.bfloat16)
+    table = torch.empty(numbers.shape, dtype=torch.uint8, device=_CPU)
     encode_into(table, numbers, None, grid, _NEAREST, coding, 0, 0, check=False)
     return table
 
@@ -41,8 +43,8 @@ def codes(grid: Grid, coding: Coding) -> Tensor:
 @lru_cache(maxsize=256)
 def values(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
     """The value of each code of at most `BITS` bits."""
-    table = torch.empty(1 << BITS, dtype=dtype)
-    decode_into(table, torch.arange(1 << BITS).to(torch.uint8), grid, coding)
+    table = torch.empty(1 << BITS, dtype=dtype, device=_CPU)
+    decode_into(table, torch.arange(1 << BITS, device=_CPU).to(torch.uint8), grid, coding)
     return table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -89,19 +91,23 @@ def quantize_and_encode_into(
     code_rule: Rule,
     coding: Coding,
     code_stream: int,
+    quantize: Callable[..., None] = quantize_into,
+    encode: Callable[..., bool] = encode_into,
 ) -> None:
-    """Rounds `x` onto two grids: into values, as `quantize_into` does, and into codes, as `encode_into` does without a check."""
-    quantize_into(out, x, seed, grid, rule, stream, 0)
-    encode_into(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
+    """Rounds `x` onto two grids: into values, as `quantize` does, and into codes, as `encode` does without a check."""
+    quantize(out, x, seed, grid, rule, stream, 0)
+    encode(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
 
 
-def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
-    """Rounds a matrix onto a grid, as `quantize_into` does, and adds up its rows as they were before.
+def quantize_and_sum_into(
+    out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, quantize: Callable[..., None] = quantize_into
+) -> Tensor:
+    """Rounds a matrix onto a grid, as `quantize` does, and adds up its rows as they were before.
 
     Returns:
         The sums, in float32, of float64 in float64.
     """
-    quantize_into(out, x, seed, grid, rule, stream, 0)
+    quantize(out, x, seed, grid, rule, stream, 0)
     return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
