@@ -79,8 +79,12 @@ def alike(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def check(name: str, found: Tensor, wanted: Tensor) -> None:
-    """Nobody rounds what a norm computes, so that sums in another order differ a little."""
-    if "norm" in name:
+    """Nobody rounds what a norm computes, so that sums in another order differ a little.
+
+    Nor what it hands back as a gradient: the bias before the second norm gets all bits of float32 with the first step, and then it matters
+    whether the shares of tensor parallelism are added up before it or after it.
+    """
+    if "norm" in name or name == "0.down.bias":
         torch.testing.assert_close(found, wanted)
     else:
         assert same_bits(found, wanted), name
