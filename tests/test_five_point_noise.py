@@ -80,6 +80,7 @@ def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, poin
     given = operands(CASES[case], torch.float32, device)
     expected = run(CASES[case], POINTS[points], given)
     setting = Setting(POINTS[points], CASES[case].product, CASES[case].two_inputs)
+    torch.compiler.reset()  # every setting and device counts toward one limit of recompilations
     forward = torch.compile(
         lambda a, w, bias=None: five_point_product(a, w, bias, setting), fullgraph=True, backend="aot_eager", dynamic=False
     )

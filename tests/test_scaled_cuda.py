@@ -39,6 +39,7 @@ def results(model: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
 def twins(make: type[nn.Module], sizes: tuple[int, ...], recipe: Recipe, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     one = make(*sizes, points=recipe.points, dtype=dtype)
+    torch.manual_seed(0)  # the seed of the weight's noise is drawn, too
     other = make(*sizes, points=recipe.points, dtype=dtype, device="cuda")
     other.load_state_dict(one.state_dict())
     return one, other

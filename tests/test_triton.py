@@ -48,6 +48,7 @@ FORMATS: tuple[Format, ...] = (
     Float(8, 23, bias=140),
     Int(8),
     Int(8, signed=False),
+    Int(9),
     Int(1),
     Int(32),
     Fixed(8, 4, symmetric=True),

@@ -43,7 +43,7 @@ class Fixed(Format):
         self._derive(*self._facts())
 
     def _facts(self) -> tuple[Grid, Coding]:
-        magnitude = self.bits - self.signed
+        magnitude = self.bits - int(self.signed)
         step = math.ldexp(1.0, -self.fraction)
         largest = ((1 << magnitude) - 1) * step
         lowest = -largest if self.symmetric else -(1 << magnitude) * step

@@ -79,8 +79,9 @@ def drawn_later(variant: Variant, grid: Grid, bits: int) -> Variant:
         bits: Significant bits of the values to be rounded, at most.
     """
     how = plan(grid, variant.wide)
-    # Next to 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32.
-    room = how.shift >= 18 or how.top < how.low << 23
+    # Next to 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. So must those of evenly spaced values, of
+    # which there are then at most 2**7: unsigned ones of 8 bits have twice as many.
+    room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
     return variant._replace(later=draws and room and bits <= 11 and not INTERPRETED)
 
