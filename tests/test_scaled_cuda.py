@@ -37,12 +37,13 @@ def results(model: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
 
 
 def twins(make: type[nn.Module], sizes: tuple[int, ...], recipe: Recipe, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    torch.manual_seed(0)
-    one = make(*sizes, points=recipe.points, dtype=dtype)
-    torch.manual_seed(0)  # the seed of the weight's noise is drawn, too
-    other = make(*sizes, points=recipe.points, dtype=dtype, device="cuda")
-    other.load_state_dict(one.state_dict())
-    return one, other
+    """The same layer on both devices, with the same seed for the noise of its weight: copies would draw others."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return make(*sizes, points=recipe.points, dtype=dtype)
+
+    return made(), made().cuda()
 
 
 def check(one: list[Tensor], other: list[Tensor], dtype: torch.dtype) -> None:

@@ -144,6 +144,28 @@ def test_kernels_do_what_the_reference_does(number: int) -> None:
     assert not first_difference(x, one, other.cpu())
 
 
+@pytest.mark.parametrize("fmt", ["e2m1", "e4m3"])
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offset: int) -> None:
+    # Between 1 and its neighbour, where the first 16 bits of an element's index add up to just less than a step.
+    spelt, shape, step = spelling(fmt, "stochastic", "saturate"), (64, 96), 2.0 ** -qsim.format(fmt).mantissa
+    bits = qsim.random.random_bits(64 * 96, 32, seed=3**25, stream=77, offset=offset).view(shape)
+    signs = torch.where(torch.arange(96) % 3 == 0, -1.0, 1.0)
+    x = signs * (1 + step * ((0xFFFF - (bits >> 16)) * 2.0**-16 + 2.0**-17)).float()
+    expected = signs * (1 + step * (bits & 0xFFFF >= 2**15))
+    # The largest number of each block makes its scale 1.
+    ends = (slice(None), slice(None, None, 32)) if dim == -1 else slice(None, None, 32)
+    x[ends] = expected[ends] = qsim.format(fmt).max
+    scaling, rounding = Blocks(32, dim, "e8m0", "ceil"), (torch.tensor(3**25), spelt.grid, spelt.rule, 77, offset, torch.float32, 0)
+    for ops, y in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
+        tiles, making = scaling.tiles(shape), scaling.spelling(spelt.format)
+        rounded, scales = ops.quantize_tiles(y, None, tiles, (), *making, *rounding)
+        assert (scales == 1).all()
+        assert torch.equal(rounded.cpu(), expected)
+        assert torch.equal(ops.quantize_scaled(y, scales, None, tiles, (), *rounding).cpu(), expected)
+
+
 @pytest.fixture
 def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes all scales in one block where the interpreter runs, whose time goes by blocks; the kernels' own have 128 scales."""

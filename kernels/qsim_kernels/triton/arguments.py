@@ -70,20 +70,20 @@ def _is_fast(how: Plan, rule: Rule) -> bool:
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
 
 
-def drawn_later(variant: Variant, grid: Grid, bits: int) -> Variant:
+def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
     """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.later`.
 
     Args:
         variant: What `rounding` gave.
         grid: The grid.
-        bits: Significant bits of the values to be rounded, at most.
+        few: Whether values have at most 11 significant bits.
     """
     how = plan(grid, variant.wide)
     # Next to 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. So must those of evenly spaced values, of
     # which there are then at most 2**7: unsigned ones of 8 bits have twice as many.
     room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
-    return variant._replace(later=draws and room and bits <= 11 and not INTERPRETED)
+    return variant._replace(later=draws and room and not INTERPRETED, few=few)
 
 
 @lru_cache(maxsize=4096)

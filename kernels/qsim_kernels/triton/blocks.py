@@ -109,7 +109,7 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         if V.mode == NEAREST:
             clean = round_nearest(clean, grid, V)
         elif V.later:
-            clean = round_later(clean, tl.abs(clean), drawn, grid)
+            clean = round_later(clean, tl.abs(clean), drawn, grid, V.few)
         else:
             clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
             if C.twos_complement:

@@ -1,8 +1,8 @@
 """Stochastic rounding that draws the last 16 of 32 random bits only where the first 16 leave a result open.
 
-It serves values with at most 11 significant bits. Wherever such a value is above the smallest value of a grid, its position between its two
-neighbours is a multiple of 2**-16, and the last 16 bits cannot matter. Below the smallest value they matter to one value in 65536, and
-a thread that holds one rounds again.
+That is one value in 65536: the first bits of its position between its two neighbours and the first random bits add up to just less than a
+step. A thread that holds such a value rounds again, with all bits. Values with at most 11 significant bits are open only below the smallest
+value of a grid: above it, their positions have no more than 16 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qsim_kernels.triton.toward_zero import multiply_add_toward_zero
 
 #: Elements of a Philox block, and of a call of the text below.
 RUN = 8
-_OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", "least", "scale")
+_OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", "least", "scale", "low", "largest")
 
 
 def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[str]:
@@ -63,24 +63,40 @@ def _half_word(result: str, name: str, place: str) -> list[str]:
     ]
 
 
-def _round_again(out: str, x: str, place: str, block: str, least: str, scale: str, bit: int) -> list[str]:
-    """PTX that rounds one value, if it is below the smallest and in the current Philox block, with all 32 bits."""
+def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
+    """PTX that rounds one value, if it is open and in the current Philox block, with all 32 bits."""
+    out, x, distance, place, block, least, scale, low, largest = (
+        of[name][i] for name in ("out", "x", "open", "place", "block", "least", "scale", "low", "largest")
+    )
     return [
         f"setp.eq.u64 here, {block}, current;",
-        f"@here and.b32 left, left, {~(1 << bit) & 0xFF};",
+        f"@here and.b32 left, left, {~(1 << i) & 0xFF};",
+        f"setp.eq.and.u32 here, {distance}, 0, here;",
         *_half_word("first", "first", place),
         *_half_word("last", "last", place),
         "shl.b32 random, first, 16;",
         "or.b32 random, random, last;",
         # Up if position + random carries.
         "not.b32 random, random;",
-        f"abs.f32 magnitude, {x};",
-        f"setp.lt.and.f32 below, magnitude, {least}, here;",
-        f"mul.f32 magnitude, magnitude, {scale};",
+        # The magnitude's binade, in units of the smallest value's.
+        f"and.b32 binade, {x}, 0x7FFFFFFF;",
+        f"min.u32 binade, binade, {largest};",
+        "mov.b32 magnitude, binade;",
+        "and.b32 binade, binade, 0x7F800000;",
+        f"max.u32 binade, binade, {low};",
+        f"sub.u32 binade, binade, {low};",
+        f"mov.b32 step, {scale};",
+        "sub.u32 step, step, binade;",
+        "mov.b32 per_step, step;",
+        f"mov.b32 step, {least};",
+        "add.u32 step, step, binade;",
+        "mov.b32 spacing, step;",
+        # What is open has not been rounded up.
+        f"sub.f32 magnitude, magnitude, {out};",
+        "mul.f32 magnitude, magnitude, per_step;",
         "cvt.rzi.u32.f32 position, magnitude;",
-        "setp.gt.u32 up, position, random;",
-        f"selp.f32 magnitude, {least}, 0f00000000, up;",
-        f"@below mov.f32 {out}, magnitude;",
+        "setp.gt.and.u32 up, position, random, here;",
+        f"@up add.f32 {out}, {out}, spacing;",
     ]
 
 
@@ -101,10 +117,10 @@ def _settle_text() -> str:
     of = {name: [f"${RUN * number + i}" for i in range(RUN)] for number, name in enumerate(_OPERANDS)}
     seed, stream = of["seed"][0], of["stream"][0]
     lines = [
-        ".reg .pred decided, again, second, here, below, up;",
-        ".reg .b32 nearest, left, key0, key1, round, low0, high0, low1, high1, odd, first, last, random, position;",
+        ".reg .pred decided, again, second, here, up;",
+        ".reg .b32 nearest, left, key0, key1, round, low0, high0, low1, high1, odd, first, last, random, position, binade, step;",
         ".reg .b64 current, product0, product1;",
-        ".reg .f32 magnitude;",
+        ".reg .f32 magnitude, per_step, spacing;",
         *(f"mov.f32 {out}, {rounded};" for out, rounded in zip(of["out"], of["rounded"], strict=True)),
         f"mov.b32 nearest, {of['open'][0]};",
         *(f"min.u32 nearest, nearest, {distance};" for distance in of["open"][1:]),
@@ -119,8 +135,7 @@ def _settle_text() -> str:
         *_philox("last", "current", seed, stream, "0x80000000"),
     ]
     for i in range(RUN):
-        out, x, place, block, least, scale = (of[name][i] for name in ("out", "x", "place", "block", "least", "scale"))
-        lines += _round_again(out, x, place, block, least, scale, bit=i)
+        lines += _round_again(i, of)
     lines += ["setp.ne.u32 again, left, 0;", "@again bra NEXT;", "DONE:"]
     # The sign comes last, so that an element's value and its sign need not be kept apart meanwhile.
     lines += [f"lop3.b32 {out}, {out}, {x}, 0x80000000, 0xF8;" for out, x in zip(of["out"], of["x"], strict=True)]
@@ -128,7 +143,7 @@ def _settle_text() -> str:
 
 
 SETTLE: tl.constexpr = tl.constexpr(_settle_text())
-SETTLE_CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16 + ["r"] * 16 + ["l"] * 24 + ["f"] * 16))
+SETTLE_CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16 + ["r"] * 16 + ["l"] * 24 + ["f"] * 16 + ["r"] * 16))
 
 
 @triton.jit
@@ -140,22 +155,26 @@ def add_half_word(bits, words, place):
 
 
 @triton.jit
-def round_later(x, y, drawn, grid):
+def round_later(x, y, drawn, grid, FEW: tl.constexpr):
     """Rounds float32 values onto a grid with evenly spaced values around zero; draws the last 16 random bits only where they matter.
 
     Args:
-        x: Values with at most 11 significant bits. It is fastest if a thread holds eight neighbours of one Philox block.
+        x: Values. It is fastest if a thread holds eight neighbours of one Philox block.
         y: Their magnitudes, clamped. NaN is the one with all bits set.
         drawn: `Words`.
-        grid: `Numbers` of a grid with at most 6 significant bits, or of evenly spaced values.
+        grid: `Numbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
+        FEW: Whether values have at most 11 significant bits.
     """
     # Next to 2**7 times the spacing, or 1.5 times as much, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
     power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7FC00000, grid.low << 23).to(tl.float32, bitcast=True)
     lift = ((grid.shift + 111) << 23).to(tl.float32, bitcast=True)
     total = add_half_word(multiply_add_toward_zero(power, lift, y).to(tl.int32, bitcast=True), drawn.words, drawn.place)
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
-    # The first bits leave a value open if 2**-16 more of the spacing would reach the smallest value.
-    distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
+    # The first bits leave a value open if 2**-16 more of the spacing would reach its upper neighbour.
+    if FEW:
+        distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
+    else:
+        distance = (total + 1) & 0xFFFF
     return settled(rounded, x, distance, drawn, grid)
 
 
@@ -165,6 +184,9 @@ def settled(rounded, x, distance, drawn, grid):
     least = grid.least.to(tl.float32, bitcast=True)
     return tl.inline_asm_elementwise(
         SETTLE, SETTLE_CONSTRAINTS,
-        [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale],
+        [
+            rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale, grid.low << 23,
+            tl.maximum(grid.top, grid.bottom),
+        ],
         dtype=tl.float32, is_pure=True, pack=8,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from qsim_kernels.triton.kernels import decode_kernel, encode_kernel, quantize_a
 from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.layouts import work_on
 from qsim_kernels.triton.transposed import Tile
+from qsim_kernels.triton.values import Variant
 
 
 def quantize_into(
@@ -114,7 +115,7 @@ def _quantizer(
     run, steps = run_of(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = arguments.drawn_later(variant, grid, significant_bits(source))
+        variant = _drawn_later(variant, grid, source)
     draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
@@ -145,7 +146,7 @@ def _encoder(
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     if aligned and tile is None:
-        variant = arguments.drawn_later(variant, grid, significant_bits(source))
+        variant = _drawn_later(variant, grid, source)
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
     constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
@@ -169,8 +170,8 @@ def _both(
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
     if tile is None:
-        variant = arguments.drawn_later(variant, grid, significant_bits(source))
-        second_variant = arguments.drawn_later(second_variant, code_grid, significant_bits(source))
+        variant = _drawn_later(variant, grid, source)
+        second_variant = _drawn_later(second_variant, code_grid, source)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
     # Two grids need more registers than would leave room for as many threads.
@@ -183,6 +184,11 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
     return Launcher(decode_kernel, numbers, (variant, block), block, num_warps=2 if target.itemsize == 2 else 4)
+
+
+def _drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
+    """Where there are so many bytes to move that all random bits are drawn meanwhile, nothing is gained by drawing them later."""
+    return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
 
 
 def run_of(source: torch.dtype, target: torch.dtype) -> int:

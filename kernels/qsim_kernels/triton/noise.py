@@ -117,6 +117,26 @@ def words_of_runs(noise, first, RUN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def words_of_rows(noise, first, RUN: tl.constexpr, WIDTH: tl.constexpr):
+    """The `Words` of `WIDTH` neighbours in each of some rows, whose first elements have the logical indices 8 * `first`."""
+    runs = first[:, None] + (RUN // 8 * tl.arange(0, WIDTH // RUN))[None, :]
+    drawn = shared_words(runs, noise.seed, noise.stream, RUN)
+    place = tl.arange(0, WIDTH)
+    block = first[:, None] + (place >> 3)[None, :]
+    return Words(tl.interleave(drawn, drawn), tl.broadcast_to((place & 7)[None, :], block.shape), block, noise.seed, noise.stream)
+
+
+@triton.jit
+def words_at(noise, index):
+    """The `Words` of the elements with these logical indices, which need not be consecutive."""
+    block = index // 8
+    place = (index % 8).to(tl.int32)
+    a, b, c, d = words(block, noise.seed, noise.stream)
+    drawn = tl.where(place < 4, tl.where(place < 2, a, b), tl.where(place < 6, c, d))
+    return Words(drawn, place, block, noise.seed, noise.stream)
+
+
+@triton.jit
 def integers_of_runs(noise, runs, V: tl.constexpr, RUN: tl.constexpr):
     """`random_integers` of runs of neighbours, given the numbers of the Philox blocks with which they begin."""
     bits = half_words(runs, noise.seed, noise.stream, RUN)
@@ -155,11 +175,15 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
 
 @triton.jit
 def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
-    """`random_integers` of `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
+    """What `random_integers` gives, for `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
     drawn = 0
     if V.mode == STOCHASTIC:
-        if ALIGNED:
-            HALVES: tl.constexpr = max(RUN, 8)
+        HALVES: tl.constexpr = max(RUN, 8)
+        if V.later and ALIGNED:
+            drawn = words_of_rows(noise, first // 8, HALVES, WIDTH)
+        elif V.later:
+            drawn = words_at(noise, first[:, None] + tl.arange(0, WIDTH)[None, :])
+        elif ALIGNED:
             runs = (first // 8)[:, None] + (HALVES // 8 * tl.arange(0, WIDTH // HALVES))[None, :]
             drawn = integers_of_runs(noise, runs, V, HALVES)
         else:

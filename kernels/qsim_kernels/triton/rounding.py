@@ -137,7 +137,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
     if V.later:
-        result = round_later(x, y, drawn, grid).to(tl.int32, bitcast=True)
+        result = round_later(x, y, drawn, grid, V.few).to(tl.int32, bitcast=True)
     else:
         result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
     if not V.keep_sign:

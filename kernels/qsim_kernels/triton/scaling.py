@@ -21,6 +21,7 @@ from qsim_kernels.triton.regions import Shape
 from qsim_kernels.triton.rescaling import rescaled_into
 from qsim_kernels.triton.saturation import Clamp, clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.tiles import scaled_kernel, tiles_kernel
+from qsim_kernels.triton.values import Variant
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
 
@@ -106,7 +107,7 @@ def _tiles_rounder(
     warps: int,
     registers: int,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(grid, rule, False)
+    variant, numbers = _rounding(grid, rule)
     making_variants, making_numbers = making.making_of(how, is_under)
     constants = (variant, *making_variants, turn, shape, int(restore), int(clamp))
     return Launcher(tiles_kernel, (*numbers, *making_numbers), constants, 1, num_warps=warps, **_limit(registers))
@@ -126,9 +127,14 @@ def _scaled_rounder(
     warps: int,
     registers: int,
 ) -> Launcher:
-    variant, numbers = arguments.rounding(grid, rule, False)
+    variant, numbers = _rounding(grid, rule)
     constants = (variant, turn, shape, int(restore), int(clamp), across)
     return Launcher(scaled_kernel, numbers, constants, 1, num_warps=warps, **_limit(registers))
+
+
+def _rounding(grid: Grid, rule: Rule) -> tuple[Variant, tuple[int, ...]]:
+    variant, numbers = arguments.rounding(grid, rule, False)
+    return arguments.drawn_later(variant, grid, few=False), numbers
 
 
 def _limit(registers: int) -> dict[str, int]:

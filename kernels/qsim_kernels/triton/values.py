@@ -25,6 +25,7 @@ class Variant(NamedTuple):
         halves: Whether 16 random bits are drawn per element; otherwise 32.
         whole: Whether all of those are used, with nothing behind them.
         later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
+        few: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
         binary: Whether the grid holds powers of two alone, and ties are met.
     """
 
@@ -42,6 +43,7 @@ class Variant(NamedTuple):
     whole: bool
     binary: bool
     later: bool = False
+    few: bool = False
 
 
 class CodeVariant(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -285,7 +286,8 @@ def _block_scale(dim: int) -> scaling.Scaling:
 def _made(kind: Callable[..., Made], *facts: int | str | None) -> Made:
     """Scripts make the same formats at every call; compiled code makes them once, and has no use for a cache."""
     if torch.compiler.is_compiling():
-        return kind(*facts)
+        # A number whose word length has changed arrives as a symbol here; as an index it is an integer again, and guarded.
+        return kind(*[operator.index(fact) if isinstance(fact, int) and not isinstance(fact, bool) else fact for fact in facts])
     made: Made = _kept(kind, *facts)
     return made
 
