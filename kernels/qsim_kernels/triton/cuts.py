@@ -90,17 +90,25 @@ def _holds(elements: int, size: int, block: int) -> bool:
     return size % block == 0 or size >= elements
 
 
+def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether so few bytes are moved that the time goes by instructions."""
+    return source.itemsize == target.itemsize == 2
+
+
 def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scales) -> Cut | None:
     """Regions that hold whole tiles, if there are such. What a thread should hold, and in how many registers, was found by trying."""
     _, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
         return None
-    block, is_narrow = 1 << turn.levels, read.x.itemsize == out.itemsize == 2
-    is_simple = how.grid.mantissa == 0 and elements.rule.mode != Mode.STOCHASTIC
-    a_thread, warps, registers = (64, 1, 0 if is_simple else 128) if is_narrow else (32, 4, 0)
+    block, narrow, draws = 1 << turn.levels, is_narrow(read.x.dtype, out.dtype), elements.rule.mode == Mode.STOCHASTIC
+    if draws:
+        a_thread, warps, registers = 32, 1 if narrow else 2, 0
+    else:
+        a_thread, warps, registers = (64, 1, 0 if how.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
     if height == 1 and columns % width == 0 and not turn.down:
         rows, columns = 1, read.x.numel()
-        tall, wide = 1, max((2048 if how.grid.mantissa == 0 else 4096) if is_narrow else 1024, width, block)
+        size = 2048 if draws or (narrow and how.grid.mantissa == 0) else 4096 if narrow else 1024
+        tall, wide = 1, max(size, width, block)
         warps, registers = 4, 0
     elif width == 1:
         tall = max(height, block if turn.down else 1)
@@ -118,8 +126,9 @@ def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scal
 def cut(read: Prepared, out: Tensor, elements: Elements) -> Cut:
     """Regions for scales that are given, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read
-    block, is_narrow = 1 << turn.levels, read.x.itemsize == out.itemsize == 2 and width > 1 and not turn.levels
-    size, registers = (2048, 32) if is_narrow else (1024, 0)
+    block, size, registers = 1 << turn.levels, 1024, 0
+    if is_narrow(read.x.dtype, out.dtype) and width > 1 and not turn.levels:
+        size, registers = 2048, 0 if elements.rule.mode == Mode.STOCHASTIC else 32
     if turn.down:
         tall, wide = block, 64
     else:

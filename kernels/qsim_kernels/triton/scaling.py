@@ -12,7 +12,7 @@ from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import turned
 from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
 from qsim_kernels.triton import amaxes, arguments, making
-from qsim_kernels.triton.cuts import Prepared, cut, cut_between_tiles, prepared
+from qsim_kernels.triton.cuts import Prepared, cut, cut_between_tiles, is_narrow, prepared
 from qsim_kernels.triton.hadamard import TurnVariant
 from qsim_kernels.triton.launch import seed_of
 from qsim_kernels.triton.launcher import Launcher
@@ -107,7 +107,7 @@ def _tiles_rounder(
     warps: int,
     registers: int,
 ) -> Launcher:
-    variant, numbers = _rounding(grid, rule)
+    variant, numbers = _rounding(grid, rule, source, target)
     making_variants, making_numbers = making.making_of(how, is_under)
     constants = (variant, *making_variants, turn, shape, int(restore), int(clamp))
     return Launcher(tiles_kernel, (*numbers, *making_numbers), constants, 1, num_warps=warps, **_limit(registers))
@@ -127,14 +127,15 @@ def _scaled_rounder(
     warps: int,
     registers: int,
 ) -> Launcher:
-    variant, numbers = _rounding(grid, rule)
+    variant, numbers = _rounding(grid, rule, source, target)
     constants = (variant, turn, shape, int(restore), int(clamp), across)
     return Launcher(scaled_kernel, numbers, constants, 1, num_warps=warps, **_limit(registers))
 
 
-def _rounding(grid: Grid, rule: Rule) -> tuple[Variant, tuple[int, ...]]:
+def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[Variant, tuple[int, ...]]:
+    """Where there are more bytes to move, all random bits are drawn meanwhile."""
     variant, numbers = arguments.rounding(grid, rule, False)
-    return arguments.drawn_later(variant, grid, few=False), numbers
+    return (arguments.drawn_later(variant, grid, few=False) if is_narrow(source, target) else variant), numbers
 
 
 def _limit(registers: int) -> dict[str, int]:
