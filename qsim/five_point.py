@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +51,8 @@ class FivePoint:
     is_scaled: ClassVar[bool] = False
     #: Whether the scale of a point follows from a history, which a layer has to keep.
     is_delayed: ClassVar[bool] = False
+    #: What products with these points have found out, for their next calls. It can be found again, and copies do not have it.
+    plans: ClassVar[dict[Hashable, Any]] = {}
 
     def __init__(
         self,
@@ -73,8 +75,12 @@ class FivePoint:
             _check_transforms(first, getattr(self, first), second, getattr(self, second))
             _check_range(first, self._used(first), second, self._used(second))
         quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
+        object.__setattr__(self, "plans", {})
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "plans": {}}
 
     @property
     def is_identity(self) -> bool:

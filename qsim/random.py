@@ -198,6 +198,11 @@ def shared_seed() -> int:
     return stream("shared", torch.initial_seed())
 
 
+def own_rank() -> int:
+    """The number of this process in a distributed run, 0 outside of one."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
 def rank_stream(number: int, rank: int | None = None) -> int:
     """A stream of one process's own in a distributed run, from one that all have: a one-to-one mixture, so that none meet by accident.
 
@@ -205,8 +210,7 @@ def rank_stream(number: int, rank: int | None = None) -> int:
         number: The stream that all have.
         rank: The process, this one by default.
     """
-    if rank is None:
-        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    rank = own_rank() if rank is None else rank
     return number ^ (rank * 0x9E3779B97F4A7C15 & _LARGEST)
 
 

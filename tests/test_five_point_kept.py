@@ -17,7 +17,7 @@ from comparing import same_bits
 from qsim import FivePoint, Float, Int, Quantizer, random
 from qsim.formats import E2M1, E4M3, Format
 from qsim.nn.five_point_product import five_point_product
-from qsim.nn.operands import ACT, Setting
+from qsim.nn.plans import ACT, Setting
 from qsim.nn.products import Linear
 from written_out import (
     CASES,
@@ -140,13 +140,13 @@ def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
     alive: list[int] = []
 
     class Spy(Linear):
-        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
             first.extend([ref(w), ref(g)] if points.grad_w else [ref(w)])
-            return super().grad_a(g, w, a_shape, dtype, exact)
+            return super().grad_a(g, w, a_shape, dtype, **options)
 
-        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
             alive.append(sum(operand() is not None for operand in first))
-            return super().grad_w(g, a, w_shape, dtype, exact)
+            return super().grad_w(g, a, w_shape, dtype, **options)
 
     a, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     five_point_product(a, w, None, Setting(points, Spy())).sum().backward()

@@ -14,7 +14,7 @@ from comparing import same_bits
 from qsim import FivePoint, random
 from qsim.formats import E2M1
 from qsim.nn.five_point_product import five_point_product
-from qsim.nn.operands import Setting
+from qsim.nn.plans import Setting
 from qsim.nn.products import Linear, Matmul
 from written_out import (
     CASES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from comparing import same_bits
 from qsim import FivePoint
 from qsim.nn.five_point_product import five_point_product
-from qsim.nn.operands import Setting
+from qsim.nn.plans import Setting
 from qsim.nn.products import Linear, Matmul
 from written_out import (
     CASES,
@@ -116,17 +117,17 @@ def test_two_inputs_draw_apart(device: torch.device) -> None:
 
     @dataclasses.dataclass(frozen=True)
     class Spy(Matmul):
-        def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool) -> Tensor:
+        def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, **options: Any) -> Tensor:
             seen.extend([a, w])
-            return super().forward(a, w, bias, dtype, exact)
+            return super().forward(a, w, bias, dtype, **options)
 
-        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
             seen.append(w)
-            return super().grad_a(g, w, a_shape, dtype, exact)
+            return super().grad_a(g, w, a_shape, dtype, **options)
 
-        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool) -> Tensor:
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
             seen.append(a)
-            return super().grad_w(g, a, w_shape, dtype, exact)
+            return super().grad_w(g, a, w_shape, dtype, **options)
 
     five_point_product(x, x, None, Setting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
     assert len(seen) == 4

@@ -15,7 +15,7 @@ import qsim
 from bounds import check_means, surprise_of_mean
 from qsim import FivePoint, Fixed, Float, Quantizer, random
 from qsim.formats import Format
-from qsim.nn.operands import WEIGHT
+from qsim.nn.plans import WEIGHT
 
 
 @pytest.fixture(autouse=True)

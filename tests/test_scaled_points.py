@@ -14,7 +14,7 @@ from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
 from qsim.nn.carriers import Carrier, carrier_of
 from qsim.nn.directions import LINEAR
-from qsim.nn.scaled_operands import Point, values_of
+from qsim.nn.sites import Site, values_of
 from qsim.scaling import Blocks, Channel, Tensor, Tiles
 from qsim.transforms import Hadamard
 
@@ -130,8 +130,8 @@ def test_tables_leave_transforms_out() -> None:
     assert model(torch.tensor([[1, 2]])).shape == (1, 2, 4)
 
 
-def values(fmt: object, **scale: object) -> Point:
-    return Point(Quantizer(fmt, **scale), None, LINEAR.act, True)  # type: ignore[arg-type]
+def values(fmt: object, **scale: object) -> Site:
+    return Site("act", Quantizer(fmt, **scale), 0, direction=LINEAR.act, merges=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def values(fmt: object, **scale: object) -> Point:
         (values("fp16", scale=Blocks(16, format="e8m0")), Carrier(torch.float32)),  # whose range float16 has not
         (values(FP32, scale=Tensor()), Carrier(torch.float32, exact=True)),
     ],
-    ids=lambda value: str(value.quantizer.scale) if isinstance(value, Point) else "",
+    ids=lambda value: str(value.quantizer.scale) if isinstance(value, Site) else "",
 )
-def test_carriers_hold_elements_times_their_blocks_scales(point: Point, on_cuda: Carrier) -> None:
+def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: Carrier) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         operand = values_of(point, dtype)
         assert carrier_of(operand, operand, CUDA) == on_cuda

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic, random
 from qsim.formats import Format
 from qsim.nn.five_point_product import five_point_product
-from qsim.nn.operands import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
+from qsim.nn.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
 from qsim.nn.products import Convolution, Linear, Matmul, Product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

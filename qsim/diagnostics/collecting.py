@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qsim import random
 from qsim.checks import spelling
 from qsim.diagnostics.arrivals import Arrival
 from qsim.diagnostics.counts import Counts, Sample
+from qsim.diagnostics.elements import elements_of
 from qsim.formats import Format
-from qsim.nn.operands import round_to_carrier
-from qsim.nn.scaled_operands import Point, elements_of
-from qsim.quantizer import Quantizer
+from qsim.nn.sites import Site, round_plainly
 from qsim_kernels import tallies
 
 #: The order in which points are told.
@@ -77,36 +75,32 @@ class LayerObserver:
         self._collector, self._layer = collector, layer
 
     @aside()
-    def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE) -> Tally:
+    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
         """The tally of a tensor that is rounded without scales."""
+        point = site.quantizer
+        assert point is not None  # what rounds nothing is not shown
         spelt = spelling(point.format, point.rounding, point.overflow)
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in spelt.holders)
-        rounded = round_to_carrier(x, point, seed, stream, dtype, place)
+        rounded = round_plainly(x, point, seed, site.stream, dtype, site.place)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
     def used(self, name: str, measured: Any) -> None:
         """A tally counts."""
         self._collector.add(self._layer, name, measured)
 
-    def rounds(self, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE) -> None:
-        """Counts a tensor that is rounded without scales."""
-        if self._counts(name):
-            self.used(name, self.measured(x, point, seed, stream, place))
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Counts a tensor."""
+        if self._counts(site.name):
+            self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed))
 
     @aside()
-    def rounds_scaled(
-        self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, place: random.Place = random.WHOLE
-    ) -> None:
-        """Counts a tensor that is rounded after a transform or under scales."""
-        if not self._counts(name):
-            return
-        assert point.quantizer is not None  # what rounds nothing is not shown
-        fmt = point.quantizer.format
-        before, after, scales = elements_of(x, point, seed, stream, place)
+    def _measured_elements(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
+        """The tally of a tensor that is rounded after a transform or under scales."""
+        assert site.quantizer is not None  # what rounds nothing is not shown
+        fmt = site.quantizer.format
+        before, after, scales = elements_of(site, x, seed)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
-        if scales is not None:
-            sums = _in_own_units(before, after, scales)
-        self.used(name, Tally(fmt, counts, sums))
+        return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
     def _counts(self, name: str) -> bool:
         """Whether this is not a forward pass that a backward pass has asked for once more."""

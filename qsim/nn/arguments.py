@@ -12,7 +12,7 @@ from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.autocast import autocasts
 from qsim.nn.five_point_product import five_point_product
-from qsim.nn.operands import Setting
+from qsim.nn.plans import Setting
 from qsim.recipe import Recipe
 from qsim.tracing import refuse_tracing
 

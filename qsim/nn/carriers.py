@@ -102,14 +102,14 @@ def _survives(shortened: Float, fmt: Format | None, own: torch.dtype) -> bool:
 
 
 def multiply(
-    a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool = False, factors: Sequence[Tensor] = (), bias: Tensor | None = None
+    a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Sequence[Tensor] = (), bias: Tensor | None = None
 ) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32, times factors, in the dtype of the result.
 
     A bias is added if there are factors.
     """
     if factors:
-        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact), factors, dtype, bias)
+        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype, bias)
     if exact:
         return in_dtype(float32.matmul(a, b), dtype)
     if a.dtype == dtype:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from qsim.five_point import FivePoint
 from qsim.nn import products
 from qsim.nn.arguments import check_bias, operands, product_of, rounds
-from qsim.nn.operands import Setting
+from qsim.nn.plans import Setting
 from qsim.nn.scaled_checks import check_groups
 
 Sizes = int | tuple[int, ...]

@@ -13,9 +13,10 @@ from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import observers
 from qsim.nn.carriers import can_hold
+from qsim.nn.directions import LINEAR
 from qsim.nn.once import once
-from qsim.nn.operands import GRAD, WEIGHT, Draws, SharedOperand, beyond, clip
-from qsim.nn.scaled_operands import round_rows, show_rows
+from qsim.nn.plans import GRAD, WEIGHT, Draws
+from qsim.nn.sites import SharedOperand, Site, beyond, clip
 from qsim.quantizer import is_stochastic
 
 
@@ -61,6 +62,18 @@ def embedding_with_seeds(
     return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
+    """Where the table is rounded. Nothing multiplies it: scales lie along its rows, which have them back."""
+    place = random.WHOLE if draws is None else draws.place
+    return Site("weight", points.weight, WEIGHT, place, LINEAR.act, True, None, shared, multiplies=False)
+
+
+def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
+    """Where the gradient of a lookup is rounded, in the same way."""
+    stream = random.rank_stream(GRAD, None if draws is None else draws.gradient)
+    return Site("grad", points.grad, stream, random.WHOLE, LINEAR.act, True, None, shared, multiplies=False)
+
+
 class FivePointEmbedding(torch.autograd.Function):
     """The lookup with its backward pass."""
 
@@ -78,24 +91,23 @@ class FivePointEmbedding(torch.autograd.Function):
         shares: tuple[SharedOperand | None, SharedOperand | None],
     ) -> Tensor:
         ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
-        ctx.facts = (points, weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq, None if draws is None else draws.gradient)
-        ctx.shared = shares[1]
-        place = random.WHOLE if draws is None else draws.place
-        table = round_rows(weight, points.weight, weight_seed, WEIGHT, weight.dtype, place, shares[0])
+        site = site_of_table(points, draws, shares[0])
+        ctx.site = site_of_lookup(points, draws, shares[1])
+        ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
+        table = site.round(weight, weight_seed, weight.dtype).values
         ctx.observer = observers.current()
-        if ctx.observer is not None:
-            show_rows(ctx.observer, "weight", weight, points.weight, weight_seed, WEIGHT, place, shares[0])
+        if ctx.observer is not None and site.quantizer is not None:
+            ctx.observer.rounds(site, weight, weight_seed)
         return F.embedding(x, table)
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         x, seed, clipped = ctx.saved_tensors
-        points, rows, dtype, padding_idx, scale_grad_by_freq, holder = ctx.facts
-        held = torch.promote_types(g.dtype, torch.float32)
-        stream = random.rank_stream(GRAD, holder)
-        rounded = round_rows(g, points.grad, seed, stream, held, shared=ctx.shared)
-        if ctx.observer is not None:
-            show_rows(ctx.observer, "grad", g, points.grad, seed, stream, shared=ctx.shared)
+        rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
+        site: Site = ctx.site
+        rounded = site.round(g, seed, torch.promote_types(g.dtype, torch.float32)).values
+        if ctx.observer is not None and site.quantizer is not None:
+            ctx.observer.rounds(site, g, seed)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
         return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None, None

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from qsim.random import WHOLE, Place
-
 if TYPE_CHECKING:
-    from qsim.nn.scaled_operands import Point
-    from qsim.quantizer import Quantizer
+    from qsim.nn.sites import Site
 
 
 class Observer(Protocol):
@@ -23,17 +20,14 @@ class Observer(Protocol):
     Nothing that an observer does may draw random numbers, change what it sees, or wait for the device.
     """
 
-    def measured(self, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: Place = WHOLE) -> Any:
-        """Takes note of a tensor that is rounded without scales, for a point that may come to be used later."""
+    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> Any:
+        """Takes note of a tensor that is rounded without scales, at a point that may come to be used later."""
 
     def used(self, name: str, measured: Any) -> None:
         """What was noted was used at a point."""
 
-    def rounds(self, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int, place: Place = WHOLE) -> None:
-        """A tensor is rounded at a point without scales, and used."""
-
-    def rounds_scaled(self, name: str, x: Tensor, point: Point, seed: Tensor | None, stream: int, place: Place = WHOLE) -> None:
-        """A tensor is rounded at a point that has a scale or a transform, and used."""
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """A tensor is rounded at a point, and used."""
 
 
 _current: Observer | None = None

@@ -44,13 +44,19 @@ class Product(Protocol):
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """The only 16-bit carrier that a result of this dtype can come from, float32 if there is none, `None` if any will do."""
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def forward(
+        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The result, with the bias added."""
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_a(
+        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the first operand."""
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_w(
+        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the second operand."""
 
     def grad_bias(self, g: Tensor) -> Tensor:
@@ -72,23 +78,29 @@ class Linear:
         """Matrix products sum in float32 whatever their operands are."""
         return None
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def forward(
+        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The result, with the bias added."""
         if a.dtype == dtype and not exact and not factors:
             return F.linear(a, w, bias)
         own = dtype if bias is None or factors else torch.promote_types(dtype, torch.float32)
-        result = multiply(rows(a), w.t(), own, exact, factors, bias)
+        result = multiply(rows(a), w.t(), own, exact=exact, factors=factors, bias=bias)
         if bias is not None and not factors:
             result = in_dtype(result + bias, dtype)
         return result.view(*a.shape[:-1], w.shape[0])
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_a(
+        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(rows(g), w, dtype, exact, factors).view(a_shape)
+        return multiply(rows(g), w, dtype, exact=exact, factors=factors).view(a_shape)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_w(
+        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(rows(g).t(), rows(a), dtype, exact, factors)
+        return multiply(rows(g).t(), rows(a), dtype, exact=exact, factors=factors)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
@@ -135,7 +147,9 @@ class Convolution:
         """Torch's convolutions round their results to their operands' dtype."""
         return dtype if dtype.itemsize == 2 else torch.float32
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def forward(
+        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The result, with the bias added."""
         given = bias if a.dtype == dtype and not factors else None
         convolution = float32.convolution if exact else torch.ops.aten.convolution
@@ -144,11 +158,15 @@ class Convolution:
             result = result + bias.view(-1, *[1] * len(self.stride))
         return in_dtype(result, dtype)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_a(
+        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the first operand."""
         return _times(self._gradient(g, w, a_shape, False, exact), factors, dtype).to(dtype)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_w(
+        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the second operand."""
         return _times(self._gradient(g, a, w_shape, True, exact), factors, dtype).to(dtype)
 
@@ -180,19 +198,25 @@ class Matmul:
         """Matrix products sum in float32 whatever their operands are."""
         return None
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def forward(
+        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The result; there is no bias."""
-        return _batched(a, w, dtype, exact, factors)
+        return _batched(a, w, dtype, exact=exact, factors=factors)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_a(
+        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the first operand."""
-        return _summed(g, w.mT, a_shape, dtype, exact, factors)
+        return _summed(g, w.mT, a_shape, dtype, exact=exact, factors=factors)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors = ()) -> Tensor:
+    def grad_w(
+        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+    ) -> Tensor:
         """The gradient of the second operand."""
         if len(w_shape) == 2:
-            return multiply(rows(a).t(), rows(g), dtype, exact, factors)
-        return _summed(a.mT, g, w_shape, dtype, exact, factors)
+            return multiply(rows(a).t(), rows(g), dtype, exact=exact, factors=factors)
+        return _summed(a.mT, g, w_shape, dtype, exact=exact, factors=factors)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
@@ -207,23 +231,23 @@ def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
     return rescaled(result.to(wide), factors, wide)
 
 
-def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool, factors: Factors) -> Tensor:
+def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()) -> Tensor:
     """A product of batches of matrices; those that share their second operand are multiplied as one."""
     if b.dim() == 2:
-        return multiply(rows(a), b, dtype, exact, factors).view(*a.shape[:-1], b.shape[-1])
+        return multiply(rows(a), b, dtype, exact=exact, factors=factors).view(*a.shape[:-1], b.shape[-1])
     if factors:
-        return rescaled(_batched(a, b, torch.promote_types(dtype, torch.float32), exact, ()), factors, dtype)
+        return rescaled(_batched(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype)
     if a.dtype == dtype:
-        return multiply(a, b, dtype, exact)
+        return multiply(a, b, dtype, exact=exact)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     count = math.prod(batch)
     a3 = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
     b3 = b.expand(*batch, *b.shape[-2:]).reshape(count, *b.shape[-2:])
-    return multiply(a3, b3, dtype, exact).view(*batch, a.shape[-2], b.shape[-1])
+    return multiply(a3, b3, dtype, exact=exact).view(*batch, a.shape[-2], b.shape[-1])
 
 
-def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, exact: bool, factors: Factors) -> Tensor:
+def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()) -> Tensor:
     """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact, factors)
+    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact=exact, factors=factors)
     return result.sum_to_size(shape).to(dtype)

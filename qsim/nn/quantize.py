@@ -11,12 +11,10 @@ from qsim import random
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import observers
 from qsim.nn.carriers import can_hold
-from qsim.nn.directions import OWN
 from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.observers import Observer
 from qsim.nn.once import once
-from qsim.nn.operands import round_to_carrier
-from qsim.nn.scaled_operands import Point as Operand
+from qsim.nn.sites import Site
 from qsim.quantizer import Point, Quantizer, short
 
 
@@ -82,16 +80,8 @@ def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     stream = random.rank_stream(_FORWARD)
     seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=seed, stream=stream)
-    _show(observer, "forward", x.detach(), point, seed, stream)
+    observer.rounds(Site("forward", point, stream), x.detach(), seed)
     return result
-
-
-def _show(observer: Observer, name: str, x: Tensor, point: Quantizer, seed: Tensor | None, stream: int) -> None:
-    """Lets somebody look at what was rounded."""
-    if point.scale is None:
-        observer.rounds(name, x, point, seed, stream)
-    else:
-        observer.rounds_scaled(name, x, Operand(point, None, OWN, False), seed, stream)
 
 
 _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
@@ -116,11 +106,7 @@ class _RoundGradient(torch.autograd.Function):
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        stream = random.rank_stream(_BACKWARD)
-        if ctx.point.scale is None:
-            result = round_to_carrier(g, ctx.point, seed, stream, g.dtype)
-        else:
-            result = ctx.point(g, seed=seed, stream=stream)
+        site = Site("backward", ctx.point, random.rank_stream(_BACKWARD), multiplies=False)
         if ctx.observer is not None:
-            _show(ctx.observer, "backward", g, ctx.point, seed, stream)
-        return result, None, None
+            ctx.observer.rounds(site, g, seed)
+        return site.round(g, seed, g.dtype).values, None, None

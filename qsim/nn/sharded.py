@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.nn.five_point_product import product_with_seeds
-from qsim.nn.operands import Draws, Setting
+from qsim.nn.plans import Draws, Setting
 from qsim.nn.products import Linear, Matmul
 from qsim.nn.sharded_scales import result_shape, shares_of
 from qsim.nn.shares import Placements, agreed_seed, draws_of_weight, first_holder, is_shard, placed, refuse_shard, seed_of_shares, whole

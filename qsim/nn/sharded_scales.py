@@ -16,13 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.five_point import FivePoint
-from qsim.nn.directions import LINEAR, Direction
-from qsim.nn.operands import Setting, Shares
-from qsim.nn.scaled_operands import forward_operands, operands_of_grad_a, operands_of_grad_w
-from qsim.quantizer import Quantizer
+from qsim.nn.directions import Direction
+from qsim.nn.five_point_embedding import site_of_lookup, site_of_table
+from qsim.nn.plans import Setting, Shares, plan_of
+from qsim.nn.sites import Site
 from qsim.scaling import Blocks, Tiles
 from qsim.shards import sizes
-from qsim.transforms import Hadamard
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,20 @@ class MeshShare:
         plain = torch.where(amaxes.isnan(), math.inf, amaxes)
         return DTensor.from_local(plain, self.mesh, how, run_check=False).full_tensor()
 
-    def check(self, name: str, quantizer: Quantizer | None, transform: Hadamard | None, direction: Direction, merges: bool) -> None:
+    def check(self, site: Site) -> None:
         """Refuses shares that would cut what is scaled or transformed together."""
-        if quantizer is None:
+        if site.quantizer is None:
             return
-        summed, (rows, columns) = direction.summed_dims(len(self.shape), merges), direction.matrix_dims(len(self.shape), merges)
-        if transform is not None:
-            self._check_even(name, f"a transform of {transform.size}", summed, transform.size)
-        if isinstance(quantizer.scale, Blocks):
-            self._check_even(name, f"blocks of {quantizer.scale.size}", summed, quantizer.scale.size)
-        if isinstance(quantizer.scale, Tiles):
-            what = f"tiles of {quantizer.scale.height} by {quantizer.scale.width}"
-            self._check_even(name, what, rows, quantizer.scale.height)
-            self._check_even(name, what, columns, quantizer.scale.width)
+        name, scale, dims = site.name, site.quantizer.scale, len(self.shape)
+        summed, (rows, columns) = site.direction.summed_dims(dims, site.merges), site.direction.matrix_dims(dims, site.merges)
+        if site.transform is not None:
+            self._check_even(name, f"a transform of {site.transform.size}", summed, site.transform.size)
+        if isinstance(scale, Blocks):
+            self._check_even(name, f"blocks of {scale.size}", summed, scale.size)
+        if isinstance(scale, Tiles):
+            what = f"tiles of {scale.height} by {scale.width}"
+            self._check_even(name, what, rows, scale.height)
+            self._check_even(name, what, columns, scale.width)
 
     def _check_even(self, name: str, what: str, dims: Sequence[int], size: int) -> None:
         """Refuses shares that cut pieces of a size, which lie along some dimensions that count as one."""
@@ -101,23 +101,24 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
     Raises:
         ValueError: If shares would cut blocks, tiles or what is transformed together.
     """
-    mesh, merges = w.device_mesh, setting.product.merges_rows(w.shape)
+    mesh = w.device_mesh
     first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
     result = MeshShare(tuple(result_shape(a, w, setting)), mesh, of_result)
-    products = [(forward_operands, ("act", "weight"), (first, second))]
+    plan = plan_of(setting, a, w)
+    first.check(plan.first.forward)
+    second.check(plan.second.forward)
     if torch.is_grad_enabled():
-        products.append((operands_of_grad_a, ("grad", "weight_bwd"), (result, second)))
-        products.append((operands_of_grad_w, ("grad_w" if setting.points.grad_w is not None else "grad", "act_bwd"), (result, first)))
-    for operands, names, shares in products:
-        for name, point, share in zip(names, operands(setting, merges), shares, strict=True):
-            share.check(name, point.quantizer, point.transform, point.direction, point.merges)
+        result.check(plan.grad)
+        second.check(plan.second.backward)
+        result.check(plan.grad_w)
+        first.check(plan.first.backward)
     return Shares(first, second, result)
 
 
 def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return setting.product.forward(first, second, None, first.dtype, False).shape
+    return setting.product.forward(first, second, None, first.dtype).shape
 
 
 def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:
@@ -131,7 +132,6 @@ def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...
     looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
     table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))
     result = MeshShare((*x.shape, weight.shape[1]), weight.device_mesh, looked_up)
-    table.check("weight", points.weight, None, LINEAR.act, True)
-    kept = MeshShare(result.shape, result.mesh, of_result)
-    kept.check("grad", points.grad, None, LINEAR.act, True)
+    table.check(site_of_table(points))
+    MeshShare(result.shape, result.mesh, of_result).check(site_of_lookup(points))
     return table, result

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim import random
-from qsim.nn.operands import Draws
+from qsim.nn.plans import Draws
 from qsim.shards import coordinates, place_of
 
 Placements = tuple[Placement, ...]

@@ -1,0 +1,200 @@
+"""What a product does with its tensors, found once for all calls of its kind: where each is rounded, and the carriers of the products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim import random
+from qsim.five_point import FivePoint
+from qsim.nn.carriers import Carrier, carrier_of
+from qsim.nn.directions import Direction
+from qsim.nn.operands import CODE_BITS, Operand, coding_of
+from qsim.nn.products import Product
+from qsim.nn.sites import SharedOperand, Site, leaves_factor, values_of
+from qsim.quantizer import Quantizer
+from qsim.random import WHOLE, Place, rank_stream
+from qsim.transforms import Hadamard
+
+# Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
+ACT, ACT_BWD, GRAD, GRAD_W = (random.stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
+WEIGHT, WEIGHT_BWD = (random.stream("five points", name) for name in ("weight", "weight_bwd"))
+SECOND = random.stream("five points", "second operand")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Which random bits a process takes for its shares of operands that are distributed over several.
+
+    Attributes:
+        first: A number of whoever holds the same share of the first operand.
+        second: The same of the second, if it is an input too.
+        gradient: The same of the result's gradient.
+        place: Where in the whole weight the elements are that are held.
+        adds_bias: Whether the bias is added here, and not by another whose result is added to this one.
+    """
+
+    first: int
+    second: int
+    gradient: int
+    place: Place = WHOLE
+    adds_bias: bool = True
+
+
+class Shares(NamedTuple):
+    """What a process holds of the operands of a product and of its result."""
+
+    first: SharedOperand | None
+    second: SharedOperand | None
+    result: SharedOperand | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a product is besides its tensors.
+
+    Attributes:
+        points: Where it rounds.
+        product: The operation.
+        two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
+        draws: The random bits of shares; by default operands are whole, and inputs and gradients are this process's own.
+        dtype: Of the result, if it is not what the operands' dtypes come to.
+        shares: How scales of the whole are found, where operands are distributed over several processes.
+    """
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+    draws: Draws | None = None
+    dtype: torch.dtype | None = None
+    shares: Shares | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a product does, given the dtypes of its operands.
+
+    Attributes:
+        product: The operation.
+        dtype: Of the result.
+        dtypes: Of the operands.
+        first: The input.
+        second: The weight, or another input.
+        grad: Where the result's gradient is rounded for the gradient of the first operand.
+        grad_w: Where it is rounded for that of the second.
+        carriers: Of the forward product, and of those that give the gradients of the first and of the second operand.
+        two_inputs: Whether the second operand is an input too.
+        adds_bias: Whether the bias is added here.
+    """
+
+    product: Product
+    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, torch.dtype]
+    first: Operand
+    second: Operand
+    grad: Site
+    grad_w: Site
+    carriers: tuple[Carrier, Carrier, Carrier]
+    two_inputs: bool
+    adds_bias: bool
+
+    @property
+    def rounds_gradient_once(self) -> bool:
+        """Whether one rounding of the gradient serves both of its products."""
+        return self.grad.stream == self.grad_w.stream
+
+
+def plan_of(setting: Setting, a: Tensor, w: Tensor) -> Plan:
+    """The plan of a product of two tensors, which points remember."""
+    merges, rank = setting.product.merges_rows(w.shape), random.own_rank()
+    if setting.shares is not None or torch.compiler.is_compiling():
+        return _plan(setting, a.dtype, w.dtype, a.device, merges, rank)
+    kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, a.device.type, merges, rank)
+    known: Plan | None = setting.points.plans.get(kind)
+    if known is None:
+        known = setting.points.plans[kind] = _plan(setting, a.dtype, w.dtype, a.device, merges, rank)
+    return known
+
+
+def _plan(setting: Setting, of_a: torch.dtype, of_w: torch.dtype, device: torch.device, merges: bool, rank: int) -> Plan:
+    product, dtype = setting.product, setting.dtype or torch.promote_types(of_a, of_w)
+    first, second, grad, grad_w = _tensors(setting, merges, rank)
+
+    def carrier(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
+        # What is multiplied with scales yet must not be rounded to 16 bits before.
+        own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
+        return carrier_of(values_of(one, one_dtype), values_of(other, other_dtype), device, product.narrow_carrier(own))
+
+    carriers = (
+        carrier(first.forward, of_a, second.forward, of_w, dtype),
+        carrier(grad, dtype, second.backward, of_w, of_a),
+        carrier(grad_w, dtype, first.backward, of_a, of_w),
+    )
+    adds_bias = setting.draws is None or setting.draws.adds_bias
+    return Plan(product, dtype, (of_a, of_w), first, second, grad, grad_w, carriers, setting.two_inputs, adds_bias)
+
+
+def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operand, Site, Site]:
+    """The input, the weight or other input, and the gradient as the one's and the other's gradient is made of it."""
+    points, lies, shares = setting.points, setting.product.directions, setting.shares or Shares(None, None, None)
+    draws = setting.draws or Draws(rank, rank, rank)
+    # Which transform goes before both operands of a product is told by its input or its gradient: an input may stand where a weight does.
+    own_grad_w = points.grad if points.grad_w is None else points.grad_w
+    forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
+    acts, weights = (points.act, points.act_bwd), (points.weight, points.weight_bwd)
+    streams = rank_stream(ACT, draws.first), rank_stream(ACT_BWD, draws.first)
+    first = _operand("act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), merges, shares.first)
+    if setting.two_inputs:
+        streams = rank_stream(ACT, draws.second) ^ SECOND, rank_stream(ACT_BWD, draws.second) ^ SECOND
+        second = _operand("act", acts, streams, (lies.weight, lies.weight_bwd), (forward, of_grad), False, shares.second)
+    else:
+        along, transforms = (lies.weight, lies.weight_bwd), (forward, of_grad)
+        second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, transforms, False, shares.second, draws.place)
+    number = rank_stream(GRAD, draws.gradient)
+    grad = Site("grad", points.grad, number, WHOLE, lies.grad, merges, of_grad, shares.result)
+    if points.grad_w is not None or _rounds_anew(grad):
+        number = rank_stream(GRAD_W, draws.gradient)
+    name = "grad" if points.grad_w is None else "grad_w"
+    return first, second, grad, Site(name, own_grad_w, number, WHOLE, lies.grad_w, merges, of_grad_w, shares.result)
+
+
+def _operand(
+    name: str,
+    points: tuple[Quantizer | None, Quantizer | str | None],
+    streams: tuple[int, int],
+    lies: tuple[Direction, Direction],
+    transforms: tuple[Hadamard | None, Hadamard | None],
+    merges: bool,
+    shared: SharedOperand | None,
+    place: Place = WHOLE,
+) -> Operand:
+    """An operand of which each pair has what belongs to the way forward and what to the way back."""
+    point, after = points
+    forward = Site(name, point, streams[0], place, lies[0], merges, transforms[0], shared)
+    if isinstance(after, str):
+        backward = Site(f"{name}_bwd", point, streams[0], place, lies[1], merges, transforms[1], shared)
+    else:
+        backward = Site(f"{name}_bwd", after, streams[1], place, lies[1], merges, transforms[1], shared)
+    return Operand(forward, backward, isinstance(after, str), _coding(forward, backward))
+
+
+def _coding(forward: Site, backward: Site) -> str | None:
+    """The codes in which an input is kept, if it is.
+
+    A weight is kept anyway. Compiled code keeps operands, because a compiler may make them anew from what is kept for other reasons, such
+    as the input of an activation function, while it must keep what it does not understand.
+    """
+    point = backward.quantizer
+    is_input = forward.name == "act" and not torch.compiler.is_compiling()
+    if not is_input or point is None or point.format.bits > CODE_BITS or not (forward.is_plain and backward.is_plain):
+        return None
+    return coding_of(point.format)
+
+
+def _rounds_anew(grad: Site) -> bool:
+    """Whether the gradient is rounded anew for its second product, along whose dimensions its scales and transforms lie otherwise."""
+    scale = None if grad.quantizer is None else grad.quantizer.scale
+    return grad.transform is not None or (scale is not None and scale.is_directed)

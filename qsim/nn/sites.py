@@ -1,0 +1,225 @@
+"""A point in a layer: what rounds a tensor there, and all that is known of it before the tensor comes.
+
+Scales of blocks and tiles are multiplied into the operand of a product. Those of channels and of the whole tensor are not: what they divide
+all terms of a sum by, the sum is multiplied with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from qsim.checks import Spelling, spelling
+from qsim.formats import Float, Format
+from qsim.nn.carriers import Values
+from qsim.nn.directions import OWN, Direction
+from qsim.nn.products import rows
+from qsim.quantizer import Quantizer
+from qsim.random import WHOLE, Place, narrowed, widened
+from qsim.scaled import Scaled, Share, quantize_scaled
+from qsim.scaling import Blocks, Tiles
+from qsim.transforms import Hadamard
+from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.scales import Restore
+
+#: Significant bits that float32 holds.
+_SINGLE = 24
+
+
+class SharedOperand(Protocol):
+    """What a process holds of an operand that is distributed over several."""
+
+    def along(self, direction: Direction, merges: bool) -> Share:
+        """The share of an operand that lies in a product so."""
+
+
+class Rounded(NamedTuple):
+    """A rounded tensor in its carrier.
+
+    Attributes:
+        values: Of the tensor's shape.
+        factors: What the result of a product is multiplied with, or nothing.
+        scales: Those that were not multiplied in.
+    """
+
+    values: Tensor
+    factors: tuple[Tensor, ...] = ()
+    scales: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a tensor is rounded.
+
+    Attributes:
+        name: What the point is called.
+        quantizer: What rounds there, if anything does.
+        stream: The stream of random bits.
+        place: Where in the whole tensor the elements are that are held.
+        direction: Along which dimensions scales and transforms lie.
+        merges: Whether all dimensions but the last count as one.
+        transform: What goes before; both operands of a product have the same.
+        shared: What this process holds of the tensor, if it is distributed over several.
+        multiplies: Whether the tensor is the operand of a product, whose result can take its scales.
+    """
+
+    name: str
+    quantizer: Quantizer | None
+    stream: int
+    place: Place = WHOLE
+    direction: Direction = OWN
+    merges: bool = False
+    transform: Hadamard | None = None
+    shared: SharedOperand | None = None
+    multiplies: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is neither a scale nor a transform."""
+        return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
+
+    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
+        """What becomes of a tensor.
+
+        Args:
+            x: The tensor.
+            seed: Needed for stochastic rounding alone.
+            dtype: The carrier.
+            known: The scales that are not multiplied in, if they were made before.
+        """
+        if self.quantizer is None:
+            return Rounded(x.to(dtype))
+        if self.transform is None and self.quantizer.scale is None:
+            return Rounded(round_plainly(x, self.quantizer, seed, self.stream, dtype, self.place))
+        return _round_under_scales(x, self, self.quantizer, seed, dtype, known)
+
+
+def round_plainly(x: Tensor, how: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype, place: Place = WHOLE) -> Tensor:
+    """A tensor rounded without scales, with the random bits that its elements have in the whole."""
+    grid, rule = how.format.spelling[0], how.rounding.spelling[how.overflow]
+    if not how.rounding.is_stochastic:
+        return torch.ops.qsim.quantize.default(x, None, grid, rule, stream, 0, dtype)  # type: ignore[no-any-return]
+    if not place.row:
+        return torch.ops.qsim.quantize.default(x, seed, grid, rule, stream, place.offset, dtype)  # type: ignore[no-any-return]
+    wide, offset = widened(x, place)
+    rounded = torch.ops.qsim.quantize.default(wide, seed, grid, rule, stream, offset, dtype)
+    return narrowed(rounded, place).reshape(x.shape)
+
+
+def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A tensor rounded without scales, and its own sum over all dimensions but the last, from one read."""
+    how = site.quantizer
+    assert how is not None  # what rounds nothing is read only to be summed
+    chosen = seed if how.rounding.is_stochastic else None
+    seen = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    given = (chosen, how.format.spelling[0], how.rounding.spelling[how.overflow], site.stream, dtype)
+    values, total = torch.ops.qsim.quantize_and_sum.default(seen, *given)
+    return values.view(x.shape), total
+
+
+def beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:
+    """Where a point that clips gradients saturates."""
+    if point is None or not point.clip_gradient:
+        return None
+    return (x < point.format.min) | (x > point.format.max)
+
+
+def clip(gradient: Tensor, beyond: Tensor | None) -> Tensor:
+    """A gradient, zero where its point has saturated; it is changed in place."""
+    return gradient if beyond is None else gradient.masked_fill_(beyond, 0.0)
+
+
+def leaves_factor(site: Site) -> bool:
+    """Whether the result of a product is to be multiplied with scales."""
+    scale = None if site.quantizer is None else site.quantizer.scale
+    return scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
+
+
+def values_of(site: Site, dtype: torch.dtype) -> Values:
+    """A format that holds what becomes of a tensor of a dtype, if it is rounded and there is one, and that dtype.
+
+    Elements times scales are taken to have all exponents that bfloat16 and float32 have: below these, in blocks whose largest magnitude is
+    some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
+    """
+    if site.quantizer is None:
+        return None, dtype
+    scale = site.quantizer.scale
+    if not isinstance(scale, (Blocks, Tiles)):
+        return site.quantizer.format, dtype
+    find = _values if torch.compiler.is_compiling() else _known_values
+    return find(site.quantizer.format, scale.format, dtype), dtype
+
+
+def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None:
+    """A format that holds the products of elements and scales, or float32's where these are float32.
+
+    A power of two has no bits to add to those of an element. Products of float64 operands that need more than float32's stay float64.
+    """
+    bits = element.precision + (scale.precision if scale.precision > 1 else 0)
+    if bits > _SINGLE and dtype == torch.float64:
+        return None
+    return Float(8, min(bits, _SINGLE) - 1, specials="ieee")
+
+
+_known_values = lru_cache(maxsize=1024)(_values)
+
+
+def seen_at(x: Tensor, site: Site) -> tuple[Tensor, Sequence[int]]:
+    """A tensor as its scales lie in it, and the numbers of the transform that goes before."""
+    seen = rows(x) if site.merges else x
+    return seen, () if site.transform is None else site.transform.turn(seen.shape, site.direction.summed)
+
+
+def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
+    seen, turn = seen_at(x, site)
+    if how.scale is None:
+        turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
+        return Rounded(round_plainly(turned, how, seed, site.stream, dtype, site.place).view(x.shape))
+    goes_in = isinstance(how.scale, (Blocks, Tiles))
+    restore = Restore.ALL if not site.multiplies else Restore.SCALE if goes_in else Restore.NOTHING
+    values, scales, under = quantized(seen, site, how, seed, dtype, restore, turn, known)
+    values = values.reshape(x.shape)
+    if restore == Restore.ALL:
+        return Rounded(values)
+    if goes_in:
+        return Rounded(values, () if under is None else (under,))
+    assert scales is not None  # those of blocks and tiles alone are not given
+    return Rounded(values, (site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
+
+
+def quantized(
+    x: Tensor,
+    site: Site,
+    how: Quantizer,
+    seed: Tensor | None,
+    dtype: torch.dtype,
+    restore: Restore,
+    turn: Sequence[int],
+    known: Tensor | None = None,
+) -> Scaled:
+    """A tensor rounded under scales, with the random bits that its elements have in the whole."""
+    assert how.scale is not None
+    spelt: Spelling = spelling(how.format, how.rounding, how.overflow)
+    share = None if site.shared is None else site.shared.along(site.direction, site.merges)
+    chosen = seed if spelt.is_stochastic else None
+    if chosen is None or not site.place.row:
+        tiles = site.direction.tiles(how.scale, x.shape)
+        rounding = (chosen, site.stream, site.place.offset, dtype, restore, turn, tiles, share, known)
+        return quantize_scaled(x, spelt, how.scale, *rounding)
+    wide, offset = widened(x, site.place)
+    tiles = site.direction.tiles(how.scale, wide.shape)
+    # Scales of columns are widened and narrowed with these.
+    is_of_columns = tiles.across and tiles.columns == 1
+    if known is not None and is_of_columns:
+        known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
+    rounding = (chosen, site.stream, offset, dtype, restore, turn, tiles, share, known)
+    values, scales, under = quantize_scaled(wide, spelt, how.scale, *rounding)
+    if is_of_columns and scales is not None:
+        scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
+    return Scaled(narrowed(values.view(wide.shape), site.place), scales, under)
