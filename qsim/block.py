@@ -118,10 +118,16 @@ class Block:
 
     def along(self, dim: int) -> Scaling:
         """The scale of blocks along a dimension; tiles lie in the last two, whatever the dimension."""
-        if isinstance(self.size, tuple):
-            return Tiles(*self.size, format=self.scale, rule=self.rule, outer=self.outer)
-        return Blocks(self.size, dim, format=self.scale, rule=self.rule, outer=self.outer)
+        return _along(self, dim) if torch.compiler.is_compiling() else _known_along(self, dim)
 
+
+def _along(spec: Block, dim: int) -> Scaling:
+    if isinstance(spec.size, tuple):
+        return Tiles(*spec.size, format=spec.scale, rule=spec.rule, outer=spec.outer)
+    return Blocks(spec.size, dim, format=spec.scale, rule=spec.rule, outer=spec.outer)
+
+
+_known_along = lru_cache(maxsize=1024)(_along)
 
 #: OCP's MXFP8 with E4M3 elements, blocks of 32 under powers of two.
 MXFP8_E4M3 = Block(E4M3, 32)

@@ -47,7 +47,14 @@ class FivePoint:
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
 
-    #: Whether a point has scales or a transform, told once for all calls, and no field, because it follows from the others.
+    # What follows from the points, told once for all calls. None of it is a field.
+    #: Whether nothing is rounded: `"same"` as a forward point that rounds nothing rounds nothing either.
+    is_identity: ClassVar[bool] = True
+    #: Whether any point but those of the weight draws random bits.
+    is_stochastic: ClassVar[bool] = False
+    #: Whether a point of the weight draws random bits.
+    weight_is_stochastic: ClassVar[bool] = False
+    #: Whether a point has scales or a transform.
     is_scaled: ClassVar[bool] = False
     #: Whether the scale of a point follows from a history, which a layer has to keep.
     is_delayed: ClassVar[bool] = False
@@ -75,27 +82,16 @@ class FivePoint:
             _check_transforms(first, getattr(self, first), second, getattr(self, second))
             _check_range(first, self._used(first), second, self._used(second))
         quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
+        inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
+        object.__setattr__(self, "is_identity", not quantizers)
+        object.__setattr__(self, "is_stochastic", any(map(is_stochastic, inputs)))
+        object.__setattr__(self, "weight_is_stochastic", any(map(is_stochastic, (self.weight, self.weight_bwd))))
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "plans": {}}
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether nothing is rounded: `"same"` as a forward point that rounds nothing rounds nothing either."""
-        return not any(isinstance(point, Quantizer) for point in self._given().values())
-
-    @property
-    def is_stochastic(self) -> bool:
-        """Whether any point but those of the weight draws random bits."""
-        return any(is_stochastic(point) for point in (self.act, self.act_bwd, self.grad, self.grad_w))
-
-    @property
-    def weight_is_stochastic(self) -> bool:
-        """Whether a point of the weight draws random bits."""
-        return is_stochastic(self.weight) or is_stochastic(self.weight_bwd)
 
     def to_dict(self) -> dict[str, Any]:
         """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""

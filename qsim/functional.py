@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from qsim import block, packing, scaling
 from qsim.block import Block
-from qsim.checks import check_input, check_out, draw, overlaps, refuse_dtype, spelling
+from qsim.checks import Spelling, check_input, check_out, draw, overlaps, refuse_dtype, spelling
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 from qsim.scaled import quantize_scaled
@@ -79,8 +80,7 @@ def quantize(
         tensor([1.5000, 1.0000, 1.5000, 1.5000, 1.5000, 1.5000])
     """
     check_input("quantize", x)
-    element, scale = _resolved(format, scale, dim, clip_gradient)
-    spelt = spelling(element, rounding, overflow)
+    spelt, scale = _resolved(format, rounding, overflow, scale, dim, clip_gradient)
     if out is not None:
         check_out(x, out, dtype)
         dtype = out.dtype
@@ -89,7 +89,9 @@ def quantize(
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
     if scale is not None:
         scale.tiles(x.shape)  # raises where a dimension is missing
-    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    drawn = None
+    if spelt.is_stochastic or seed is not None or generator is not None or stream or offset:
+        drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         values = rounded_under_scales(x, spelt, scale, drawn, stream, offset, target)
         return values if out is None else out.copy_(values)
@@ -130,8 +132,7 @@ def quantize_(
         tensor([ 0.5000, -1.5000])
     """
     check_input("quantize_", x)
-    element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, rounding, overflow)
+    spelt, scale = _resolved(format, rounding, overflow, scale, dim)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, "x")
     if x.requires_grad and torch.is_grad_enabled():
@@ -222,8 +223,7 @@ def encode(
         tensor([127], dtype=torch.uint8)
     """
     check_input("encode", x)
-    element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, rounding, overflow)
+    spelt, scale = _resolved(format, rounding, overflow, scale, dim)
     if scale is not None:
         check_codable(spelt, scale, x, overflow, packed)
     elif packed:
@@ -273,8 +273,7 @@ def decode(
         tensor([ 0., 96., -8.,  0.])
     """
     refuse_tracing("decode", codes.codes if isinstance(codes, ScaledCodes) else codes)
-    element, scale = _resolved(format, scale, dim)
-    spelt = spelling(element, "nearest", overflow)
+    spelt, scale = _resolved(format, "nearest", overflow, scale, dim)
     if dtype not in spelt.holders:
         refuse_dtype(spelt, dtype, "dtype")
     given = codes if isinstance(codes, ScaledCodes) else None
@@ -290,9 +289,40 @@ def decode(
 
 
 def _resolved(
-    format: str | torch.dtype | Format | Block, scale: object, dim: int | None, clip_gradient: bool = False
+    format: str | torch.dtype | Format | Block,
+    rounding: str | Rounding,
+    overflow: str,
+    scale: object,
+    dim: int | None,
+    clip_gradient: bool = False,
+) -> tuple[Spelling, Scaling | None]:
+    """What the elements are rounded to and how, and their scale if they have one: looked up where a name or a format says it all."""
+    if scale is None and not torch.compiler.is_compiling():
+        try:
+            return _known(format, rounding, overflow, None, dim, clip_gradient)
+        except TypeError:
+            pass  # of what has no hash the cache does not know what is wrong
+    return _found(format, rounding, overflow, scale, dim, clip_gradient)
+
+
+def _found(
+    format: str | torch.dtype | Format | Block,
+    rounding: str | Rounding,
+    overflow: str,
+    scale: object,
+    dim: int | None,
+    clip_gradient: bool,
+) -> tuple[Spelling, Scaling | None]:
+    element, scaling = _element_and_scale(format, scale, dim, clip_gradient)
+    return spelling(element, rounding, overflow), scaling
+
+
+_known = lru_cache(maxsize=4096, typed=True)(_found)
+
+
+def _element_and_scale(
+    format: str | torch.dtype | Format | Block, scale: object, dim: int | None, clip_gradient: bool
 ) -> tuple[Format, Scaling | None]:
-    """The elements' format, and their scale if they have one."""
     element = block.resolve(format)
     if isinstance(element, Block):
         if scale is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qsim import block, rounding as _rounding
 from qsim.block import Block
-from qsim.checks import check_input
+from qsim.checks import Spelling, check_input, spelling
 from qsim.formats import Format, name_of
 from qsim.functional import quantize
 from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
@@ -48,6 +48,9 @@ class Quantizer:
     scale: Scaling | None = None
     transform: Hadamard | None = None
 
+    #: What the operators take of it, found once for all calls, and no field, because it follows from the others.
+    spelt: ClassVar[Spelling]
+
     def __init__(
         self,
         format: str | torch.dtype | Format | Block,
@@ -76,6 +79,7 @@ class Quantizer:
         object.__setattr__(self, "clip_gradient", clip_gradient)
         object.__setattr__(self, "scale", scaling)
         object.__setattr__(self, "transform", turning)
+        object.__setattr__(self, "spelt", spelling(self.format, self.rounding, overflow))
 
     def to_dict(self) -> dict[str, Any]:
         """The quantizer in plain strings and booleans, as a configuration file has it; `Quantizer(**…)` makes it again.
@@ -132,7 +136,7 @@ Point = Quantizer | str | torch.dtype | Format | Block | None
 
 def is_stochastic(point: Quantizer | str | None) -> bool:
     """Whether a point draws random bits."""
-    return isinstance(point, Quantizer) and point.rounding.is_stochastic
+    return isinstance(point, Quantizer) and point.spelt.is_stochastic
 
 
 def short(point: Quantizer) -> str:

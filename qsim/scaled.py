@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.checks import Spelling
+from qsim.formats import Format
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
 from qsim_kernels import scales as numbers
 from qsim_kernels.scales import Restore
@@ -38,6 +39,32 @@ class Scaled(NamedTuple):
     under: Tensor | None
 
 
+class Layout(NamedTuple):
+    """How scales lie in a tensor of a shape and how they are made, as the operators take it.
+
+    Attributes:
+        tiles: Which elements share a scale.
+        making: How scales are made.
+        turn: The numbers of a transform that goes before: see `qsim.transforms`.
+        whole: The tiles of the scale that they are under, if there is one.
+        largest: How that is made.
+    """
+
+    tiles: numbers.Tiles
+    making: tuple[str, str]
+    turn: Sequence[int] = ()
+    whole: numbers.Tiles | None = None
+    largest: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: numbers.Tiles, turn: Sequence[int] = ()) -> Layout:
+        """The layout of a tensor of a shape, whose elements are rounded to a format."""
+        making = scaling.spelling(element)
+        if scaling.outer is None:
+            return cls(tiles, making, turn)
+        return cls(tiles, making, turn, scaling.outer.tiles(shape), scaling.outer.spelling(element, scaling.format))
+
+
 def quantize_scaled(
     x: Tensor,
     spelt: Spelling,
@@ -47,8 +74,7 @@ def quantize_scaled(
     offset: int,
     dtype: torch.dtype,
     restore: Restore = Restore.ALL,
-    turn: Sequence[int] = (),
-    tiles: numbers.Tiles | None = None,
+    layout: Layout | None = None,
     share: Share | None = None,
     known: Tensor | None = None,
 ) -> Scaled:
@@ -63,46 +89,37 @@ def quantize_scaled(
         offset: See `qsim.quantize`.
         dtype: The dtype of the values.
         restore: What the elements are multiplied with again.
-        turn: The numbers of a transform that goes before: see `qsim.transforms`.
-        tiles: Which elements share a scale, if not those that the scaling says.
+        layout: How scales lie in the tensor, if not as the scaling says.
         share: How the largest magnitude of the whole tensor is found, if this is a share of it.
         known: The scales, if they were made before.
     """
     ops = torch.ops.qsim
-    where = scaling.tiles(x.shape) if tiles is None else tiles
-    own, making = _numbers(where), scaling.spelling(spelt.format)
+    if layout is None:
+        layout = Layout.of(scaling, spelt.format, x.shape, scaling.tiles(x.shape))
+    own, turn = _numbers(layout.tiles), layout.turn
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None
-    if scaling.outer is not None:
-        amax = ops.amaxes.default(x, _numbers(scaling.outer.tiles(x.shape)), turn, True)
+    if layout.whole is not None:
+        amax = ops.amaxes.default(x, _numbers(layout.whole), turn, True)
         amax = amax if share is None else share.of_all(amax)
-        largest = scaling.outer.spelling(spelt.format, scaling.format)
-        of_whole = ops.scales.default(amax, None, *largest)
+        of_whole = ops.scales.default(amax, None, *layout.largest)
         under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # of nothing there is none
     if isinstance(scaling, (Blocks, Tiles)):
-        values, scales = ops.quantize_tiles.default(x, under, own, turn, *making, *rounding)
+        values, scales = ops.quantize_tiles.default(x, under, own, turn, *layout.making, *rounding)
         return Scaled(values, None if restore else scales, under)
     if known is None:
-        known = _scales(x, scaling, under, where, turn, making, share)
+        known = _scales(x, scaling, under, layout, share)
     return Scaled(ops.quantize_scaled.default(x, known, under, own, turn, *rounding), known, under)
 
 
-def _scales(
-    x: Tensor,
-    scaling: Scaling,
-    under: Tensor | None,
-    tiles: numbers.Tiles,
-    turn: Sequence[int],
-    making: tuple[str, str],
-    share: Share | None,
-) -> Tensor:
+def _scales(x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:
     """The scales of a whole tensor or of channels: what many elements share is known when all have been read, so they are read again."""
     if isinstance(scaling, Given):
-        return x.new_full(tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
-    amaxes = torch.ops.qsim.amaxes.default(x, _numbers(tiles), turn, False)
+        return x.new_full(layout.tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
+    amaxes = torch.ops.qsim.amaxes.default(x, _numbers(layout.tiles), layout.turn, False)
     if share is not None:
         amaxes = share.of_channels(amaxes) if isinstance(scaling, Channel) else share.of_all(amaxes)
-    return torch.ops.qsim.scales.default(scaling.used(amaxes), under, *making)  # type: ignore[no-any-return]
+    return torch.ops.qsim.scales.default(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
 
 
 def _numbers(tiles: numbers.Tiles) -> list[int]:

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 import qsim
-from qsim import FivePoint, Float, Int, Quantizer
+from qsim import FivePoint, Float, Int
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
 from qsim.nn import float32
-from qsim.nn.carriers import Carrier, carrier, multiply
-from qsim.nn.products import Linear
+from qsim.nn.carriers import Carrier, carrier
+from qsim.nn.products import Linear, multiply
 from written_out import (
     CASES,
     DTYPES,
@@ -84,14 +84,13 @@ TF32 = qsim.format("tf32")
     ],
 )
 def test_carrier_is_the_cheapest_that_holds_both(first: Any, second: Any, on_cuda: torch.dtype, on_cpu: torch.dtype) -> None:
-    a, b = ((None if fmt is None else Quantizer(fmt), dtype) for fmt, dtype in (first, second))
-    assert carrier(a, b, CUDA).dtype == carrier(b, a, CUDA).dtype == on_cuda
-    assert carrier(a, b, CPU).dtype == carrier(b, a, CPU).dtype == on_cpu
+    assert carrier(first, second, CUDA).dtype == carrier(second, first, CUDA).dtype == on_cuda
+    assert carrier(first, second, CPU).dtype == carrier(second, first, CPU).dtype == on_cpu
 
 
 def test_results_of_convolutions_have_their_operands_dtype() -> None:
     # So a carrier of 16 bits will do only if it is the dtype of the result.
-    eight, eleven = (Quantizer(E4M3), torch.float32), (Quantizer(FP16), torch.float32)
+    eight, eleven = (E4M3, torch.float32), (FP16, torch.float32)
     narrow = [convolution(2).product.narrow_carrier(dtype) for dtype in DTYPES]
     assert [carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
     assert [carrier(eight, eleven, CUDA, dtype).dtype for dtype in narrow] == [torch.float32, torch.float32, torch.float16, torch.float32]
@@ -112,7 +111,7 @@ def test_results_of_convolutions_have_their_operands_dtype() -> None:
 )
 def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: torch.dtype, on_cuda: bool, on_cpu: bool) -> None:
     # The second operand keeps 16-bit carriers out.
-    a, b = (None if point is None else Quantizer(point), dtype), (Quantizer(BF16), torch.float32)
+    a, b = (point, dtype), (BF16, torch.float32)
     assert carrier(a, b, CUDA, torch.float32) == carrier(b, a, CUDA, torch.float32) == Carrier(torch.float32, on_cuda)
     assert carrier(a, b, CPU) == carrier(b, a, CPU) == Carrier(torch.float32, on_cpu)
 

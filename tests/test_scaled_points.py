@@ -12,7 +12,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
-from qsim.nn.carriers import Carrier, carrier_of
+from qsim.nn.carriers import Carrier, carrier
 from qsim.nn.directions import LINEAR
 from qsim.nn.sites import Site, values_of
 from qsim.scaling import Blocks, Channel, Tensor, Tiles
@@ -156,13 +156,13 @@ def values(fmt: object, **scale: object) -> Site:
 def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: Carrier) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         operand = values_of(point, dtype)
-        assert carrier_of(operand, operand, CUDA) == on_cuda
-        assert carrier_of(operand, operand, CPU).dtype == torch.float32
+        assert carrier(operand, operand, CUDA) == on_cuda
+        assert carrier(operand, operand, CPU).dtype == torch.float32
 
 
 def test_a_float64_operand_is_not_cut_to_float32() -> None:
     operand = values_of(values(E2M1, scale=Blocks(16)), torch.float64)
-    assert carrier_of(operand, operand, CPU) == Carrier(torch.float64)
+    assert carrier(operand, operand, CPU) == Carrier(torch.float64)
 
 
 @pytest.mark.parametrize(

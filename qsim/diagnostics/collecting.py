@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qsim.checks import spelling
 from qsim.diagnostics.arrivals import Arrival
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
@@ -79,8 +78,7 @@ class LayerObserver:
         """The tally of a tensor that is rounded without scales."""
         point = site.quantizer
         assert point is not None  # what rounds nothing is not shown
-        spelt = spelling(point.format, point.rounding, point.overflow)
-        dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in spelt.holders)
+        dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in point.spelt.holders)
         rounded = round_plainly(x, point, seed, site.stream, dtype, site.place)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.checks import spelling
-from qsim.nn.sites import Site, quantized, round_plainly, seen_at
+from qsim.nn.sites import Site, as_it_lies, quantized, round_plainly, turn_of
 from qsim.random import Place
 from qsim_kernels.reference.scaling import divided, spread
 from qsim_kernels.scales import Restore
@@ -36,21 +35,22 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
     """
     how = site.quantizer
     assert how is not None  # what rounds nothing is not shown
-    seen, turn = seen_at(x, site)
-    turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
-    spelt = spelling(how.format, how.rounding, how.overflow)
+    seen = as_it_lies(x, site)
+    turned = seen if site.transform is None else torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
+    spelt = how.spelt
     wide = torch.promote_types(turned.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
     if how.scale is None or not x.numel():
         return Elements(turned, round_plainly(turned, how, seed, site.stream, dtype, site.place), None)
     how = replace(how, scale=how.scale.repeated)
     # Scales are wanted of what is held, and values with the random bits of whole rows.
+    site = replace(site, layouts={})
     held = replace(site, place=Place(site.place.offset))
-    values, scales, under = quantized(seen, held, how, seed, dtype, Restore.NOTHING, turn)
+    values, scales, under = quantized(seen, held, how, seed, dtype, Restore.NOTHING)
     assert scales is not None  # nothing was multiplied with them
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
-        values = quantized(seen, site, how, seed, dtype, Restore.NOTHING, turn).values
+        values = quantized(seen, site, how, seed, dtype, Restore.NOTHING).values
     tiles = site.direction.tiles(how.scale, seen.shape)
     before, whole = divided(turned, scales, under, tiles)
     return Elements(before, values.reshape(before.shape), spread(whole, turned, tiles))

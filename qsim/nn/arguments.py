@@ -1,18 +1,16 @@
-"""What every function with points does first: see whether there is anything to round, check its arguments, and find the product."""
+"""What every function with points does first: see whether there is anything to round, and check its arguments."""
 
 from __future__ import annotations
 
 from typing import TypeGuard
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from qsim import recipes
 from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.autocast import autocasts
-from qsim.nn.five_point_product import five_point_product
-from qsim.nn.plans import Setting
 from qsim.recipe import Recipe
 from qsim.tracing import refuse_tracing
 
@@ -78,21 +76,3 @@ def check_bias(name: str, bias: Tensor | None, features: int) -> None:
     """Refuses a bias that is not one number for each feature; one that is broadcast would get the gradient of another."""
     if bias is not None and bias.shape != (features,):
         raise ValueError(f"{name}: bias must have shape {(features,)}, got {tuple(bias.shape)}")
-
-
-def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
-    """The product of whole tensors, or of distributed ones."""
-    if is_distributed(a, w, bias):
-        from qsim.nn.sharded import sharded_product
-
-        return sharded_product(a, w, bias, setting, stream)
-    return five_point_product(a, w, bias, setting, stream)
-
-
-def is_distributed(*operands: Tensor | None) -> bool:
-    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return False
-    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
-
-    return any(isinstance(x, DTensor) for x in operands)

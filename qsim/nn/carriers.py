@@ -7,14 +7,11 @@ sums: as `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` has
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from qsim.formats import BF16, FP16, FP32, TF32, Float, Format, contains, holds
-from qsim.nn import float32
 from qsim.quantizer import Quantizer
 
 _OWN_FORMAT = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
@@ -25,7 +22,6 @@ _CANDIDATES = {"cuda": (torch.bfloat16, torch.float16, torch.float32, torch.floa
 # To what torch's settings may shorten the operands of a float32 product.
 _SHORTENED = {"cuda": TF32, "cpu": BF16}
 
-Operand = tuple[Quantizer | None, torch.dtype]
 #: A format that holds the values of an operand, or none if nothing rounds it, and the dtype that it had.
 Values = tuple[Format | None, torch.dtype]
 
@@ -54,10 +50,10 @@ def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
 
 
-def carrier(a: Operand, b: Operand, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
-    """The cheapest carrier of two operands, each given as what quantizes it and its dtype.
+def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
+    """The cheapest carrier of two operands, each given by a format that holds its values.
 
-    Operands that nothing quantizes stay in their own dtype: then the product is torch's own.
+    Operands that nothing rounds stay in their own dtype: then the product is torch's own.
 
     Args:
         a: The first operand.
@@ -65,30 +61,9 @@ def carrier(a: Operand, b: Operand, device: torch.device, narrow: torch.dtype | 
         device: Where the product is computed.
         narrow: The only dtype of 16 bits that will do, or float32 if none will; any will by default.
     """
-    (of_a, own_a), (of_b, own_b) = a, b
-    return carrier_of((None if of_a is None else of_a.format, own_a), (None if of_b is None else of_b.format, own_b), device, narrow)
-
-
-def carrier_of(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
-    """`carrier` of operands that are given by formats that hold their values."""
-    (format_a, own_a), (format_b, own_b) = a, b
-    if format_a is None and format_b is None:
-        return Carrier(torch.promote_types(own_a, own_b))
-    if torch.compiler.is_compiling():
-        return _choose(a, b, device.type, narrow)
-    # Formats by what spells them: values as large as formats take longer to look up than to ask.
-    facts = (format_a and format_a.spelling[0], own_a, format_b and format_b.spelling[0], own_b, device.type, narrow)
-    known = _CHOSEN.get(facts)
-    if known is None:
-        known = _CHOSEN[facts] = _choose(a, b, device.type, narrow)
-    return known
-
-
-_CHOSEN: dict[Hashable, Carrier] = {}
-
-
-def _choose(a: Values, b: Values, kind: str, narrow: torch.dtype | None) -> Carrier:
-    kind = kind if kind in _CANDIDATES else "cpu"
+    if a[0] is None and b[0] is None:
+        return Carrier(torch.promote_types(a[1], b[1]))
+    kind = device.type if device.type in _CANDIDATES else "cpu"
     candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
     dtype = next(dtype for dtype in candidates if _can_hold(dtype, *a) and _can_hold(dtype, *b))
     survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
@@ -99,35 +74,3 @@ def _survives(shortened: Float, fmt: Format | None, own: torch.dtype) -> bool:
     if fmt is None:
         return own in _OWN_FORMAT and contains(shortened, _OWN_FORMAT[own])
     return contains(shortened, fmt)
-
-
-def multiply(
-    a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Sequence[Tensor] = (), bias: Tensor | None = None
-) -> Tensor:
-    """The matrix product of two operands in their carrier, summed in float32, times factors, in the dtype of the result.
-
-    A bias is added if there are factors.
-    """
-    if factors:
-        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype, bias)
-    if exact:
-        return in_dtype(float32.matmul(a, b), dtype)
-    if a.dtype == dtype:
-        return torch.matmul(a, b)
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
-        return in_dtype(product, dtype)
-    return torch.matmul(a, b).to(dtype)
-
-
-def rescaled(product: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """A product of float32 or float64 times scales that were left out of its operands, plus a bias, in the result's dtype."""
-    return torch.ops.qsim.rescaled.default(product, factors, bias, dtype)  # type: ignore[no-any-return]
-
-
-def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result in the dtype that is asked for.
-
-    torch 2.11's compiler gives zero for the gradients of an autograd function whose result went through a conversion to its own dtype.
-    """
-    return x if x.dtype == dtype else x.to(dtype)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from qsim.five_point import FivePoint
 from qsim.nn import products
-from qsim.nn.arguments import check_bias, operands, product_of, rounds
+from qsim.nn.arguments import check_bias, operands, rounds
+from qsim.nn.five_point_product import product_of
 from qsim.nn.plans import Setting
 from qsim.nn.scaled_checks import check_groups
 

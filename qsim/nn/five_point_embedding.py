@@ -16,7 +16,7 @@ from qsim.nn.carriers import can_hold
 from qsim.nn.directions import LINEAR
 from qsim.nn.once import once
 from qsim.nn.plans import GRAD, WEIGHT, Draws
-from qsim.nn.sites import SharedOperand, Site, beyond, clip
+from qsim.nn.sites import SharedOperand, Site, beyond
 from qsim.quantizer import is_stochastic
 
 
@@ -90,8 +90,9 @@ class FivePointEmbedding(torch.autograd.Function):
         draws: Draws | None,
         shares: tuple[SharedOperand | None, SharedOperand | None],
     ) -> Tensor:
-        ctx.save_for_backward(x, seed, beyond(weight, points.weight) if ctx.needs_input_grad[1] else None)
         site = site_of_table(points, draws, shares[0])
+        clips = site.quantizer is not None and site.quantizer.clip_gradient and ctx.needs_input_grad[1]
+        ctx.save_for_backward(x, seed, beyond(weight, site.quantizer) if site.quantizer is not None and clips else None)
         ctx.site = site_of_lookup(points, draws, shares[1])
         ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
         table = site.round(weight, weight_seed, weight.dtype).values
@@ -110,4 +111,6 @@ class FivePointEmbedding(torch.autograd.Function):
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, g, seed)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
-        return None, clip(gradient.to(dtype), clipped), None, None, None, None, None, None, None
+        found = gradient.to(dtype)
+        found = found if clipped is None else found.masked_fill_(clipped, 0.0)
+        return None, found, None, None, None, None, None, None, None

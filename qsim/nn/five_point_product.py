@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim import random
@@ -14,7 +14,25 @@ from qsim.nn.autocast import without_autocast
 from qsim.nn.once import once
 from qsim.nn.operands import Kept, Upstream
 from qsim.nn.plans import Plan, Setting, plan_of
-from qsim.nn.sites import beyond, clip
+from qsim.nn.sites import beyond
+
+
+def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """The product of whole tensors, or of distributed ones."""
+    if is_distributed(a, w, bias):
+        from qsim.nn.sharded import sharded_product
+
+        return sharded_product(a, w, bias, setting, stream)
+    return five_point_product(a, w, bias, setting, stream)
+
+
+def is_distributed(*operands: Tensor | None) -> bool:
+    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
+
+    return any(isinstance(x, DTensor) for x in operands)
 
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -65,8 +83,9 @@ class FivePointProduct(torch.autograd.Function):
         if observer is not None:
             ctx.noted = plan.first.show(observer, a, kept_a, seed), plan.second.show(observer, w, kept_w, seed_of_w)
         ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
-        beyond_a = beyond(a, plan.first.forward.quantizer) if needs_a else None
-        beyond_w = beyond(w, plan.second.forward.quantizer) if needs_w else None
+        clip_a, clip_w = plan.clips
+        beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
+        beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
         ctx.save_for_backward(seed, weight_seed, *kept_a, *kept_w, beyond_a, beyond_w)
         factors = rounded_a.factors + rounded_w.factors
         return plan.product.forward(
@@ -87,7 +106,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     seed_of_w = seed if plan.two_inputs else weight_seed
     observer: observers.Observer | None = ctx.observer
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    upstream = Upstream(g, seed, observer, plan.rounds_gradient_once, needs_bias and plan.product.sums_rows)
+    upstream = Upstream(g, seed, observer, plan.rounds_gradient_once, needs_bias and plan.sums_gradient)
     gradients: list[Tensor | None] = [None] * 7
     if kept_w.values is not None:
         held = plan.carriers[1]
@@ -97,7 +116,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             plan.second.show_recalled(observer, kept_w, ctx.noted[1], seed_of_w)
         factors = rounded_g.factors + rounded_w.factors
         found = plan.product.grad_a(rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0], exact=held.exact, factors=factors)
-        gradients[0] = clip(found, beyond_a)
+        gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
         del rounded_g, rounded_w  # the second product needs the room
     if kept_a.values is not None:
         held = plan.carriers[2]
@@ -107,7 +126,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             plan.first.show_recalled(observer, kept_a, ctx.noted[0], seed)
         factors = rounded_g.factors + rounded_a.factors
         found = plan.product.grad_w(rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1], exact=held.exact, factors=factors)
-        gradients[1] = clip(found, beyond_w)
+        gradients[1] = found if beyond_w is None else found.masked_fill_(beyond_w, 0.0)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
         gradients[2] = total.to(ctx.bias_dtype)

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from qsim.five_point import FivePoint
 from qsim.nn import products
-from qsim.nn.arguments import check_bias, is_distributed, operands, product_of, rounds
+from qsim.nn.arguments import check_bias, operands, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from qsim.nn.five_point_embedding import five_point_embedding
+from qsim.nn.five_point_product import is_distributed, product_of
 from qsim.nn.plans import Setting
 from qsim.nn.scaled_checks import check_lookup, check_matmul
 

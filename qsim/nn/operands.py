@@ -61,12 +61,12 @@ class Operand:
     def _with_codes(self, x: Tensor, seed: Tensor | None, coding: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
-        grid, rule, stream = other.format.spelling[0], other.rounding.spelling[other.overflow], self.backward.stream
-        chosen = seed if other.rounding.is_stochastic or (one is not None and one.rounding.is_stochastic) else None
+        spelt, stream = other.spelt, self.backward.stream
+        chosen = seed if spelt.is_stochastic or (one is not None and one.spelt.is_stochastic) else None
         if one is None:
-            return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, grid, rule, coding, stream, 0, False)
-        forward = (one.format.spelling[0], one.rounding.spelling[one.overflow], self.forward.stream, dtype)
-        return torch.ops.qsim.quantize_and_encode.default(x, chosen, *forward, grid, rule, coding, stream)  # type: ignore[no-any-return]
+            return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, spelt.grid, spelt.rule, coding, stream, 0, False)
+        given = (one.spelt.grid, one.spelt.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, coding, stream)
+        return torch.ops.qsim.quantize_and_encode.default(x, chosen, *given)  # type: ignore[no-any-return]
 
     def recall(self, kept: Kept, seed: Tensor | None, dtype: torch.dtype) -> Rounded:
         """The operand for a product of the backward pass."""
@@ -74,7 +74,7 @@ class Operand:
         if self.coding is None:
             return self.backward.round(kept.values, seed, dtype, kept.scales)
         assert self.backward.quantizer is not None
-        grid = self.backward.quantizer.format.spelling[0]
+        grid = self.backward.quantizer.spelt.grid
         return Rounded(torch.ops.qsim.decode.default(kept.values, grid, self.coding, dtype))
 
     def show(self, observer: Observer, x: Tensor, kept: Kept, seed: Tensor | None) -> Any:
@@ -114,7 +114,7 @@ class Upstream:
         seed: Needed for stochastic rounding alone.
         observer: Who looks on.
         serves_both: Whether one rounding serves both products.
-        is_summed: Whether its sum over rows will be asked for, so that it comes from the same read if it can.
+        is_summed: Whether its sum over rows will be asked for, and can come from the same read.
     """
 
     def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool) -> None:
@@ -130,7 +130,7 @@ class Upstream:
             return self._rounded._replace(values=self._rounded.values.to(dtype))
         if site.quantizer is not None and self._observer is not None:
             self._observer.rounds(site, self._g, self._seed)
-        if self._is_summed and self.total is None and site.quantizer is not None and site.is_plain:
+        if self._is_summed and self.total is None:
             values, self.total = round_and_sum(self._g, site, self._seed, dtype)
             found = Rounded(values)
         else:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qsim import random
 from qsim.five_point import FivePoint
-from qsim.nn.carriers import Carrier, carrier_of
+from qsim.nn.carriers import Carrier, carrier
 from qsim.nn.directions import Direction
 from qsim.nn.operands import CODE_BITS, Operand, coding_of
 from qsim.nn.products import Product
@@ -88,6 +88,9 @@ class Plan:
         carriers: Of the forward product, and of those that give the gradients of the first and of the second operand.
         two_inputs: Whether the second operand is an input too.
         adds_bias: Whether the bias is added here.
+        rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
+        sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
+        clips: What makes an operand's gradient zero where it saturates, if anything does.
     """
 
     product: Product
@@ -100,41 +103,59 @@ class Plan:
     carriers: tuple[Carrier, Carrier, Carrier]
     two_inputs: bool
     adds_bias: bool
-
-    @property
-    def rounds_gradient_once(self) -> bool:
-        """Whether one rounding of the gradient serves both of its products."""
-        return self.grad.stream == self.grad_w.stream
+    rounds_gradient_once: bool
+    sums_gradient: bool
+    clips: tuple[Quantizer | None, Quantizer | None]
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> Plan:
     """The plan of a product of two tensors, which points remember."""
-    merges, rank = setting.product.merges_rows(w.shape), random.own_rank()
+    rank = random.own_rank()
     if setting.shares is not None or torch.compiler.is_compiling():
-        return _plan(setting, a.dtype, w.dtype, a.device, merges, rank)
-    kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, a.device.type, merges, rank)
+        return _plan(setting, a, w, rank)
+    kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, w.dim(), a.device.type, rank)
     known: Plan | None = setting.points.plans.get(kind)
     if known is None:
-        known = setting.points.plans[kind] = _plan(setting, a.dtype, w.dtype, a.device, merges, rank)
+        known = setting.points.plans[kind] = _plan(setting, a, w, rank)
     return known
 
 
-def _plan(setting: Setting, of_a: torch.dtype, of_w: torch.dtype, device: torch.device, merges: bool, rank: int) -> Plan:
-    product, dtype = setting.product, setting.dtype or torch.promote_types(of_a, of_w)
-    first, second, grad, grad_w = _tensors(setting, merges, rank)
+def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
+    product, of_a, of_w = setting.product, a.dtype, w.dtype
+    dtype = setting.dtype or torch.promote_types(of_a, of_w)
+    first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
 
-    def carrier(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
+    def held(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
         # What is multiplied with scales yet must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
-        return carrier_of(values_of(one, one_dtype), values_of(other, other_dtype), device, product.narrow_carrier(own))
+        return carrier(values_of(one, one_dtype), values_of(other, other_dtype), a.device, product.narrow_carrier(own))
 
     carriers = (
-        carrier(first.forward, of_a, second.forward, of_w, dtype),
-        carrier(grad, dtype, second.backward, of_w, of_a),
-        carrier(grad_w, dtype, first.backward, of_a, of_w),
+        held(first.forward, of_a, second.forward, of_w, dtype),
+        held(grad, dtype, second.backward, of_w, of_a),
+        held(grad_w, dtype, first.backward, of_a, of_w),
     )
-    adds_bias = setting.draws is None or setting.draws.adds_bias
-    return Plan(product, dtype, (of_a, of_w), first, second, grad, grad_w, carriers, setting.two_inputs, adds_bias)
+    return Plan(
+        product,
+        dtype,
+        (of_a, of_w),
+        first,
+        second,
+        grad,
+        grad_w,
+        carriers,
+        setting.two_inputs,
+        adds_bias=setting.draws is None or setting.draws.adds_bias,
+        rounds_gradient_once=grad.stream == grad_w.stream,
+        sums_gradient=product.sums_rows and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
+        clips=(_clipping(first), _clipping(second)),
+    )
+
+
+def _clipping(operand: Operand) -> Quantizer | None:
+    """What makes the operand's gradient zero where it saturates, if anything does."""
+    point = operand.forward.quantizer
+    return point if point is not None and point.clip_gradient else None
 
 
 def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operand, Site, Site]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qsim.nn import float32
-from qsim.nn.carriers import in_dtype, multiply, rescaled
 from qsim.nn.convolution_gradients import convolution_gradient
 from qsim.nn.directions import CONVOLUTION, LINEAR, MATMUL, TRANSPOSED, Directions
 
@@ -38,8 +37,8 @@ class Product(Protocol):
     def directions(self) -> Directions:
         """Along which dimensions operands are scaled."""
 
-    def merges_rows(self, second: torch.Size) -> bool:
-        """Whether all dimensions but the last of the first operand and of the result count as one, given the second operand's shape."""
+    def merges_rows(self, dims: int) -> bool:
+        """Whether all dimensions but the last of the first operand and of the result count as one, given how many the second one has."""
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """The only 16-bit carrier that a result of this dtype can come from, float32 if there is none, `None` if any will do."""
@@ -70,7 +69,7 @@ class Linear:
     sums_rows: ClassVar[bool] = True
     directions: ClassVar[Directions] = LINEAR
 
-    def merges_rows(self, second: torch.Size) -> bool:
+    def merges_rows(self, dims: int) -> bool:
         """Tokens are rows, wherever they stand."""
         return True
 
@@ -139,7 +138,7 @@ class Convolution:
         """Channels are summed over, and samples for the gradient of the weight."""
         return TRANSPOSED if self.transposed else CONVOLUTION
 
-    def merges_rows(self, second: torch.Size) -> bool:
+    def merges_rows(self, dims: int) -> bool:
         """Every dimension counts by itself."""
         return False
 
@@ -190,9 +189,9 @@ class Matmul:
     sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions] = MATMUL
 
-    def merges_rows(self, second: torch.Size) -> bool:
+    def merges_rows(self, dims: int) -> bool:
         """Matrices that share their second operand are one."""
-        return len(second) == 2
+        return dims == 2
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Matrix products sum in float32 whatever their operands are."""
@@ -251,3 +250,33 @@ def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, *, exac
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact=exact, factors=factors)
     return result.sum_to_size(shape).to(dtype)
+
+
+def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Factors = (), bias: Tensor | None = None) -> Tensor:
+    """The matrix product of two operands in their carrier, summed in float32, times factors, in the dtype of the result.
+
+    A bias is added if there are factors.
+    """
+    if factors:
+        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype, bias)
+    if exact:
+        return in_dtype(float32.matmul(a, b), dtype)
+    if a.dtype == dtype:
+        return torch.matmul(a, b)
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
+        return in_dtype(product, dtype)
+    return torch.matmul(a, b).to(dtype)
+
+
+def rescaled(product: Tensor, factors: Factors, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """A product of float32 or float64 times scales that were left out of its operands, plus a bias, in the result's dtype."""
+    return torch.ops.qsim.rescaled.default(product, factors, bias, dtype)  # type: ignore[no-any-return]
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A result in the dtype that is asked for.
+
+    torch 2.11's compiler gives zero for the gradients of an autograd function whose result went through a conversion to its own dtype.
+    """
+    return x if x.dtype == dtype else x.to(dtype)

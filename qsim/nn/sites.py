@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from qsim.checks import Spelling, spelling
 from qsim.formats import Float, Format
 from qsim.nn.carriers import Values
 from qsim.nn.directions import OWN, Direction
 from qsim.nn.products import rows
 from qsim.quantizer import Quantizer
 from qsim.random import WHOLE, Place, narrowed, widened
-from qsim.scaled import Scaled, Share, quantize_scaled
+from qsim.scaled import Layout, Scaled, Share, quantize_scaled
 from qsim.scaling import Blocks, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.reference.scaling import under_whole
@@ -30,6 +29,8 @@ from qsim_kernels.scales import Restore
 
 #: Significant bits that float32 holds.
 _SINGLE = 24
+#: Of so many shapes a site remembers how scales lie.
+MOST_LAYOUTS = 64
 
 
 class SharedOperand(Protocol):
@@ -78,6 +79,8 @@ class Site:
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
+    #: How scales lie in tensors of the shapes that came.
+    layouts: dict[torch.Size, Layout] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -102,13 +105,13 @@ class Site:
 
 def round_plainly(x: Tensor, how: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype, place: Place = WHOLE) -> Tensor:
     """A tensor rounded without scales, with the random bits that its elements have in the whole."""
-    grid, rule = how.format.spelling[0], how.rounding.spelling[how.overflow]
-    if not how.rounding.is_stochastic:
-        return torch.ops.qsim.quantize.default(x, None, grid, rule, stream, 0, dtype)  # type: ignore[no-any-return]
+    spelt = how.spelt
+    if not spelt.is_stochastic:
+        return torch.ops.qsim.quantize.default(x, None, spelt.grid, spelt.rule, stream, 0, dtype)  # type: ignore[no-any-return]
     if not place.row:
-        return torch.ops.qsim.quantize.default(x, seed, grid, rule, stream, place.offset, dtype)  # type: ignore[no-any-return]
+        return torch.ops.qsim.quantize.default(x, seed, spelt.grid, spelt.rule, stream, place.offset, dtype)  # type: ignore[no-any-return]
     wide, offset = widened(x, place)
-    rounded = torch.ops.qsim.quantize.default(wide, seed, grid, rule, stream, offset, dtype)
+    rounded = torch.ops.qsim.quantize.default(wide, seed, spelt.grid, spelt.rule, stream, offset, dtype)
     return narrowed(rounded, place).reshape(x.shape)
 
 
@@ -116,23 +119,15 @@ def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype
     """A tensor rounded without scales, and its own sum over all dimensions but the last, from one read."""
     how = site.quantizer
     assert how is not None  # what rounds nothing is read only to be summed
-    chosen = seed if how.rounding.is_stochastic else None
-    seen = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    given = (chosen, how.format.spelling[0], how.rounding.spelling[how.overflow], site.stream, dtype)
-    values, total = torch.ops.qsim.quantize_and_sum.default(seen, *given)
+    spelt, seen = how.spelt, x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    chosen = seed if spelt.is_stochastic else None
+    values, total = torch.ops.qsim.quantize_and_sum.default(seen, chosen, spelt.grid, spelt.rule, site.stream, dtype)
     return values.view(x.shape), total
 
 
-def beyond(x: Tensor, point: Quantizer | None) -> Tensor | None:
-    """Where a point that clips gradients saturates."""
-    if point is None or not point.clip_gradient:
-        return None
+def beyond(x: Tensor, point: Quantizer) -> Tensor:
+    """Where a point saturates."""
     return (x < point.format.min) | (x > point.format.max)
-
-
-def clip(gradient: Tensor, beyond: Tensor | None) -> Tensor:
-    """A gradient, zero where its point has saturated; it is changed in place."""
-    return gradient if beyond is None else gradient.masked_fill_(beyond, 0.0)
 
 
 def leaves_factor(site: Site) -> bool:
@@ -170,20 +165,41 @@ def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None
 _known_values = lru_cache(maxsize=1024)(_values)
 
 
-def seen_at(x: Tensor, site: Site) -> tuple[Tensor, Sequence[int]]:
-    """A tensor as its scales lie in it, and the numbers of the transform that goes before."""
-    seen = rows(x) if site.merges else x
-    return seen, () if site.transform is None else site.transform.turn(seen.shape, site.direction.summed)
+def as_it_lies(x: Tensor, site: Site) -> Tensor:
+    """A tensor as its scales lie in it."""
+    return rows(x) if site.merges and x.dim() != 2 else x
+
+
+def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
+    """The numbers of the transform that goes before."""
+    return () if site.transform is None else site.transform.turn(shape, site.direction.summed)
+
+
+def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+    """How the scales of a tensor of a shape lie and are made."""
+    if torch.compiler.is_compiling():
+        return _layout(site, how, shape)
+    known = site.layouts.get(shape)
+    if known is None:
+        if len(site.layouts) == MOST_LAYOUTS:
+            site.layouts.clear()
+        known = site.layouts[shape] = _layout(site, how, shape)
+    return known
+
+
+def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+    assert how.scale is not None  # which is what the layout is of
+    return Layout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
 
 
 def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
-    seen, turn = seen_at(x, site)
+    seen = as_it_lies(x, site)
     if how.scale is None:
-        turned = torch.ops.qsim.turned.default(seen, turn) if turn else seen
+        turned = torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
         return Rounded(round_plainly(turned, how, seed, site.stream, dtype, site.place).view(x.shape))
     goes_in = isinstance(how.scale, (Blocks, Tiles))
     restore = Restore.ALL if not site.multiplies else Restore.SCALE if goes_in else Restore.NOTHING
-    values, scales, under = quantized(seen, site, how, seed, dtype, restore, turn, known)
+    values, scales, under = quantized(seen, site, how, seed, dtype, restore, known)
     values = values.reshape(x.shape)
     if restore == Restore.ALL:
         return Rounded(values)
@@ -200,25 +216,23 @@ def quantized(
     seed: Tensor | None,
     dtype: torch.dtype,
     restore: Restore,
-    turn: Sequence[int],
     known: Tensor | None = None,
 ) -> Scaled:
     """A tensor rounded under scales, with the random bits that its elements have in the whole."""
     assert how.scale is not None
-    spelt: Spelling = spelling(how.format, how.rounding, how.overflow)
+    spelt = how.spelt
     share = None if site.shared is None else site.shared.along(site.direction, site.merges)
     chosen = seed if spelt.is_stochastic else None
     if chosen is None or not site.place.row:
-        tiles = site.direction.tiles(how.scale, x.shape)
-        rounding = (chosen, site.stream, site.place.offset, dtype, restore, turn, tiles, share, known)
+        rounding = (chosen, site.stream, site.place.offset, dtype, restore, layout_of(site, how, x.shape), share, known)
         return quantize_scaled(x, spelt, how.scale, *rounding)
     wide, offset = widened(x, site.place)
-    tiles = site.direction.tiles(how.scale, wide.shape)
+    layout = layout_of(site, how, wide.shape)
     # Scales of columns are widened and narrowed with these.
-    is_of_columns = tiles.across and tiles.columns == 1
+    is_of_columns = layout.tiles.across and layout.tiles.columns == 1
     if known is not None and is_of_columns:
         known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
-    rounding = (chosen, site.stream, offset, dtype, restore, turn, tiles, share, known)
+    rounding = (chosen, site.stream, offset, dtype, restore, layout, share, known)
     values, scales, under = quantize_scaled(wide, spelt, how.scale, *rounding)
     if is_of_columns and scales is not None:
         scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
