@@ -15,6 +15,7 @@ from qsim.nn import functional
 from qsim.nn.carriers import Carrier, carrier
 from qsim.nn.directions import LINEAR
 from qsim.nn.sites import Site, values_of
+from qsim.random import WHOLE
 from qsim.scaling import Blocks, Channel, Tensor, Tiles
 from qsim.transforms import Hadamard
 
@@ -131,7 +132,7 @@ def test_tables_leave_transforms_out() -> None:
 
 
 def values(fmt: object, **scale: object) -> Site:
-    return Site("act", Quantizer(fmt, **scale), 0, direction=LINEAR.act, merges=True)  # type: ignore[arg-type]
+    return Site("act", Quantizer(fmt, **scale), 0, WHOLE, LINEAR.act, True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

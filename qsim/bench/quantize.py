@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from qsim.bench import _bandwidth, _host, _layouts, _memory, _peers, _settings, _sweep
+from qsim.bench import _bandwidth, _layouts, _memory, _peers, _settings, _small_calls, _sweep
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, render
 
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
         "layouts": (_layouts.layouts, _bandwidth.COLUMNS),
-        "host": (_host.host, _host.COLUMNS),
+        "host": (_small_calls.host, _small_calls.COLUMNS),
         "memory": (_memory.memory, _memory.COLUMNS),
         "peers": (partial(_peers.peers, names=peers), _peers.COLUMNS),
     }

@@ -11,6 +11,7 @@ from qsim import random
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import observers
 from qsim.nn.carriers import can_hold
+from qsim.nn.directions import OWN
 from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.observers import Observer
 from qsim.nn.once import once
@@ -80,7 +81,7 @@ def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     stream = random.rank_stream(_FORWARD)
     seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=seed, stream=stream)
-    observer.rounds(Site("forward", point, stream), x.detach(), seed)
+    observer.rounds(Site("forward", point, stream, random.WHOLE, OWN), x.detach(), seed)
     return result
 
 
@@ -106,7 +107,7 @@ class _RoundGradient(torch.autograd.Function):
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        site = Site("backward", ctx.point, random.rank_stream(_BACKWARD), multiplies=False)
+        site = Site("backward", ctx.point, random.rank_stream(_BACKWARD), random.WHOLE, OWN, multiplies=False)
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
         return site.round(g, seed, g.dtype).values, None, None

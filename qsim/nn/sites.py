@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qsim.formats import Float, Format
 from qsim.nn.carriers import Values
-from qsim.nn.directions import OWN, Direction
+from qsim.nn.directions import Direction
 from qsim.nn.products import rows
 from qsim.quantizer import Quantizer
 from qsim.random import WHOLE, Place, narrowed, widened
@@ -73,8 +73,8 @@ class Site:
     name: str
     quantizer: Quantizer | None
     stream: int
-    place: Place = WHOLE
-    direction: Direction = OWN
+    place: Place
+    direction: Direction
     merges: bool = False
     transform: Hadamard | None = None
     shared: SharedOperand | None = None

@@ -9,14 +9,21 @@ import torch
 import triton
 from torch import Tensor
 
-_INTERPRETED = bool(triton.knobs.runtime.interpret)
+_RUNTIME = triton.knobs.runtime
+_INTERPRETED = bool(_RUNTIME.interpret)
+
+
+def _is_watched() -> bool:
+    """Whether somebody, a profiler for example, wants Triton to tell of every launch."""
+    hooks = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 class Launcher:
     """A kernel and all of its arguments that do not change from call to call.
 
     Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
-    little: the device, whether the pointers are aligned, and which optional arguments there are.
+    little, the device, whether the pointers are aligned, and which optional arguments there are, and the driver launches it at once.
 
     Args:
         kernel: The kernel.
@@ -54,10 +61,12 @@ class Launcher:
             return
         source, target = x.data_ptr(), out.data_ptr()
         form = (device, source % 16, target % 16, absent)
-        compiled = self._compiled.get(form)
-        if compiled is not None:
-            compiled[programs, 1, 1](source, target, *others, *self._tail)
+        known = self._compiled.get(form)
+        if known is not None and not _is_watched():
+            run, function, metadata = known
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            run(programs, 1, 1, stream, function, metadata, None, None, None, source, target, *others, *self._tail)
             return
         compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
         if not _INTERPRETED:
-            self._compiled[form] = compiled
+            self._compiled[form] = compiled.run, compiled.function, compiled.packed_metadata

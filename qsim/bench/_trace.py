@@ -1,0 +1,54 @@
+"""How long the way of a call is: how often one file of qsim calls into another."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import qsim
+import qsim_kernels
+
+#: The parts of the kernels that do the work; what goes on inside of them is not counted.
+_OWN, _KERNELS = (str(Path(package.__file__ or "").parent) for package in (qsim, qsim_kernels))
+
+
+def calls_between_files(call: Callable[[], Any]) -> int:
+    """Counts the calls from one file into another, and those of who calls qsim, on a call that is warm.
+
+    Args:
+        call: It is called three times, and the third time is counted.
+    """
+    found = 0
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal found
+        to = frame.f_code.co_filename
+        if event == "call" and _is_ours(to):
+            caller = frame.f_back
+            while caller is not None and not _is_ours(caller.f_code.co_filename):
+                caller = caller.f_back
+            # Loops that kernels have compiled come from nowhere.
+            came_from = _KERNELS if caller is None and to.startswith(_KERNELS) else "" if caller is None else caller.f_code.co_filename
+            found += came_from != to and not came_from.startswith(_KERNELS)
+
+    call()
+    call()
+    before = sys.getprofile()
+    # The backward pass has a thread of its own on a GPU.
+    threading.setprofile(see)
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    return found
+
+
+def _is_ours(file: str) -> bool:
+    bench = str(Path(_OWN, "bench"))
+    return (file.startswith(_OWN) and not file.startswith(bench)) or file.startswith(_KERNELS)
