@@ -19,21 +19,20 @@ def pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@intrinsic
-def as_float(context: Any, pattern: Any) -> Any:
-    """The float32 of an int32's bits."""
+def _same_bits(source: Any, target: Any, held: ir.Type, doc: str) -> Any:
+    """A function from one type to the other, of as many bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
+        return builder.bitcast(arguments[0], held)
 
-    return types.float32(types.int32), generate
+    def same_bits(context: Any, value: Any) -> Any:
+        return target(source), generate
+
+    same_bits.__doc__ = doc
+    return intrinsic(same_bits)
 
 
-@intrinsic
-def as_int(context: Any, value: Any) -> Any:
-    """The bits of a float32 as an int32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
+as_float = _same_bits(types.int32, types.float32, ir.FloatType(), "The float32 of an int32's bits.")
+as_int = _same_bits(types.float32, types.int32, ir.IntType(32), "The bits of a float32 as an int32.")
+as_double = _same_bits(types.int64, types.float64, ir.DoubleType(), "The float64 of an int64's bits.")
+as_long = _same_bits(types.float64, types.int64, ir.IntType(64), "The bits of a float64 as an int64.")

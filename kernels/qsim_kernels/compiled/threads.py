@@ -13,13 +13,13 @@ import torch
 _SHARE = 1 << 16
 
 
-def in_parts(loop: Callable[[int, int], None], count: int) -> None:
-    """Runs a loop over `count` elements, given the first and the number of elements of a part."""
-    parts = min(torch.get_num_threads(), count // _SHARE)
+def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None:
+    """Runs a loop over `count` elements, or over rows of so many, given the first and the number of those of a part."""
+    parts = min(torch.get_num_threads(), count * row // _SHARE, count)
     if parts < 2:
         loop(0, count)
         return
-    size = -(-count // parts // 8) * 8
+    size = -(-count // parts // 8) * 8 if row == 1 else -(-count // parts)
     begun = [_threads(os.getpid(), parts).submit(loop, at, min(size, count - at)) for at in range(size, count, size)]
     loop(0, size)
     for part in begun:
