@@ -21,6 +21,8 @@ from qsim_kernels.reference.rounding import adds_exactly, as_values
 __all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
 _STORED = (torch.float32, torch.bfloat16)
+#: Elements that are rounded in place at once.
+_PIECE = 1 << 20
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -46,6 +48,12 @@ def _has_loop(how: Plan, rule: Rule) -> bool:
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
     """Rounds between contiguous tensors of float32 or bfloat16."""
     out_at, x_at, steps = out.data_ptr(), x.data_ptr(), (out.element_size(), x.element_size())
+    if out_at == x_at and x.numel():
+        # Loops compute several elements at a time only if they do not write where they read: so in place a copy is read, piece by piece.
+        for start in range(0, x.numel(), _PIECE):
+            piece = slice(start, start + _PIECE)
+            _round(out.view(-1)[piece], x.view(-1)[piece].clone(), seed, how, rule, stream, offset + start)
+        return
     loop: Callable[..., None]
     if rule.mode == Mode.NEAREST:
         loop, numbers = nearest_loop(out.dtype, x.dtype), (how.shift, how.low, how.top)

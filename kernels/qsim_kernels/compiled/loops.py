@@ -70,9 +70,13 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
         noise = np.zeros(SERVED * _BLOCKS, np.uint64)
         for start in range(-(first % SERVED), count, SERVED * _BLOCKS):
             draw(noise, _BLOCKS, np.uint64((first + start) // SERVED), np.uint64(seed), np.uint64(stream), bits, correction)
-            for i in range(max(start, 0), min(start + SERVED * _BLOCKS, count)):
-                pattern = _i32(_i32(x16[i]) << 16) if is_x_narrow else x32[i]
-                magnitude, drawn = _i32(pattern & _NAN), noise[i - start]
+            # Slices, of which the compiler knows that no index counts from the end: so it computes several elements at a time.
+            begin, end_of = max(start, 0), min(start + SERVED * _BLOCKS, count)
+            own, from16, from32 = noise[begin - start : end_of - start], x16[begin:end_of], x32[begin:end_of]
+            to16, to32 = out16[begin:end_of], out32[begin:end_of]
+            for i in range(end_of - begin):
+                pattern = _i32(_i32(from16[i]) << 16) if is_x_narrow else from32[i]
+                magnitude, drawn = _i32(pattern & _NAN), own[i]
                 # A NaN is taken for an infinity until the end, so that nothing overflows.
                 within = min(magnitude, _i32(_INFINITY))
                 shift = min(max(_i32(_i32(low + shift0) - _i32(within >> _MANTISSA)), shift0), _i32(_MANTISSA)) if low else shift0
@@ -92,9 +96,9 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
                 rounded = _i32(rounded | _i32(pattern & ~_NAN)) if keeps_sign else rounded
                 rounded = _i32(_NAN) if is_nan else rounded
                 if is_out_narrow:
-                    out16[i] = np.int16(rounded >> 16)
+                    to16[i] = np.int16(rounded >> 16)
                 else:
-                    out32[i] = rounded
+                    to32[i] = rounded
 
     return loop  # type: ignore[no-any-return]
 

@@ -17,7 +17,7 @@ _WORD, _HALF, _LAST = _u64(0xFFFFFFFF), _u64(0xFFFF), _u64(1 << 63)
 _16, _32 = _u64(16), _u64(32)
 
 
-@numba.njit(inline="always")
+@numba.njit(nogil=True, cache=True)
 def draw(noise, blocks, first, seed, stream, bits, correction):
     """Writes what `as_added` gives for the elements of some blocks.
 

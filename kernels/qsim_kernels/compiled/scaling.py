@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
 
+#: Elements that a thread divides, rounds and multiplies before it turns to the next.
+_AT_ONCE = 1 << 15
 _quantize_scaled_wide = partial(reference.quantize_scaled_into, quantize=quantize_into)
 
 
@@ -31,7 +34,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
         reference.amaxes_into(out, x, tiles, turn, finite)
         return
     x = _stored(x if turn is None else turned(x, turn))
-    (rows, columns, height, width, across), loop = tiles, amaxes_loop(x.dtype)
+    (rows, columns, height, width, across), loop = _in_rows(tiles), amaxes_loop(x.dtype)
     matrices, tile_rows = x.numel() // (rows * columns), out.numel() // -(-columns // width)
     given = matrices, (rows, columns, height, width), across, finite
     in_parts(lambda at, count: loop(out.data_ptr(), x.data_ptr(), at, count, *given), tile_rows, x.numel() // tile_rows)
@@ -73,32 +76,70 @@ def quantize_scaled_into(
         return
     x = _stored(x if turn is None else turned(x, turn))
     whole = (scales if under is None else under_whole(scales, under)).contiguous()
-    values = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    _divide(values, x, whole, tiles)
-    quantize_into(values, values, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
-    if not elements.restore:
-        out.copy_(one_nan(values.to(out.dtype)))
-        return
     factors = whole if elements.restore == Restore.ALL else scales.contiguous()
-    _restore(out, values, factors, tiles, elements.rule.saturate)
-
-
-def _divide(out: Tensor, x: Tensor, scales: Tensor, tiles: Tiles) -> None:
-    (rows, columns, height, width, across), loop = tiles, divide_loop(x.dtype)
-    addresses, given = (out.data_ptr(), x.data_ptr(), scales.data_ptr()), ((rows, columns, height, width), across)
-    in_parts(lambda at, count: loop(*addresses, at, count, *given), x.numel() // columns, columns)
-
-
-def _restore(out: Tensor, values: Tensor, scales: Tensor, tiles: Tiles, saturate: bool) -> None:
-    rows, columns, height, width, across = tiles
     is_held = out.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
-    result = out if is_held else values
-    most = SINGLE.pattern(torch.finfo(out.dtype).max) if saturate else SINGLE.nan
-    loop, given = restore_loop(result.dtype), ((rows, columns, height, width), across, most)
-    addresses = result.data_ptr(), values.data_ptr(), scales.data_ptr()
-    in_parts(lambda at, count: loop(*addresses, at, count, *given), values.numel() // columns, columns)
+    result = out if is_held else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    part = _Part(result.view(-1), x.view(-1), whole, factors, _in_rows(tiles), elements, out.dtype)
+    in_parts(part.round, x.numel() // part.tiles.columns, part.tiles.columns)
     if not is_held:
-        out.copy_(one_nan(values.to(out.dtype)))
+        out.copy_(one_nan(result.to(out.dtype)))
+
+
+class _Part(NamedTuple):
+    """What threads round rows of.
+
+    Attributes:
+        out: Where to write.
+        x: Values.
+        scales: What they are divided by.
+        factors: What they are multiplied with again.
+        tiles: Which elements share a scale.
+        elements: How they are rounded.
+        dtype: In which the result must be finite.
+    """
+
+    out: Tensor
+    x: Tensor
+    scales: Tensor
+    factors: Tensor
+    tiles: Tiles
+    elements: Elements
+    dtype: torch.dtype
+
+    def round(self, at: int, count: int) -> None:
+        """Rounds so many rows from one on, so few of them at once that they stay in the processor's cache."""
+        columns, how = self.tiles.columns, self.elements
+        rows = min(count, max(1, _AT_ONCE // columns))
+        values, rounded = (torch.empty(rows * columns, dtype=torch.float32, device=self.x.device) for _ in range(2))
+        for first in range(at, at + count, rows):
+            last = min(first + rows, at + count)
+            here, size = slice(first * columns, last * columns), (last - first) * columns
+            self._divide(values, first, last - first)
+            quantize_into(rounded[:size], values[:size], how.seed, how.grid, how.rule, how.stream, how.offset + here.start)
+            if how.restore:
+                self._restore(rounded, first, last - first)
+            else:
+                self.out[here].copy_(one_nan(rounded[:size].to(self.out.dtype)))
+
+    def _divide(self, values: Tensor, first: int, count: int) -> None:
+        rows, columns, height, width, across = self.tiles
+        # The loop counts from the first row of all.
+        to = values.data_ptr() - first * columns * values.element_size()
+        divide_loop(self.x.dtype)(to, self.x.data_ptr(), self.scales.data_ptr(), first, count, (rows, columns, height, width), across)
+
+    def _restore(self, rounded: Tensor, first: int, count: int) -> None:
+        rows, columns, height, width, across = self.tiles
+        most = SINGLE.pattern(torch.finfo(self.dtype).max) if self.elements.rule.saturate else SINGLE.nan
+        came = rounded.data_ptr() - first * columns * rounded.element_size()
+        loop, shape = restore_loop(self.out.dtype), (rows, columns, height, width)
+        loop(self.out.data_ptr(), came, self.factors.data_ptr(), first, count, shape, across, most)
+
+
+def _in_rows(tiles: Tiles) -> Tiles:
+    """Tiles of one row each, one to a row, if they lie so behind one another: of those, threads can share as many as there are."""
+    if tiles.rows == 1 and tiles.columns % tiles.width == 0 and not tiles.across:
+        return Tiles(1, tiles.width, 1, tiles.width, False)
+    return tiles
 
 
 def _stored(x: Tensor) -> Tensor:

@@ -48,16 +48,26 @@ def amaxes_loop(x_dtype: torch.dtype) -> Callable[..., None]:
                 top = tile % down * height
                 for row in range(top, min(top + height, rows)):
                     at = (matrix * rows + row) * columns
+                    if width == 1:
+                        found, narrow, wide = out[own : own + along], x16[at : at + columns], x32[at : at + columns]
+                        for i in range(columns):
+                            found[i] = max(found[i], _magnitude(_i32(_i32(narrow[i]) << 16) if is_narrow else wide[i], finite))
+                        continue
                     for k in range(along):
-                        largest = out[own + k]
-                        for i in range(at + k * width, at + min(k * width + width, columns)):
-                            magnitude = _i32((_i32(_i32(x16[i]) << 16) if is_narrow else x32[i]) & _NAN)
-                            if finite and magnitude >= _INFINITY:
-                                magnitude = _i32(0)
-                            largest = max(largest, magnitude)
+                        start, end, largest = at + k * width, at + min(k * width + width, columns), out[own + k]
+                        narrow, wide = x16[start:end], x32[start:end]
+                        for i in range(end - start):
+                            largest = max(largest, _magnitude(_i32(_i32(narrow[i]) << 16) if is_narrow else wide[i], finite))
                         out[own + k] = largest
 
     return loop  # type: ignore[no-any-return]
+
+
+@numba.njit(inline="always")
+def _magnitude(pattern, finite):
+    """The bits of a magnitude; zero for what is not finite, if that does not count."""
+    magnitude = _i32(pattern & _NAN)
+    return _i32(0) if finite and magnitude >= _INFINITY else magnitude
 
 
 @lru_cache(maxsize=2)
@@ -74,10 +84,16 @@ def divide_loop(x_dtype: torch.dtype) -> Callable[..., None]:
         scales = numba.carray(pointer(scales_at), (1 if across else (first + count - 1) // rows + 1) * down * along, np.float32)
         for row in range(first, first + count):
             own, at = ((0 if across else row // rows * down) + row % rows // height) * along, row * columns
+            if width == 1:
+                to, narrow, wide, by = out[at : at + columns], x16[at : at + columns], x32[at : at + columns], scales[own : own + along]
+                for i in range(columns):
+                    to[i] = _f32(as_float(_i32(_i32(narrow[i]) << 16) if is_narrow else wide[i]) * _f32(_f32(1) / by[i]))
+                continue
             for k in range(along):
-                inverse = _f32(_f32(1) / scales[own + k])
-                for i in range(at + k * width, at + min(k * width + width, columns)):
-                    out[i] = _f32(as_float(_i32(_i32(x16[i]) << 16) if is_narrow else x32[i]) * inverse)
+                start, end, inverse = at + k * width, at + min(k * width + width, columns), _f32(_f32(1) / scales[own + k])
+                to, narrow, wide = out[start:end], x16[start:end], x32[start:end]
+                for i in range(end - start):
+                    to[i] = _f32(as_float(_i32(_i32(narrow[i]) << 16) if is_narrow else wide[i]) * inverse)
 
     return loop  # type: ignore[no-any-return]
 
@@ -97,22 +113,43 @@ def restore_loop(out_dtype: torch.dtype) -> Callable[..., None]:
         most = _i32(largest)
         for row in range(first, first + count):
             own, at = ((0 if across else row // rows * down) + row % rows // height) * along, row * columns
-            for k in range(along):
-                scale = scales[own + k]
-                for i in range(at + k * width, at + min(k * width + width, columns)):
-                    pattern = as_int(_f32(x[i] * scale))
-                    magnitude = _i32(pattern & _NAN)
-                    result = _i32(min(magnitude, most) | _i32(pattern & ~_NAN))
+            if width == 1:
+                narrow, wide, own_x, by = (
+                    out16[at : at + columns],
+                    out32[at : at + columns],
+                    x[at : at + columns],
+                    scales[own : own + along],
+                )
+                for i in range(columns):
+                    result = _within(_f32(own_x[i] * by[i]), most, is_narrow)
                     if is_narrow:
-                        # To nearest even; what this carries beyond the largest is an infinity.
-                        result = _i32(result + _i32(0x7FFF) + _i32(_i32(result >> 16) & 1))
-                    result = _i32(_NAN) if magnitude > _INFINITY else result
-                    if is_narrow:
-                        out16[i] = np.int16(result >> 16)
+                        narrow[i] = np.int16(result >> 16)
                     else:
-                        out32[i] = result
+                        wide[i] = result
+                continue
+            for k in range(along):
+                start, end, scale = at + k * width, at + min(k * width + width, columns), scales[own + k]
+                narrow, wide, own_x = out16[start:end], out32[start:end], x[start:end]
+                for i in range(end - start):
+                    result = _within(_f32(own_x[i] * scale), most, is_narrow)
+                    if is_narrow:
+                        narrow[i] = np.int16(result >> 16)
+                    else:
+                        wide[i] = result
 
     return loop  # type: ignore[no-any-return]
+
+
+@numba.njit(inline="always")
+def _within(value, most, is_narrow):
+    """The bits of a number that is clamped to a largest magnitude, the upper 16 of them those of bfloat16 if it is to be that."""
+    pattern = as_int(value)
+    magnitude = _i32(pattern & _NAN)
+    result = _i32(min(magnitude, most) | _i32(pattern & ~_NAN))
+    if is_narrow:
+        # To nearest even; what this carries beyond the largest is an infinity.
+        result = _i32(result + _i32(0x7FFF) + _i32(_i32(result >> 16) & 1))
+    return _i32(_NAN) if magnitude > _INFINITY else result
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
