@@ -49,17 +49,17 @@ class FivePoint:
 
     # What follows from the points, told once for all calls. None of it is a field.
     #: Whether nothing is rounded: `"same"` as a forward point that rounds nothing rounds nothing either.
-    is_identity: ClassVar[bool] = True
+    is_identity: ClassVar[bool]
     #: Whether any point but those of the weight draws random bits.
-    is_stochastic: ClassVar[bool] = False
+    is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
-    weight_is_stochastic: ClassVar[bool] = False
+    weight_is_stochastic: ClassVar[bool]
     #: Whether a point has scales or a transform.
-    is_scaled: ClassVar[bool] = False
+    is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which a layer has to keep.
-    is_delayed: ClassVar[bool] = False
+    is_delayed: ClassVar[bool]
     #: What products with these points have found out, for their next calls. It can be found again, and copies do not have it.
-    plans: ClassVar[dict[Hashable, Any]] = {}
+    plans: ClassVar[dict[Hashable, Any]]
 
     def __init__(
         self,
@@ -91,7 +91,11 @@ class FivePoint:
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "plans": {}}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # What was saved by a version that told less of itself gets the rest here, too.
+        FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self)})
 
     def to_dict(self) -> dict[str, Any]:
         """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""

@@ -90,7 +90,7 @@ def quantize(
     if scale is not None:
         scale.tiles(x.shape)  # raises where a dimension is missing
     drawn = None
-    if spelt.is_stochastic or seed is not None or generator is not None or stream or offset:
+    if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
         drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         values = rounded_under_scales(x, spelt, scale, drawn, stream, offset, target)

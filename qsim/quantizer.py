@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -80,6 +80,13 @@ class Quantizer:
         object.__setattr__(self, "scale", scaling)
         object.__setattr__(self, "transform", turning)
         object.__setattr__(self, "spelt", spelling(self.format, self.rounding, overflow))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # What was saved by a version that told less of itself gets the rest here, too.
+        Quantizer.__init__(self, **{field.name: state[field.name] for field in fields(self)})
 
     def to_dict(self) -> dict[str, Any]:
         """The quantizer in plain strings and booleans, as a configuration file has it; `Quantizer(**…)` makes it again.

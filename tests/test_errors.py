@@ -72,6 +72,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"offset": -1, "rounding": "nearest"}, ValueError, "offset must not be negative, got -1"),
         ({"seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
         ({"seed": 1, "generator": torch.Generator(), "rounding": "nearest"}, ValueError, "give seed= or generator=, not both"),
+        ({"stream": None}, TypeError, "stream must be an int, got None"),
         ({"seed": "1"}, TypeError, "seed must be an int or a 0-d int64 tensor, got '1'"),
         ({"seed": True}, TypeError, "seed must be an int or a 0-d int64 tensor, got True"),
         ({"seed": 2**63}, ValueError, f"seed must fit 64 signed bits, got {2**63}"),

@@ -67,6 +67,25 @@ def test_are_values() -> None:
         RECIPE.act = None  # type: ignore[misc]
 
 
+def test_copies_know_what_follows_from_their_points_and_no_plans() -> None:
+    layer = qsim.nn.Linear(4, 2, points=RECIPE)
+    layer(torch.ones(3, 4)).sum().backward()
+    assert len(layer.points.plans) == 1
+    for points in (copy.deepcopy(layer.points), pickle.loads(pickle.dumps(layer.points))):
+        assert not points.plans
+        for fact in ("is_identity", "is_stochastic", "weight_is_stochastic", "is_scaled", "is_delayed"):
+            assert getattr(points, fact) == getattr(RECIPE, fact)
+
+
+def test_what_was_saved_without_these_facts_gets_them() -> None:
+    points, point = FivePoint.__new__(FivePoint), Quantizer.__new__(Quantizer)
+    points.__setstate__({field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(FivePoint)})
+    noisy = Quantizer("e5m2", "stochastic")
+    point.__setstate__({field.name: getattr(noisy, field.name) for field in dataclasses.fields(Quantizer)})
+    assert (points, points.is_identity) == (RECIPE, False)
+    assert (point, point.spelt) == (noisy, noisy.spelt)
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_knows_which_points_draw(point: str) -> None:
     first = {"grad": "e5m2"} if point == "grad_w" else {}
