@@ -97,8 +97,8 @@ def test_calls_of_other_threads_are_counted() -> None:
     ("words", "message"),
     [
         (("--points", "fp5"), "--points: 'fp5' is none of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
-        (("--layers", "0"), "--layers: 0 is not a number of times"),
-        (("--repeats", "0"), "--repeats: 0 is not a number of times"),
+        (("--layers", "0"), "--layers: must be at least 1, got 0"),
+        (("--repeats", "0"), "--repeats: must be at least 1, got 0"),
         (("--trace", "--compile"), "--trace: compiled code makes no calls"),
     ],
 )

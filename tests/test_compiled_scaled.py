@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -69,6 +71,20 @@ def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
             assert not first_difference(x, REFERENCE.quantize_tiles(x, None, *how)[0], LOOPS.quantize_tiles(x, None, *how)[0])
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_that_are_long_themselves_from_several_threads_at_once() -> None:
+    # Each row is worth several threads, and so are the rows together: no thread may wait for others that wait, too.
+    code = """
+import threading, torch, qsim
+torch.set_num_threads(2)
+x = torch.randn(4, 2**18 + 5)
+expected, found = qsim.quantize(x, "mxfp4"), []
+threads = [threading.Thread(target=lambda: found.extend(qsim.quantize(x, "mxfp4") for _ in range(5))) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+assert len(found) == 20 and all(torch.equal(y, expected) for y in found)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_strides_and_other_layouts() -> None:

@@ -1,9 +1,9 @@
 """Measures how long the host is busy with small layers and small tensors, whose work on a GPU is done before the next call comes.
 
-A layer of 128 × 256 → 256 goes forward and backward, beside torch.nn.Linear; `quantize` of 1024 numbers stands beside `torch.mul`. With
---compile the layers go through torch.compile, --layers of them behind one another with GELU between, and the time of the first call is
-told. On a GPU the launches of a step are counted. With --trace no time is taken: calls from one file of qsim into another are counted, on a
-warm call and without what happens inside of the kernels' implementation.
+A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and `quantize` of 1024 numbers with `torch.mul`. With
+--compile, a stack of --layers such layers with GELU between them also goes through torch.compile, and the time of its first call is
+reported. On a GPU the launches of a step are counted. With --trace nothing is timed: it counts calls from one file of qsim into another,
+in a warm call, without those inside the kernels' implementation.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Work:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `qsim bench host`."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
-    parser.add_argument("--compile", action="store_true", help="layers through torch.compile, eager ones too")
-    parser.add_argument("--layers", type=int, default=24, metavar="N", help="of compiled code (default: %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="also measure a stack of layers through torch.compile")
+    parser.add_argument("--layers", type=int, default=24, metavar="N", help="in that stack (default: %(default)s)")
     parser.add_argument("--points", default=",".join(_points()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--trace", action="store_true", help="count calls between files instead")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="batches of calls that are timed (default: 20)")
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     names = _settings.among(args.points, "--points", tuple(_points()))
     for option, number in (("--layers", args.layers), ("--repeats", args.repeats)):
         if number < 1:
-            raise ValueError(f"{option}: {number} is not a number of times: write 20")
+            raise ValueError(f"{option}: must be at least 1, got {number}")
     if args.trace and args.compile:
         raise ValueError("--trace: compiled code makes no calls; leave --compile or --trace out")
     points = {name: point for name, point in _points().items() if name in names}
@@ -140,7 +140,7 @@ def _row(title: str, theirs: float, seconds: float, call: Call, work: Work) -> R
 
 
 def _step(work: Work, points: FivePoint | None) -> tuple[Call, float | None]:
-    """Forward and backward, all gradients made anew; and what the first call took, if it compiles."""
+    """A forward and backward pass with new gradients, and how long the first one took, if it compiles."""
     size, device, dtype = (INPUTS, OUTPUTS, True), work.device, work.dtype
     parts: list[nn.Module] = []
     for i in range(work.layers):

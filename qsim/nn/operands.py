@@ -78,7 +78,7 @@ class Operand:
         return Rounded(torch.ops.qsim.decode.default(kept.values, grid, self.coding, dtype))
 
     def show(self, observer: Observer, x: Tensor, kept: Kept, seed: Tensor | None) -> Any:
-        """Lets somebody look at what `round` has done: forward, and backward if codes were kept.
+        """Shows an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass takes the codes; what was noted of them is returned.
         """
@@ -89,7 +89,7 @@ class Operand:
         return observer.measured(self.backward, x, seed)
 
     def show_recalled(self, observer: Observer, kept: Kept, noted: Any, seed: Tensor | None) -> None:
-        """Lets somebody look at what `recall` has done, given what `show` has returned."""
+        """Shows an observer what `recall` did, given what `show` returned."""
         if noted is not None:
             observer.used(self.backward.name, noted)
         elif self.backward.quantizer is not None and self.coding is None and not self.is_reused:

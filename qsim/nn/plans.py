@@ -176,7 +176,7 @@ def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operan
         second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, transforms, False, shares.second, draws.place)
     number = rank_stream(GRAD, draws.gradient)
     grad = Site("grad", points.grad, number, WHOLE, lies.grad, merges, of_grad, shares.result)
-    if points.grad_w is not None or _rounds_anew(grad):
+    if points.grad_w is not None or _rounds_twice(grad):
         number = rank_stream(GRAD_W, draws.gradient)
     name = "grad" if points.grad_w is None else "grad_w"
     return first, second, grad, Site(name, own_grad_w, number, WHOLE, lies.grad_w, merges, of_grad_w, shares.result)
@@ -215,7 +215,7 @@ def _coding(forward: Site, backward: Site) -> str | None:
     return coding_of(point.format)
 
 
-def _rounds_anew(grad: Site) -> bool:
-    """Whether the gradient is rounded anew for its second product, along whose dimensions its scales and transforms lie otherwise."""
+def _rounds_twice(grad: Site) -> bool:
+    """Whether the gradient is rounded a second time, because its second product needs scales or a transform along another dimension."""
     scale = None if grad.quantizer is None else grad.quantizer.scale
     return grad.transform is not None or (scale is not None and scale.is_directed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -11,19 +12,29 @@ import torch
 
 #: Fewer elements are not worth a second thread; parts begin where a block of random bits does.
 _SHARE = 1 << 16
+_local = threading.local()
 
 
 def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None:
     """Runs a loop over `count` elements, or over rows of so many, given the first and the number of those of a part."""
     parts = min(torch.get_num_threads(), count * row // _SHARE, count)
-    if parts < 2:
+    # A part never waits for parts of its own: all threads might be parts that wait.
+    if parts < 2 or getattr(_local, "is_part", False):
         loop(0, count)
         return
+
+    def part(at: int, size: int) -> None:
+        _local.is_part = True
+        try:
+            loop(at, size)
+        finally:
+            _local.is_part = False
+
     size = -(-count // parts // 8) * 8 if row == 1 else -(-count // parts)
-    begun = [_threads(os.getpid(), parts).submit(loop, at, min(size, count - at)) for at in range(size, count, size)]
-    loop(0, size)
-    for part in begun:
-        part.result()
+    begun = [_threads(os.getpid(), parts).submit(part, at, min(size, count - at)) for at in range(size, count, size)]
+    part(0, size)
+    for other in begun:
+        other.result()
 
 
 @lru_cache(maxsize=1)

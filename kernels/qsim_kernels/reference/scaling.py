@@ -69,11 +69,10 @@ def quantize_tiles_into(
     turn: Turn | None,
     making: Scales,
     elements: Elements,
-    quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Rounds `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
 
-    The scales are written if there is room for them. `quantize` rounds elements, as `reference.quantize_into` does.
+    The scales are written if there is room for them.
     """
     x = x if turn is None else turned(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -81,7 +80,7 @@ def quantize_tiles_into(
         scales = torch.empty_like(amaxes, dtype=torch.float32)
     amaxes_into(amaxes, x, tiles, None, False)
     scales_into(scales, amaxes, under, making)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements, quantize)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements)
 
 
 def scales_of(largest: Tensor, scales: Scales) -> Tensor:

@@ -14,7 +14,7 @@ _INTERPRETED = bool(_RUNTIME.interpret)
 
 
 def _is_watched() -> bool:
-    """Whether somebody, a profiler for example, wants Triton to tell of every launch."""
+    """Whether a profiler or another tool has hooked Triton's launches."""
     hooks = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     return any(getattr(hook, "calls", hook) for hook in hooks)
 
