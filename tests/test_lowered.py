@@ -54,7 +54,7 @@ def test_gives_the_operators_bits(fmt: Format, dtype: torch.dtype) -> None:
     target = next(held for held in (dtype, *reversed(holders(fmt))) if held in holders(fmt))
     for rounding, overflow in dealt(SETTINGS, FORMATS.index(fmt) + inputs.DTYPES.index(dtype), 2):
         how = qsim.rounding.resolve(rounding).spelling[overflow]
-        found = lowered.quantize(x, None, fmt.spelling[0], how, 0, 0, target)
+        found = lowered.rounding.quantize(x, None, fmt.spelling[0], how, 0, 0, target)
         assert found is not None
         assert same_bits(found, qsim.quantize(x, fmt, rounding, overflow=overflow, dtype=target)), (rounding, overflow, target)
 

@@ -83,19 +83,26 @@ def quantize_tiles_into(
     quantize_scaled_into(out, x, scales, under, tiles, None, elements)
 
 
-def scales_of(largest: Tensor, scales: Scales) -> Tensor:
-    """The scales of tiles whose largest magnitudes are given, in float64, which holds `a / M` as exactly as a comparison needs it."""
+def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
+    """The scales of tiles whose largest magnitudes are given, in float64, which holds `a / M` as exactly as a comparison needs it.
+
+    Args:
+        largest: The largest magnitudes.
+        scales: How a scale follows.
+        onto: What rounds positive float64 numbers onto a grid, if not this module.
+    """
+    onto = onto or _onto
     finite = largest.isfinite()
     a = torch.where(finite, largest, 0.0)
     if scales.rule in (ScaleRule.FIT, ScaleRule.CEIL):
         wanted = a * math.ldexp(1.0, scales.margin) / scales.largest
-        chosen = _onto(wanted, scales.grid, _NEAREST if scales.rule == ScaleRule.FIT else _UP)
+        chosen = onto(wanted, scales.grid, _NEAREST if scales.rule == ScaleRule.FIT else _UP)
     else:
         if scales.rule == ScaleRule.EVEN:
             a = _to_precision(a, scales.mantissa)
         # Of a number of two to the exponent times a fraction in [1/2, 1): the exponent is one more than that of its binade.
         power = torch.frexp(a).exponent - 1 - (math.frexp(scales.largest)[1] - 1) + scales.margin
-        chosen = _onto(_power_of_two(power), scales.grid, _NEAREST)
+        chosen = onto(_power_of_two(power), scales.grid, _NEAREST)
     chosen = torch.where(largest == 0, scales.least, chosen.clamp(min=scales.least))
     return torch.where(finite, chosen, math.nan).to(torch.float32)
 

@@ -1,0 +1,45 @@
+"""What a compiler sees of the operators: elementwise arithmetic on bit patterns, which it fuses with the code around it.
+
+While AOTAutograd traces a graph, an operator that needs no random bits becomes plain torch operators. They work on integers, or on floats
+whose result a compiler has no licence to change, so compiled code gives the same bits. Exported programs keep the operator itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+from qsim_kernels import ops, scaled_ops
+from qsim_kernels.lowered import rounding, scaling
+
+__all__ = ["rounding", "scaling"]
+
+
+def _lower(library: torch.library.Library, name: str, function: Callable[..., Any]) -> None:
+    """Replaces an operator in graphs by what a function makes of its arguments, unless that is None."""
+    operator = getattr(torch.ops.qsim, name).default
+
+    def traced(mode: FunctionalTensorMode, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, FunctionalTensor) and not issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented
+        if not torch.compiler.is_exporting():
+            with mode:
+                found = function(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+
+    torch.library.register_torch_dispatch(operator, FunctionalTensorMode, traced, lib=library)
+
+
+for _library, _module, _names in (
+    (ops.library, rounding, ("quantize", "quantize_and_sum")),
+    (scaled_ops.library, scaling, ("amaxes", "scales", "quantize_scaled", "quantize_tiles", "rescaled")),
+):
+    for _name in _names:
+        _lower(_library, _name, getattr(_module, _name))

@@ -1,0 +1,63 @@
+"""Rounding without random bits, as a compiler sees it: elementwise arithmetic on bit patterns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.carrier import DOUBLE, Plan, plan
+from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.reference.rounding import as_values, checked, signed
+
+
+def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
+    """Rounds element by element; nothing if that needs random bits."""
+    how = read(Rule, rule)
+    if how.mode == Mode.STOCHASTIC:
+        return None
+    values = plan(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
+    return as_values(rounded(patterns(x, values), values, how), values, dtype)
+
+
+def rounded(bits: Tensor, values: Plan, how: Rule) -> Tensor:
+    """Bit patterns of the carrier, rounded without random bits."""
+    magnitude = bits & ~values.carrier.sign
+    # Clamped so that nothing overflows: compilers of C++ take signed overflow for impossible, and would drop the check for NaN.
+    found = signed(magnitude.clamp(max=values.carrier.infinity), bits, values, how, None)
+    return checked(found, magnitude, values, how)
+
+
+def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Rounds a matrix element by element and adds up its rows; nothing if that needs random bits."""
+    values = quantize(x, seed, grid, rule, stream, 0, dtype)
+    return None if values is None else (values, x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+
+
+def patterns(x: Tensor, plan: Plan) -> Tensor:
+    """A tensor's values as bit patterns of a carrier."""
+    if x.dtype == torch.float64:
+        return x.view(torch.int64)
+    bits = single_patterns(x)
+    return bits.view(torch.float32).to(torch.float64).view(torch.int64) if plan.carrier == DOUBLE else bits
+
+
+def single_patterns(x: Tensor) -> Tensor:
+    """Values of at most 32 bits as bit patterns of float32.
+
+    16-bit values are read as integers, because a compiler may keep what it computes in float32 until its bits are read.
+    """
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).to(torch.int32) << 16
+    if x.dtype == torch.float16:
+        return _widened(x.view(torch.int16).to(torch.int32))
+    return x.view(torch.int32)
+
+
+def _widened(half: Tensor) -> Tensor:
+    """float16's patterns, as int32, as float32's."""
+    magnitude = half & 0x7FFF
+    normal = (magnitude << 13) + (112 << 23)
+    subnormal = (magnitude.to(torch.float32) * 2.0**-24).view(torch.int32)
+    infinite = magnitude << 13 | 0x7F800000
+    wide = torch.where(magnitude < 0x400, subnormal, torch.where(magnitude < 0x7C00, normal, infinite))
+    return wide | half & -0x8000 << 16

@@ -1,0 +1,154 @@
+"""Scales, and rounding under them without random bits, as a compiler sees them.
+
+Compilers divide float32 numbers approximately and contract a product with a sum that follows. Quotients and those products are therefore
+computed in float64 and rounded to float32, which gives the same bits: float64 has more than twice the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.carrier import plan
+from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.lowered.rounding import quantize, rounded, single_patterns
+from qsim_kernels.reference.rounding import as_values, one_nan
+from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
+from qsim_kernels.scales import Restore, Tiles, read_scales
+
+
+def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
+    """The largest magnitude of each tile, where `_is_plain`."""
+    where = Tiles.of(tiles)
+    return _amaxes(as_single(x), where, finite) if _is_plain(x, where, turn) else None
+
+
+def _amaxes(x: Tensor, tiles: Tiles, finite: bool) -> Tensor:
+    magnitudes = x.abs()
+    if finite:
+        magnitudes = torch.where(magnitudes.isfinite(), magnitudes, 0.0)
+    matrices = magnitudes.reshape(-1, tiles.rows, tiles.columns)
+    return _cut(matrices.amax(0, keepdim=True) if tiles.across else matrices, tiles).amax((2, 4))
+
+
+def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor | None:
+    """The scales that follow from largest magnitudes."""
+    largest = amaxes.to(torch.float64)
+    if under is not None:
+        largest = largest / under.to(torch.float64)
+    return scales_of(largest, read_scales(making, scale_grid), _onto)
+
+
+def quantize_scaled(
+    x: Tensor,
+    scales: Tensor,
+    under: Tensor | None,
+    tiles: Sequence[int],
+    turn: Sequence[int],
+    seed: Tensor | None,
+    grid: str,
+    rule: str,
+    stream: int,
+    offset: int,
+    dtype: torch.dtype,
+    restore: int,
+) -> Tensor | None:
+    """Rounds a tensor under given scales, where `_is_plain` and that needs no random bits."""
+    where = Tiles.of(tiles)
+    if not _is_plain(x, where, turn) or dtype == torch.float64:
+        return None
+    return _rounded_under(as_single(x), scales, under, where, grid, rule, dtype, restore)
+
+
+def quantize_tiles(
+    x: Tensor,
+    under: Tensor | None,
+    tiles: Sequence[int],
+    turn: Sequence[int],
+    making: str,
+    scale_grid: str,
+    seed: Tensor | None,
+    grid: str,
+    rule: str,
+    stream: int,
+    offset: int,
+    dtype: torch.dtype,
+    restore: int,
+) -> tuple[Tensor, Tensor] | None:
+    """Rounds a tensor under the scales of its own tiles, where `_is_plain` and that needs no random bits."""
+    where = Tiles.of(tiles)
+    if not _is_plain(x, where, turn) or dtype == torch.float64:
+        return None
+    single = as_single(x)
+    own = scales(_amaxes(single, where, False), under, making, scale_grid)
+    assert own is not None  # scales are always lowered
+    values = _rounded_under(single, own, under, where, grid, rule, dtype, restore)
+    return None if values is None else (values, own.new_empty((0,)) if restore else own)
+
+
+def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A float32 product times the scales that its operands were divided by, plus a bias; nothing if it is float64."""
+    if product.dtype != torch.float32 or dtype == torch.float64:
+        return None
+    for factor in factors:
+        product = _times(product, factor)
+    return in_dtype(product if bias is None else product + bias, dtype)
+
+
+def as_single(x: Tensor) -> Tensor:
+    """The values as float32, of a 16-bit tensor after they have been rounded to 16 bits."""
+    return x if x.dtype == torch.float32 else single_patterns(x).view(torch.float32)
+
+
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values rounded to a dtype, even where the code that follows goes on in float32."""
+    return x if dtype == torch.float32 else x.to(dtype).view(torch.int16).view(dtype)
+
+
+def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
+    """Whether it is known of a tensor that it has elements, and tiles that are all of one size, and no transform goes before."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
+    conditions = x.numel() > 0, tiles.rows % tiles.height == 0, tiles.columns % tiles.width == 0
+    return not turn and x.dtype != torch.float64 and all(map(statically_known_true, conditions))
+
+
+def _rounded_under(
+    x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, grid: str, rule: str, dtype: torch.dtype, restore: int
+) -> Tensor | None:
+    """float32 values divided by their scales, rounded, and multiplied with what is to be restored; nothing if that needs random bits."""
+    whole = scales if under is None else under_whole(scales, under)
+    inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
+    divided = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles) * _spread(inverse)
+    values = quantize(divided, None, grid, rule, 0, 0, torch.float32)
+    if values is None:
+        return None
+    if restore:
+        values = _times(values, _spread(whole if restore == Restore.ALL else scales))
+        if read(Rule, rule).saturate:
+            values = saturated(values, dtype)
+    return one_nan(values.to(dtype)).reshape(x.shape)
+
+
+def _cut(matrices: Tensor, tiles: Tiles) -> Tensor:
+    """Matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
+    rows, columns, height, width, _ = tiles
+    return matrices.reshape(-1, rows // height, height, columns // width, width)
+
+
+def _spread(scales: Tensor) -> Tensor:
+    """Scales of tiles as they broadcast to `_cut`'s."""
+    return scales[:, :, None, :, None]
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """A product of float32 numbers, rounded to float32 before anything is added to it."""
+    return (a.to(torch.float64) * b.to(torch.float64)).to(torch.float32)
+
+
+def _onto(x: Tensor, grid: Grid, how: Rule) -> Tensor:
+    """Positive float64 numbers, rounded onto a grid."""
+    values = plan(grid, wide=True)
+    return as_values(rounded(x.view(torch.int64), values, how), values, torch.float64)
