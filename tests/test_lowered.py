@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 import inputs
 import oracle
 import qsim
+import scaled_settings
 from catalogue import NAMED, VARIETY
 from comparing import same_bits
 from covering import dealt
@@ -71,6 +73,11 @@ def test_layers_hold_plain_operators(device: torch.device) -> None:
     assert not any("qsim" in name for name in operators(layer, torch.randn(2, 4, device=device, requires_grad=True)))
 
 
+def test_layers_under_scales_hold_plain_operators(device: torch.device) -> None:
+    layer = qsim.convert(nn.Linear(64, 32, device=device), qsim.recipes.fp8_hybrid())
+    assert not any("qsim" in name for name in operators(layer, torch.randn(2, 64, device=device, requires_grad=True)))
+
+
 def test_exported_programs_keep_the_operator() -> None:
     class Rounds(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -122,3 +129,60 @@ def test_ties_that_a_contraction_would_break(device: torch.device) -> None:
     assert above.sum() > 100
     a, b = a[above], b[above]
     assert (torch.compile(lambda a, b: qsim.quantize(a * b, "e4m3"), fullgraph=True)(a, b) == 1).all()
+
+
+class LoweredScaling:
+    """The operators that round under scales: plain torch where they become that, the reference elsewhere."""
+
+    def __init__(self) -> None:
+        self.lowered = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            found = getattr(lowered.scaling, name)(*given)
+            self.lowered += found is not None
+            return getattr(scaled_settings.REFERENCE, name)(*given) if found is None else found
+
+        return call
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_gives_the_operators_bits_under_scales(first: int, device: torch.device) -> None:
+    scaling: Any = LoweredScaling()
+    for number in range(first, first + 50):
+        scaled_settings.check(scaling, device, scaled_settings.setting(number, scaled_settings.LARGE))
+    assert scaling.lowered >= 50
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_operators_bits_under_scales(device: torch.device) -> None:
+    settings = (scaled_settings.setting(number, scaled_settings.LARGE) for number in count())
+    chosen = list(islice((how for how in settings if not how.turn and not how.spelt.is_stochastic), 8))
+
+    def call(*given: Tensor) -> list[Tensor]:
+        found = []
+        for how, x in zip(chosen, given, strict=True):
+            amaxes = torch.ops.qsim.amaxes(x, how.tiles, (), False)
+            scales = torch.ops.qsim.scales(amaxes, None, *how.making)
+            rounded = torch.ops.qsim.quantize_scaled(x, scales, None, how.tiles, (), *how.rounding)
+            found += [amaxes, scales, rounded, *torch.ops.qsim.quantize_tiles(x, None, how.tiles, (), *how.making, *how.rounding)]
+        return found
+
+    due = call(*(how.x for how in chosen))
+    found = torch.compile(call, fullgraph=True)(*(how.x.to(device) for how in chosen))
+    for turn, (one, other) in enumerate(zip(found, due, strict=True)):
+        how = chosen[turn // 5]
+        assert scaled_settings.equal(how.x, one, other), how
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_rounded_before_it_meets_its_bias_and_what_follows(dtype: torch.dtype, device: torch.device) -> None:
+    """Fused code could contract the product with the bias, and keep a 16-bit result in float32 for what is added next."""
+    product, bias, later = (torch.randn(shape, device=device) for shape in ((64, 256), (256,), (64, 256)))
+    factors = [torch.rand((), device=device), torch.rand(64, 1, device=device)]
+
+    def call(product: Tensor, bias: Tensor, later: Tensor) -> Tensor:
+        return torch.ops.qsim.rescaled(product, factors, bias, dtype) + later
+
+    assert same_bits(torch.compile(call, fullgraph=True)(product, bias, later), call(product, bias, later))

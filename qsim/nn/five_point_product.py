@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim import random
@@ -15,6 +15,8 @@ from qsim.nn.once import once
 from qsim.nn.operands import Kept, Upstream
 from qsim.nn.plans import Plan, Setting, plan_of
 from qsim.nn.sites import beyond
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -28,6 +30,8 @@ def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stre
 
 def is_distributed(*operands: Tensor | None) -> bool:
     """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
+    if all(x is None or type(x) in _PLAIN for x in operands):
+        return False
     if not distributed.is_available() or not distributed.is_initialized():
         return False
     from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
@@ -75,7 +79,7 @@ class FivePointProduct(torch.autograd.Function):
         ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: Plan, recording: bool
     ) -> Tensor:
         # torch says that a parameter needs its gradient under no_grad, too.
-        needs_a, needs_w = (recording and needed for needed in ctx.needs_input_grad[:2])
+        needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
         held, seed_of_w = plan.carriers[0], seed if plan.two_inputs else weight_seed
         rounded_a, kept_a = plan.first.round(a, seed, held.dtype, needs_w)
         rounded_w, kept_w = plan.second.round(w, seed_of_w, held.dtype, needs_a)

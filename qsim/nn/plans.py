@@ -52,8 +52,7 @@ class Shares(NamedTuple):
     result: SharedOperand | None
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What a product is besides its tensors.
 
     Attributes:

@@ -222,6 +222,9 @@ class Matmul:
         raise NotImplementedError
 
 
+LINEAR_PRODUCT, MATRIX_PRODUCT = Linear(), Matmul()
+
+
 def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
     """A convolution's result times its factors, which leave it with the bits of float32 at least."""
     if not factors:

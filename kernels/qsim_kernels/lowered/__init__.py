@@ -14,13 +14,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels import ops, scaled_ops
+from qsim_kernels import scaled_ops  # noqa: F401 (defines operators)
 from qsim_kernels.lowered import rounding, scaling
+from qsim_kernels.ops import library
 
 __all__ = ["rounding", "scaling"]
 
 
-def _lower(library: torch.library.Library, name: str, function: Callable[..., Any]) -> None:
+def _lower(name: str, function: Callable[..., Any]) -> None:
     """Replaces an operator in graphs by what a function makes of its arguments, unless that is None."""
     operator = getattr(torch.ops.qsim, name).default
 
@@ -37,9 +38,9 @@ def _lower(library: torch.library.Library, name: str, function: Callable[..., An
     torch.library.register_torch_dispatch(operator, FunctionalTensorMode, traced, lib=library)
 
 
-for _library, _module, _names in (
-    (ops.library, rounding, ("quantize", "quantize_and_sum")),
-    (scaled_ops.library, scaling, ("amaxes", "scales", "quantize_scaled", "quantize_tiles", "rescaled")),
+for _module, _names in (
+    (rounding, ("quantize", "quantize_and_sum")),
+    (scaling, ("amaxes", "scales", "quantize_scaled", "quantize_tiles", "rescaled")),
 ):
     for _name in _names:
-        _lower(_library, _name, getattr(_module, _name))
+        _lower(_name, getattr(_module, _name))

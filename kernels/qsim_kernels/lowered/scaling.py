@@ -103,8 +103,8 @@ def as_single(x: Tensor) -> Tensor:
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values rounded to a dtype, even where the code that follows goes on in float32."""
-    return x if dtype == torch.float32 else x.to(dtype).view(torch.int16).view(dtype)
+    """float32 values in a dtype, rounded to it even where the code that follows goes on in float32."""
+    return x if dtype == torch.float32 else as_single(x.to(dtype)).to(dtype)
 
 
 def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:

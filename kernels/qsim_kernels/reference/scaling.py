@@ -100,8 +100,9 @@ def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rul
     else:
         if scales.rule == ScaleRule.EVEN:
             a = _to_precision(a, scales.mantissa)
-        # Of a number of two to the exponent times a fraction in [1/2, 1): the exponent is one more than that of its binade.
-        power = torch.frexp(a).exponent - 1 - (math.frexp(scales.largest)[1] - 1) + scales.margin
+        # By its bits, because compiled code may not know `frexp`. What is subnormal in float64 gets the least scale anyway.
+        exponent = (a.view(torch.int64) >> DOUBLE.mantissa) - DOUBLE.bias
+        power = exponent - (math.frexp(scales.largest)[1] - 1) + scales.margin
         chosen = onto(_power_of_two(power), scales.grid, _NEAREST)
     chosen = torch.where(largest == 0, scales.least, chosen.clamp(min=scales.least))
     return torch.where(finite, chosen, math.nan).to(torch.float32)
@@ -201,7 +202,7 @@ def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
 
 def _power_of_two(exponent: Tensor) -> Tensor:
     """Float64 numbers by their bits: torch's own powers of two are float32 in between."""
-    return (exponent.to(torch.int64).clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
+    return (exponent.clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
 
 
 def _to_precision(x: Tensor, mantissa: int) -> Tensor:

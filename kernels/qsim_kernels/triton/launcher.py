@@ -15,8 +15,7 @@ _INTERPRETED = bool(_RUNTIME.interpret)
 
 def _is_watched() -> bool:
     """Whether a profiler or another tool has hooked Triton's launches."""
-    hooks = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    return bool(getattr(_RUNTIME.launch_enter_hook, "calls", True) or getattr(_RUNTIME.launch_exit_hook, "calls", True))
 
 
 class Launcher:
@@ -55,7 +54,7 @@ class Launcher:
             absent: Which of the kernel's optional arguments are not there.
         """
         device = x.device.index
-        if not _INTERPRETED and device != torch.cuda.current_device():
+        if not _INTERPRETED and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 self.launch(programs, x, out, *others, absent=absent)
             return
