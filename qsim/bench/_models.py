@@ -36,6 +36,7 @@ class ConvSize:
 
 
 SIZES = {
+    "medium": (GPTSize(24, 16, 1024, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
     "small": (GPTSize(12, 12, 768, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
     "tiny": (GPTSize(2, 2, 64, 256, 64, 4), ConvSize(8, 1, 10, 16, 16)),
 }

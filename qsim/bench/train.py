@@ -47,7 +47,9 @@ COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `qsim bench train`."""
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small, GPT-2's; on the CPU tiny)")
+    parser.add_argument(
+        "--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small; on the CPU tiny; GPTs of medium and small are GPT-2's)"
+    )
     parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help=f"through torch.compile: {', '.join(COMPILE_MODES)}")
     parser.add_argument("--monitor", type=int, metavar="EVERY", help="also what watching one step in so many costs")
     _conditions.add_arguments(parser, seconds=1.0)
