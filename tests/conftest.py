@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -89,3 +90,27 @@ def plain_arithmetic() -> Iterator[None]:
     yield
     torch.backends.cudnn.allow_tf32 = before[0]
     torch.set_num_threads(before[1])
+
+
+@pytest.fixture(scope="session")
+def quick_study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Carries out the quick form of a study, with settings that are given, and gives its plan.
+
+    All processes of pytest-xdist share what the first of them has found: every file of tests has one study with one choice of settings.
+    """
+    from filelock import FileLock
+
+    from qsim import studies
+
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if hasattr(request.config, "workerinput") else own
+
+    def carried_out(name: str, **settings: Any) -> studies.Plan:
+        plan = studies.plan(name, form="quick", out=folder / name, settings=settings)
+        with FileLock(folder / f"{name}.lock"):
+            if plan.missing():
+                plan.carry_out()
+                assert all(path.stat().st_size > 1000 for path in plan.write())
+        return plan
+
+    return carried_out

@@ -22,10 +22,8 @@ COARSE, MOST = SETTINGS.formats[0], SETTINGS.batches[-1]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    plan = studies.plan("batch-size", form="quick", out=tmp_path_factory.mktemp("batch"))
-    plan.carry_out()
-    assert all(path.stat().st_size > 1000 for path in plan.write())
+def found(quick_study: Callable[..., studies.Plan]) -> Found:
+    plan = quick_study("batch-size")
     return plan.report(), list(plan.store.results().values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import mean
 
 import pytest
@@ -21,10 +22,8 @@ Found = tuple[studies.Report, dict[tuple[str, str, int], Result[Run]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    plan = studies.plan("formats", form="quick", out=tmp_path_factory.mktemp("formats"))
-    plan.carry_out()
-    assert all(path.stat().st_size > 1000 for path in plan.write())
+def found(quick_study: Callable[..., studies.Plan]) -> Found:
+    plan = quick_study("formats")
     of = {(r.run.format, r.run.rounding, r.run.seed): r for r in plan.store.results().values()}
     return plan.report(), of
 

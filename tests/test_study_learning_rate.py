@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    plan = studies.plan("learning-rate", form="quick", out=tmp_path_factory.mktemp("rate"))
-    plan.carry_out()
-    assert all(path.stat().st_size > 1000 for path in plan.write())
-    return Findings(LearningRate(), LearningRate().quick(), list(plan.store.results().values()))
+def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+    plan = quick_study("learning-rate", steps=20, lowest=2.0**-7)
+    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
 
 
 def test_correlations_of_the_toy_are_those_of_the_formula(findings: Findings) -> None:

@@ -22,10 +22,8 @@ Found = tuple[studies.Report, dict[tuple[str, str, str, int], Result[Run]]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    plan = studies.plan("points", form="quick", out=tmp_path_factory.mktemp("points"))
-    plan.carry_out()
-    assert all(path.stat().st_size > 1000 for path in plan.write())
+def found(quick_study: Callable[..., studies.Plan]) -> Found:
+    plan = quick_study("points")
     of = {(r.run.point, r.run.format, r.run.rounding, r.run.seed): r for r in plan.store.results().values()}
     return plan.report(), of
 

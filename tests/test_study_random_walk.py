@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +20,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    plan = studies.plan("random-walk", form="quick", out=tmp_path_factory.mktemp("walk"))
-    plan.carry_out()
-    assert all(path.stat().st_size > 1000 for path in plan.write())
-    return Findings(RandomWalk(), RandomWalk().quick(), list(plan.store.results().values()))
+def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+    plan = quick_study("random-walk")
+    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
 
 
 def test_means_are_those_of_the_closed_form(findings: Findings) -> None:

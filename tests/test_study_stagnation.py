@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,13 +33,9 @@ EPSILON = 2.0**-8
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    plan = studies.plan("stagnation", form="quick", out=tmp_path_factory.mktemp("stagnation"))
-    plan.carry_out()
-    results = list(plan.store.results().values())
-    paths = plan.write()
-    assert all(path.stat().st_size > 1000 for path in paths)
-    return Findings(Stagnation(), Stagnation().quick(), results)
+def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
+    plan = quick_study("stagnation")
+    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
 
 
 def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(findings: Findings) -> None:
