@@ -143,9 +143,10 @@ def test_memory_on_the_cpu_is_that_of_temporaries_alone() -> None:
     assert extra < 16 * MIB
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_memory_lists_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_lists_every_call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # How much this process grows says nothing, for it has freed memory before. What goes in and comes out is the same anywhere.
+    monkeypatch.setattr(_memory, "in_new_process", _memory._cpu_growth)
     rows = bench(capsys, "--only", "memory", "--elements", "2^20")["rows"]
     assert [row["work"] for row in rows] == list(CALLS)
     assert [row["in_out_mib"] for row in rows] == [8, 8, 5, 5, 5, 5]

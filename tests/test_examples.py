@@ -17,15 +17,11 @@ import pytest
 import torch
 
 from ranks import NEEDS_GLOO
+from running_examples import FOLDER, Run, running
 
-FOLDER = Path(__file__).parent.parent / "examples"
+__all__ = ["running"]  # a fixture
 LIST = (FOLDER / "README.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow
-
-
-def run(name: str) -> str:
-    """What an example prints."""
-    return subprocess.run([sys.executable, FOLDER / name], capture_output=True, text=True, check=True).stdout
 
 
 def test_every_example_is_tested() -> None:
@@ -46,14 +42,14 @@ def test_every_example_has_a_line_that_says_what_it_is_for() -> None:
         assert f"examples/{name}" in (FOLDER.parent / page).read_text(encoding="utf-8"), f"{page} does not name {name}"
 
 
-def test_first_steps() -> None:
+def test_first_steps(run: Run) -> None:
     # A sum in BF16 that stops early, and one that arrives.
     sums = dict(re.findall(r"^ +(nearest|stochastic) +(\S+) +\(mean of 256 sums\)$", run("first_steps.py"), flags=re.MULTILINE))
     assert float(sums["nearest"]) == 1
     assert float(sums["stochastic"]) == pytest.approx(3, abs=0.02)
 
 
-def test_train_digits() -> None:
+def test_train_digits(run: Run) -> None:
     rows = re.findall(r"^(.+?) +(\d+\.\d)% +\d+\.\d$", run("train_digits.py"), flags=re.MULTILINE)
     accuracy = {name: float(percent) for name, percent in rows}
     assert list(accuracy) == [
@@ -70,7 +66,7 @@ def test_train_digits() -> None:
 
 
 METHODS = ["stochastic", "kahan", "nearest", "o1", "o2"]
-TINY = "--layers 2 --width 32 --heads 2 --context 32 --batch 4 --micro-batch 2 --validation 4 --steps 12 --lr 3e-3"
+TINY = "--layers 2 --width 32 --heads 2 --context 32 --batch 4 --micro-batch 2 --validation 4 --steps 6 --lr 3e-3"
 TEXT = sorted(map(str, Path(asyncio.__file__).parent.glob("*.py")))
 QUICK = [*TINY.split(), "--text", *TEXT]
 
@@ -102,9 +98,10 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def learns_by_every_method(path: Path, *options: str) -> None:
-    printed = train_gpt("--compare", ",".join(METHODS), "--rates", "3e-3,1e-9", "--steps", "40", "--json", str(path), *options)
-    results = lines(path)
+COMPARED = ["--compare", ",".join(METHODS), "--rates", "3e-3,1e-9", "--steps", "40"]
+
+
+def check_that_every_method_learns(results: list[dict[str, Any]], printed: str) -> None:
     assert [(result["method"], result["lr"]) for result in results] == [(method, lr) for method in METHODS for lr in (3e-3, 1e-9)]
     learnt = {result["method"]: result["validation_loss"] for result in results if result["lr"] == 3e-3}
     # A model that knows nothing has the logarithm of 256, 5.5; one that cannot move stays there.
@@ -117,21 +114,23 @@ def learns_by_every_method(path: Path, *options: str) -> None:
     assert table == [(method, "0.003", f"{loss:.4f}") for method, loss in learnt.items()]
 
 
-def test_train_gpt(tmp_path: Path) -> None:
-    learns_by_every_method(tmp_path / "lines", "--device", "cpu")
+def test_train_gpt(main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(*COMPARED, "--json", tmp_path / "lines")
+    check_that_every_method_learns(lines(tmp_path / "lines"), capsys.readouterr().out)
 
 
 @pytest.mark.gpu
 def test_train_gpt_on_a_gpu(tmp_path: Path) -> None:
-    learns_by_every_method(tmp_path / "lines", "--device", "cuda", "--compile")
+    printed = train_gpt(*COMPARED, "--json", f"{tmp_path}/lines", "--device", "cuda", "--compile")
+    check_that_every_method_learns(lines(tmp_path / "lines"), printed)
     assert all(result["peak_mib"] > 0 for result in lines(tmp_path / "lines"))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_train_gpt_goes_on_where_it_stopped(method: str, main: Any, tmp_path: Path) -> None:
     options = ["--method", method, "--checkpoint", tmp_path / "run", "--json", tmp_path / "lines"]
-    main(*options, "--save-every", 8)
-    main(*options, "--resume", 8)
+    main(*options, "--save-every", 4)
+    main(*options, "--resume", 4)
     main(*options, "--resume")  # after the last step nothing is left but to validate
     whole, resumed, finished = lines(tmp_path / "lines")
     assert resumed == whole
@@ -142,8 +141,8 @@ def test_train_gpt_goes_on_where_it_stopped(method: str, main: Any, tmp_path: Pa
 @pytest.mark.parametrize("method", METHODS)
 def test_train_gpt_goes_on_where_it_stopped_on_a_gpu(method: str, tmp_path: Path) -> None:
     options = ["--compile", "--deterministic", "--device", "cuda", "--method", method, "--checkpoint", f"{tmp_path}/run"]
-    train_gpt(*options, "--save-every", "8", "--json", f"{tmp_path}/lines")
-    train_gpt(*options, "--resume", "8", "--json", f"{tmp_path}/lines")
+    train_gpt(*options, "--save-every", "4", "--json", f"{tmp_path}/lines")
+    train_gpt(*options, "--resume", "4", "--json", f"{tmp_path}/lines")
     whole, resumed = lines(tmp_path / "lines")
     # Memory is compared nowhere: what lies where decides on how much is taken at once.
     assert resumed == {**whole, "peak_mib": resumed["peak_mib"]}
@@ -151,11 +150,11 @@ def test_train_gpt_goes_on_where_it_stopped_on_a_gpu(method: str, tmp_path: Path
 
 @NEEDS_GLOO
 @pytest.mark.parametrize("method", ["stochastic", "o2"])
-def test_train_gpt_goes_on_with_fewer_processes(method: str, tmp_path: Path) -> None:
+def test_train_gpt_goes_on_with_fewer_processes(method: str, main: Any, tmp_path: Path) -> None:
     # Two summands have one sum, whoever adds them; but the norm that gradients are clipped to is a sum of more.
     options = ["--device", "cpu", "--method", method, "--clip", "0", "--checkpoint", f"{tmp_path}/run", "--json", f"{tmp_path}/lines"]
-    train_gpt(*options, "--save-every", "8", ranks=2)
-    train_gpt(*options, "--resume", "8")
+    train_gpt(*options, "--save-every", "4", ranks=2)
+    main(*options, "--resume", "4")
     whole, resumed = lines(tmp_path / "lines")
     assert (whole["ranks"], resumed["ranks"]) == (2, 1)
     assert resumed == {**whole, "ranks": 1}
@@ -201,7 +200,7 @@ def test_train_gpt_takes_no_other_runs_folder(main: Any, tmp_path: Path, capsys:
     main(*options)
     for more, words in [
         ([], "is not empty; --resume goes on with the run in it"),
-        (["--resume", "5"], r"holds the steps \[12\], not 5"),
+        (["--resume", "5"], r"holds the steps \[6\], not 5"),
         (["--resume", "--method", "o2", "--seed", "1"], "has method o1, not o2; seed 0, not 1"),
         (["--resume", "--text", *TEXT[1:]], r"has text \d+, not \d+"),
     ]:
