@@ -30,55 +30,55 @@ def rule(rounding: str | roundings.Rounding, overflow: str = "saturate") -> str:
     return spell(roundings.resolve(rounding).rule(overflow))
 
 
-ARGUMENTS = [
+PLAIN = [
     (E4M3, rule("nearest"), None, 0, 0),
     (E5M2, rule("odd", "nonfinite"), None, 0, 0),
-    (E4M3, rule("stochastic"), 5, 0, 0),
-    (Float(4, 3, specials="ieee", subnormals=False), rule(qsim.Stochastic(6, True), "nonfinite"), -1, STREAM, 2**40 + 3),
     (Int(8), rule("nearest_up"), None, 0, 0),
 ]
-INPUTS: list[Callable[[Tensor], Tensor]] = [
-    lambda x: x,
-    lambda x: x.t(),
-    lambda x: x.bfloat16()[:, 1:],
-    lambda x: x.double()[0, 0],
-    lambda x: x.half()[:0],
+SEEDED = [
+    (E4M3, rule("stochastic"), 5, 0, 0),
+    (Float(4, 3, specials="ieee", subnormals=False), rule(qsim.Stochastic(6, True), "nonfinite"), -1, STREAM, 2**40 + 3),
 ]
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "sliced bf16": lambda x: x.bfloat16()[:, 1:],
+    "0-d double": lambda x: x.double()[0, 0],
+    "empty fp16": lambda x: x.half()[:0],
+}
+#: Every view with a seed and without. Which format it is rounded to is a string among the arguments, whatever the view.
+GIVEN = [(view, arguments[turn % len(arguments)]) for turn, view in enumerate(VIEWS) for arguments in (PLAIN, SEEDED)]
 
 
-@pytest.fixture(params=ARGUMENTS, ids=lambda given: repr(given[0]))
-def numbers(request: pytest.FixtureRequest, device: torch.device) -> tuple[Format, Tensor | None, str, tuple[int, int]]:
-    """A format, a seed, a rounding, and (stream, offset)."""
-    fmt, how, seed, stream, offset = request.param
-    return fmt, None if seed is None else torch.tensor(seed, device=device), how, (stream, offset)
-
-
-@pytest.mark.parametrize("view", INPUTS, ids=["plain", "transposed", "sliced bf16", "0-d double", "empty fp16"])
+@pytest.mark.parametrize(("view", "arguments"), GIVEN, ids=lambda part: part if isinstance(part, str) else repr(part[0]))
 class TestOpcheck:
     @pytest.fixture
-    def x(self, device: torch.device) -> Tensor:
+    def given(self, device: torch.device, view: str) -> Tensor:
         # No NaN: opcheck does not take one for equal to itself.
-        return points(device).nan_to_num(7.0, posinf=torch.inf)
+        return VIEWS[view](points(device).nan_to_num(7.0, posinf=torch.inf))
 
-    def test_quantize(self, x: Tensor, numbers: Any, view: Callable[[Tensor], Tensor]) -> None:
+    @pytest.fixture
+    def numbers(self, device: torch.device, arguments: Any) -> tuple[Format, Tensor | None, str, tuple[int, int]]:
+        """A format, a seed, a rounding, and (stream, offset)."""
+        fmt, how, seed, stream, offset = arguments
+        return fmt, None if seed is None else torch.tensor(seed, device=device), how, (stream, offset)
+
+    def test_quantize(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
-        given = view(x)
         for dtype in {given.dtype, torch.float64}:
             torch.library.opcheck(OPERATORS.quantize.default, (given, seed, spell(fmt.grid), how, *noise, dtype))
 
-    def test_quantize_in_place(self, x: Tensor, numbers: Any, view: Callable[[Tensor], Tensor]) -> None:
+    def test_quantize_in_place(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
-        torch.library.opcheck(OPERATORS.quantize_.default, (view(x).clone(), seed, spell(fmt.grid), how, *noise))
+        torch.library.opcheck(OPERATORS.quantize_.default, (given.clone(), seed, spell(fmt.grid), how, *noise))
 
-    def test_quantize_out(self, x: Tensor, numbers: Any, view: Callable[[Tensor], Tensor]) -> None:
+    def test_quantize_out(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
-        given = view(x)
         out = torch.empty_like(given, dtype=torch.float32)
         torch.library.opcheck(OPERATORS.quantize_out.default, (given, seed, spell(fmt.grid), how, *noise, out))
 
-    def test_encode_and_decode(self, x: Tensor, numbers: Any, view: Callable[[Tensor], Tensor]) -> None:
+    def test_encode_and_decode(self, given: Tensor, numbers: Any) -> None:
         fmt, seed, how, noise = numbers
-        given = view(x)
         for check in (True, False):
             torch.library.opcheck(OPERATORS.encode.default, (given, seed, spell(fmt.grid), how, spell(fmt.coding), *noise, check))
         codes = OPERATORS.encode(given, seed, spell(fmt.grid), how, spell(fmt.coding), *noise, True)
