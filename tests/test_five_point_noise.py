@@ -1,13 +1,15 @@
-"""When products draw random bits, and which: governed by torch's seed, replayed by checkpoints, shared by replicas for weights."""
+"""When products draw random bits, and which: governed by torch's seed and replayed by checkpoints.
+
+What several processes share is in `test_noise_arrangements.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from comparing import same_bits
@@ -142,28 +144,3 @@ def test_micro_batches_round_the_weight_alike(device: torch.device) -> None:
     with torch.no_grad():
         w.mul_(1 + 2.0**-20)
     assert not same_bits(weight_seen(w, points), first), "after a step it is drawn anew"
-
-
-def _replica(rank: int, folder: str, seeds: tuple[int, int]) -> None:
-    """What a process of a distributed run computes."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.manual_seed(seeds[rank])
-    w = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    eye = torch.eye(32)
-    seen = weight_seen(w, FivePoint(weight=noisy("e2m1")))
-    # The same seed on both: what is left is the stream of the process.
-    torch.manual_seed(9)
-    inputs = five_point_product(w, eye, None, Setting(FivePoint(act=noisy("e2m1")), Linear()))
-    torch.save((seen, inputs), f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs gloo")
-def test_replicas_round_weights_alike_and_inputs_apart(tmp_path: Path) -> None:
-    multiprocessing.spawn(_replica, (str(tmp_path), (1, 2)), nprocs=2)
-    (first, inputs), (second, others) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert same_bits(first, second)
-    assert not same_bits(first, first.round()), "the weight is rounded to halves, too"
-    assert set(inputs.unique().tolist()) <= set(E2M1.values())
-    assert not same_bits(inputs, others)

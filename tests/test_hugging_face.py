@@ -196,7 +196,7 @@ def test_generates_and_is_saved_and_loaded_as_before(tmp_path: Path) -> None:
 
 def test_compiled_code_gives_the_same_bits() -> None:
     model = qsim.convert(gpt2(), NEAREST)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert same_bits(compiled(tokens(), use_cache=False).logits, model(tokens(), use_cache=False).logits)
 

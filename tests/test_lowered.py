@@ -87,37 +87,48 @@ def test_exported_programs_keep_the_operator() -> None:
     assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["qsim.quantize.default"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", inputs.DTYPES)
-def test_inductor_gives_the_operators_bits(dtype: torch.dtype, device: torch.device) -> None:
+def settings(dtype: torch.dtype) -> list[tuple[Format, str, str]]:
+    """Formats that a dtype holds, with some roundings and overflow modes of each."""
     # E8M0 has no zero and no sign: C++ that may take a NaN's pattern for one that never overflows loses it there.
     formats = [fmt for fmt in (E8M0, E4M3, E2M1, E5M2, Fixed(8, 4, signed=False), Int(8)) if dtype in holders(fmt)]
     # A C++ compiler takes its time.
     hands = 8 if dtype in (torch.float32, torch.bfloat16) else len(SETTINGS)
-    chosen = [(fmt, *setting) for turn, fmt in enumerate(formats) for setting in dealt(SETTINGS, turn + inputs.DTYPES.index(dtype), hands)]
-
-    def call(x: Tensor) -> list[Tensor]:
-        return [qsim.quantize(x, fmt, rounding, overflow=overflow) for fmt, rounding, overflow in chosen]
-
-    x = torch.cat([inputs.random_patterns(dtype, 5000, 0), inputs.specials(dtype), inputs.nans(dtype)]).to(device)
-    for setting, found, due in zip(chosen, torch.compile(call, fullgraph=True)(x), call(x), strict=True):
-        assert same_bits(found, due), setting
+    return [(fmt, *setting) for turn, fmt in enumerate(formats) for setting in dealt(SETTINGS, turn + inputs.DTYPES.index(dtype), hands)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_fused_rounds_first(dtype: torch.dtype, device: torch.device) -> None:
+def test_inductor_gives_the_operators_bits(device: torch.device) -> None:
+    chosen = {dtype: settings(dtype) for dtype in inputs.DTYPES}
+
+    def call(given: dict[torch.dtype, Tensor]) -> list[list[Tensor]]:
+        return [
+            [qsim.quantize(given[dtype], fmt, rounding, overflow=overflow) for fmt, rounding, overflow in own]
+            for dtype, own in chosen.items()
+        ]
+
+    given = {
+        dtype: torch.cat([inputs.random_patterns(dtype, 5000, 0), inputs.specials(dtype), inputs.nans(dtype)]).to(device)
+        for dtype in inputs.DTYPES
+    }
+    for (dtype, own), found, due in zip(chosen.items(), torch.compile(call, fullgraph=True)(given), call(given), strict=True):
+        for setting, a, b in zip(own, found, due, strict=True):
+            assert same_bits(a, b), (dtype, setting)
+
+
+@pytest.mark.slow
+def test_what_is_fused_rounds_first(device: torch.device) -> None:
     """A product is a number of its dtype before it is rounded to a format, and a rounded number is one before anything is added to it.
 
     Fused code could keep 16-bit products in float32, and contract a product or a rounded number with what is added next.
     """
-    a, b, c = (torch.randn(1 << 14, device=device).to(dtype) for _ in range(3))
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    given = [[torch.randn(1 << 14, device=device).to(dtype) for _ in range(3)] for dtype in dtypes]
 
-    def call(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        return qsim.quantize(a * b, "e4m3"), qsim.quantize(a * b, "e2m1", "odd") + c
+    def call(given: list[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        return [(qsim.quantize(a * b, "e4m3"), qsim.quantize(a * b, "e2m1", "odd") + c) for a, b, c in given]
 
-    for found, due in zip(torch.compile(call, fullgraph=True)(a, b, c), call(a, b, c), strict=True):
-        assert same_bits(found, due)
+    for dtype, found, due in zip(dtypes, torch.compile(call, fullgraph=True)(given), call(given), strict=True):
+        assert all(map(same_bits, found, due)), dtype
 
 
 @pytest.mark.slow
