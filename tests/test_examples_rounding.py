@@ -151,25 +151,15 @@ def rounded(request):
 """
 
 
-def suite(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=where, env=environment)
-
-
-def test_test_unbiased(tmp_path: Path) -> None:
-    shutil.copy(FOLDER / "test_unbiased.py", tmp_path)
-    found = suite("test_unbiased.py", where=tmp_path)
-    assert "4 passed" in found.stdout, found.stdout
-
-
-def test_test_unbiased_finds_a_bias(tmp_path: Path) -> None:
+def test_test_unbiased_passes_and_finds_a_bias(tmp_path: Path) -> None:
     # A rounding that is wrong fails, by its mean; nobody has to touch the copied file.
     shutil.copy(FOLDER / "test_unbiased.py", tmp_path)
     (tmp_path / "test_mine.py").write_text(BIASED, encoding="utf-8")
-    found = suite("test_mine.py", where=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert found.returncode == 1, found.stdout + found.stderr
-    assert "3 failed" in found.stdout, found.stdout
+    assert "3 failed, 4 passed" in found.stdout, found.stdout
     for name in ("nearest", "few_bits", "hardly"):
-        assert f"test_the_mean_is_the_number[{name}]" in found.stdout, found.stdout
+        assert f"test_mine.py::test_the_mean_is_the_number[{name}]" in found.stdout, found.stdout
     assert found.stdout.count("are chance") >= 3

@@ -13,9 +13,14 @@ import qsim
 assert not torch.cuda.is_initialized()
 print(*sorted(set(sys.modules) - before))
 later = [f"qsim.{name}" for name in ("bench", "compat", "diagnostics", "optim", "plot", "studies", "unit")]
-print("triton" in sys.modules, [name for name in later if name in sys.modules])
+print([name for name in later if name in sys.modules])
 print({*(name.partition(".")[2] for name in later[:-1]), "fpu"} <= set(dir(qsim)))
-qsim.plot.number_line, qsim.studies.named, qsim.compat, qsim.bench, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
+import qsim.cli
+import qsim.compat.qtorch
+qsim.plot.number_line, qsim.studies.named
+qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
+print([name for name in ("matplotlib", "scipy", "sklearn", "transformers", "triton") if name in sys.modules])
+qsim.bench, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
 print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
 """
 
@@ -26,12 +31,13 @@ def test_import_brings_only_qsim_itself_and_the_rest_once_it_is_used() -> None:
     brought = first.split()
     assert "qsim" in brought
     assert "qsim_kernels.ops" in brought
-    # Everything else that it may need, torch has imported already, and that is not triton.
+    # Everything else that it may need, torch has imported already.
     heavy = [name for name in brought if name.split(".")[0] not in ("qsim", "qsim_kernels", *sys.stdlib_module_names)]
     assert heavy == []
-    later = ("qsim.cli", "qsim.bench", "qsim.diagnostics", "qsim.optim", "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton")
-    assert [name for name in brought if name.startswith(later)] == []
-    assert then == ["False []", "True", "[] False"]
+    later = ("qsim.cli", "qsim.bench", "qsim.compat", "qsim.diagnostics", "qsim.figures", "qsim.optim", "qsim.plot", "qsim.studies")
+    assert [name for name in brought if name.startswith((*later, "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
+    # None of its parts is there before it is asked for, and other packages only come when something is drawn, studied or compiled.
+    assert then == ["[]", "True", "[]", "[] False"]
 
 
 def test_every_package_is_installed() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -219,15 +217,3 @@ def test_without_matplotlib_it_is_named(call: Callable[..., Any], monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else object())
     with pytest.raises(ImportError, match=r"qsim\.plot needs matplotlib, which is not installed: pip install matplotlib"):
         call()
-
-
-def test_importing_costs_nothing() -> None:
-    script = """
-import sys, qsim
-assert not [name for name in sys.modules if name.startswith(("qsim.plot", "qsim.compat", "qsim.figures", "matplotlib"))]
-import qsim.plot
-import qsim.compat.qtorch
-print([name for name in ("matplotlib", "triton") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

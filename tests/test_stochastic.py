@@ -7,6 +7,7 @@ that makes the probability floor(p * 2**r) / 2**r, and where p is a multiple of 
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -19,6 +20,7 @@ import oracle
 import qsim
 from bounds import check_share, surprise
 from catalogue import NAMED, VARIETY
+from covering import dealt
 from oracle_arrays import Bracket, explain, mismatches, numbers
 from qsim import Stochastic
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, FP16, Fixed, Float, Format, holds
@@ -110,16 +112,15 @@ def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -
     x = torch.cat([x, x, x])
     target = next(wide for wide in (dtype, torch.float32, torch.float64) if holds(wide, fmt))
     bracket = Bracket(fmt, numbers(x))
-    for bits in (None, 1, 4, 8, 15, 16, 17, 24, 32):
-        width = bits or 32
+    settings = [*itertools.product((False, True), oracle.OVERFLOWS, (None, 1, 4, 8, 15, 16, 17, 24, 32))]
+    # Two dtypes in a row take every setting.
+    for correction, overflow, bits in dealt(settings, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2):
+        how, width = Stochastic(bits, correction), bits or 32
         used = random_bits(x.numel(), width, seed=5, stream=3, offset=11).numpy()
-        for correction in (False, True):
-            for overflow in oracle.OVERFLOWS:
-                how = Stochastic(bits, correction)
-                got = qsim.quantize(x, fmt, rounding=how, overflow=overflow, seed=5, stream=3, offset=11, dtype=target)
-                expected = bracket.round("stochastic", overflow, used, width, correction)
-                where = mismatches(got, expected)
-                assert not len(where), f"{fmt!r}, {how}, {overflow}, {dtype}: R = {used[where[:5]]}, {explain(x, got, expected, where)}"
+        got = qsim.quantize(x, fmt, rounding=how, overflow=overflow, seed=5, stream=3, offset=11, dtype=target)
+        expected = bracket.round("stochastic", overflow, used, width, correction)
+        where = mismatches(got, expected)
+        assert not len(where), f"{fmt!r}, {how}, {overflow}, {dtype}: R = {used[where[:5]]}, {explain(x, got, expected, where)}"
 
 
 @given(
