@@ -143,11 +143,10 @@ def test_the_order_in_memory_changes_no_bit(device: torch.device) -> None:
     assert not any(same_bits(a, b) for a, b in zip(plain[1:], other[1:], strict=True))
 
 
-@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=["in order", "channels last"])
-def test_compiled_layers_keep_order_and_forward_bits(device: torch.device, order: torch.memory_format) -> None:
+def test_compiled_layers_keep_channels_last_and_forward_bits(device: torch.device) -> None:
     torch._dynamo.reset()
-    eager = gradients(order, device, seed=1)
-    compiled = gradients(order, device, seed=1, call=lambda layer: torch.compile(layer, fullgraph=True))
+    eager = gradients(torch.channels_last, device, seed=1)
+    compiled = gradients(torch.channels_last, device, seed=1, call=lambda layer: torch.compile(layer, fullgraph=True))
     assert same_bits(eager[0], compiled[0])
     for a, b in zip(eager, compiled, strict=True):
         assert a.stride() == b.stride()
