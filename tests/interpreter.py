@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
@@ -42,6 +43,19 @@ def _index(tensor: tl.tensor) -> int:
     return int(tensor.handle.data.item())
 
 
+def _remembered(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """NumPy's dtype for one of Triton's: the interpreter looks it up in a table that it makes anew each time."""
+    known: dict[str, Any] = {}
+
+    def remembered(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = numpy_dtype(dtype)
+        return known[name]
+
+    return remembered
+
+
 def speed_up() -> None:
     """Make the interpreter patch each module once per launch; does nothing where kernels are compiled."""
     patch = getattr(interpreter, "_patch_lang", None)
@@ -59,6 +73,7 @@ def speed_up() -> None:
         return scope and _Scope(scope)
 
     interpreter._patch_lang = patch_once
+    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     # The interpreter computes every sum and product of 32-bit integers again in 64 bits, for an assertion that it makes under `debug` only.
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
