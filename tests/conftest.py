@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -21,6 +23,10 @@ if not torch.cuda.is_available():
 if "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+# Compiled graphs are kept by what they call, and would survive a change of what an operator becomes in them.
+_KERNELS = sorted((Path(__file__).parents[1] / "kernels" / "qsim_kernels").glob("**/*.py"))
+os.environ.setdefault("TORCH_COMPILE_CACHE_KEY_TAG", hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest())
 
 # Inductor's cache does not depend on ATEN_CPU_CAPABILITY, and code that it kept for one kind does not compile for another.
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
