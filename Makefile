@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint clean
+.PHONY: help demo docs test lint dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,14 +19,24 @@ demo: $(READY) ## does a larger batch buy back bits? a study with figures, in un
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 
-test: $(READY) ## lint and the site, then every test, every example in a docstring and all code on the site
-	@$(MAKE) --no-print-directory -j2 lint docs
+test: $(READY) ## lint, the site and the distribution, then every test, every example in a docstring and all code on the site
+	@$(MAKE) --no-print-directory -j3 lint docs dist
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The environment in build/ has what the wheel asks for and nothing else; `-I` keeps this folder out of its reach.
+dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as installed
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+	$(BIN)/python tests/distribution.py dist
+	$(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
+	build/installed/bin/python -I tests/installed.py
+	$(BIN)/mypy --config-file= --strict --python-executable build/installed/bin/python tests/downstream.py
 
 clean: ## remove the virtual environment and everything that tools have left behind
 	rm -rf $(VENV) build dist docs/_build docs/_drawn *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -87,7 +87,7 @@ def test_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple
 
 def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("matplotlib", "scipy") else object())
-    assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install -e '.[study]' in the folder of qsim\n"
+    assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install 'qsim-torch[study]'\n"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_installed() -> None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(f"studies need {', '.join(missing)}: pip install -e '.[study]' in the folder of qsim")
+        raise ValueError(f"studies need {', '.join(missing)}: pip install 'qsim-torch[study]'")
 
 
 def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:

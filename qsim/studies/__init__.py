@@ -4,7 +4,7 @@ On the command line, `qsim study` lists them and `qsim study NAME` runs one. Fro
 
     report = qsim.studies.run("gradient-variance", out="results")
 
-Needs the extra `study`: `pip install -e '.[study]'` in the folder of qsim.
+Needs the extra `study`: `pip install 'qsim-torch[study]'`.
 
 Example:
     >>> from qsim import studies

@@ -1,7 +1,8 @@
 """Scales, and rounding under them without random bits, as a compiler sees them.
 
-Compilers divide float32 numbers approximately and contract a product with a sum that follows. Quotients and those products are therefore
-computed in float64 and rounded to float32, which gives the same bits: float64 has more than twice the bits.
+Compilers divide float32 numbers approximately, so quotients are computed in float64 and rounded to float32, which gives the same bits:
+float64 has more than twice as many. And they contract a product with a sum that follows, unless something happens to the product in between:
+here its NaN become the one NaN.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dt
     if product.dtype != torch.float32 or dtype == torch.float64:
         return None
     for factor in factors:
-        product = _times(product, factor)
+        product = product * factor
+    product = one_nan(product)
     return in_dtype(product if bias is None else product + bias, dtype)
 
 
@@ -126,7 +128,7 @@ def _rounded_under(
     if values is None:
         return None
     if restore:
-        values = _times(values, _spread(whole if restore == Restore.ALL else scales))
+        values = values * _spread(whole if restore == Restore.ALL else scales)
         if read(Rule, rule).saturate:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype)).reshape(x.shape)
@@ -141,11 +143,6 @@ def _cut(matrices: Tensor, tiles: Tiles) -> Tensor:
 def _spread(scales: Tensor) -> Tensor:
     """Scales of tiles as they broadcast to `_cut`'s."""
     return scales[:, :, None, :, None]
-
-
-def _times(a: Tensor, b: Tensor) -> Tensor:
-    """A product of float32 numbers, rounded to float32 before anything is added to it."""
-    return (a.to(torch.float64) * b.to(torch.float64)).to(torch.float32)
 
 
 def _onto(x: Tensor, grid: Grid, how: Rule) -> Tensor:

@@ -1,0 +1,55 @@
+"""Try an installed qsim from outside of its repository: `make dist` runs this with the wheel in an environment of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import qsim
+
+
+def is_installed() -> None:
+    """The package comes from the wheel, with its type hints, and brings only what it needs."""
+    folder = Path(qsim.__file__).parent
+    assert folder.parent.name == "site-packages", folder
+    assert (folder / "py.typed").exists()
+    assert distribution("qsim-torch").version == qsim.__version__
+    assert not {"matplotlib", "numba", "pytest", "scipy"} & set(sys.modules)
+
+
+def rounds() -> None:
+    """A tensor and a layer round, and the layer trains."""
+    assert qsim.quantize(torch.tensor([0.3, -17.0, 1e5]), "e4m3").tolist() == [0.3125, -16.0, 448.0]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    qsim.convert(model, "mxfp4")
+    optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, weight="bf16", update="stochastic")
+    parameters = [*model.parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    nn.functional.cross_entropy(model(torch.randn(8, 16)), torch.arange(8) % 4).backward()
+    optimizer.step()
+    assert all(
+        parameter.isfinite().all() and not torch.equal(parameter, old) for parameter, old in zip(model.parameters(), before, strict=True)
+    )
+
+
+def has_a_command() -> None:
+    """The command works, and names what is missing."""
+    command = Path(sys.executable).with_name("qsim")
+    listed = subprocess.run([command, "formats"], capture_output=True, text=True, check=True).stdout
+    assert "e4m3" in listed
+    refused = subprocess.run([command, "study", "batch-size"], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "qsim-torch[study]" in refused.stderr, refused.stderr
+
+
+if __name__ == "__main__":
+    is_installed()
+    rounds()
+    has_a_command()
+    print(f"qsim-torch {qsim.__version__} works as installed in {Path(qsim.__file__).parent}")
