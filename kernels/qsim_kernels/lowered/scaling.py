@@ -1,8 +1,8 @@
 """Scales, and rounding under them without random bits, as a compiler sees them.
 
 Compilers divide float32 numbers approximately, so quotients are computed in float64 and rounded to float32, which gives the same bits:
-float64 has more than twice as many. And they contract a product with a sum that follows, unless something happens to the product in between:
-here its NaN become the one NaN.
+float64 has more than twice as many. Compilers also contract a product with a sum that follows. Here any NaN becomes the one NaN first,
+which keeps the two apart.
 """
 
 from __future__ import annotations
