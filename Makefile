@@ -36,7 +36,7 @@ dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as instal
 	$(PYTHON) -m venv build/installed
 	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
 	build/installed/bin/python -I tests/installed.py
-	$(BIN)/mypy --config-file= --strict --python-executable build/installed/bin/python tests/downstream.py
+	cp tests/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py
 
 clean: ## remove the virtual environment and everything that tools have left behind
 	rm -rf $(VENV) build dist docs/_build docs/_drawn *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
