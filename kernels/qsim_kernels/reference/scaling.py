@@ -18,6 +18,9 @@ from qsim_kernels.scales import Elements, Restore, ScaleRule, Scales, Tiles, Tur
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
+_LARGEST = torch.finfo(torch.float32).max
+#: The values of float32, which most scales are.
+_SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
@@ -92,6 +95,8 @@ def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rul
         onto: What rounds positive float64 numbers onto a grid, if not this module.
     """
     onto = onto or _onto
+    if scales.grid == _SINGLES and scales.rule == ScaleRule.FIT:
+        onto = _onto_singles
     finite = largest.isfinite()
     a = torch.where(finite, largest, 0.0)
     if scales.rule in (ScaleRule.FIT, ScaleRule.CEIL):
@@ -198,6 +203,11 @@ def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
     """Positive float64 numbers, rounded onto a grid."""
     how = plan(grid, wide=True)
     return as_values(round_bits(x.view(torch.int64), how, rule, None), how, torch.float64)
+
+
+def _onto_singles(x: Tensor, *_: object) -> Tensor:
+    """Positive float64 numbers rounded to float32, to nearest even, saturating."""
+    return x.to(torch.float32).clamp(max=_LARGEST)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
