@@ -1,4 +1,4 @@
-"""AdamW with everything in bfloat16: what rounding does to small updates, what mends it, and how much memory that takes.
+"""AdamW with everything in bfloat16: what rounding does to small updates, what fixes it, and how much memory that takes.
 
 Run it with `python examples/bf16_adamw.py`. It belongs to docs/guides/pure-bf16.md.
 """

@@ -1,4 +1,4 @@
-"""A loss that does not fall, a monitor that says why, and what mends it.
+"""A loss that does not fall, a monitor that says why, and what fixes it.
 
 Run it with `python examples/monitor.py`, or with a folder that it is to write its figures into. It belongs to docs/guides/fp8-fp4.md. It
 needs scikit-learn and matplotlib: `pip install -e '.[study]'`.

@@ -185,7 +185,7 @@ def resolve(spec: str | torch.dtype | Format | Block) -> Format | Block:
 
 def _by_name(spec: str) -> Format | Block:
     found: Block | None = NAMED.get(spec.lower())
-    # Compiled code, which reads names anew, cannot parse.
+    # Compiled code, which reads names again, cannot parse.
     if found is None and "(" in spec:
         found = read_call(spec, {"Block": Block})
     if found is not None:

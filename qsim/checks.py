@@ -149,7 +149,7 @@ def draw(
 
 
 def warn(message: str) -> None:
-    """Warns of what is the doing of code outside of qsim, at its line, however deep within qsim and torch that is noticed."""
+    """Warn at the caller's line, however deep within qsim and torch the cause is noticed."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("qsim", "torch"):
         frame, level = frame.f_back, level + 1

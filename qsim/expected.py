@@ -1,4 +1,4 @@
-"""Rounding as a function of a number: its neighbours in a format, the mean of what it becomes, and how far that lies off."""
+"""Rounding as a function of a number: its neighbours in a format, the mean of the result, and its error."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class FivePoint:
             given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
 
         Raises:
-            TypeError: If it is no dictionary, or a point has an argument that a `Quantizer` has not.
+            TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
             ValueError: If there is no point of a name.
         """
         if not isinstance(given, Mapping):
@@ -158,7 +158,7 @@ def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
         allowed = "scales of the whole tensor or of square tiles can be reused"
         raise ValueError(
             f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}; '
-            f"a quantizer of its own as {backward} rounds anew, along what the product sums over"
+            f"a quantizer of its own as {backward} rounds again, along what the product sums over"
         )
 
 

@@ -68,7 +68,7 @@ def quantize(
         A tensor of `x`'s shape, device and strides.
 
     Raises:
-        IndexError: If `x` has not the dimension along which blocks lie.
+        IndexError: If `x` lacks the dimension of the blocks.
         TypeError: If an argument is of another kind.
         ValueError: If a dtype cannot hold the format, or arguments contradict each other.
 
@@ -122,7 +122,7 @@ def quantize_(
         `x`.
 
     Raises:
-        IndexError: If `x` has not the dimension along which blocks lie.
+        IndexError: If `x` lacks the dimension of the blocks.
         ValueError: If `x`'s dtype cannot hold the format, or gradients would have to flow through `x`.
 
     Example:
@@ -210,7 +210,7 @@ def encode(
         codes and those of the scales.
 
     Raises:
-        IndexError: If `x` has not the dimension along which blocks lie.
+        IndexError: If `x` lacks the dimension of the blocks.
         ValueError: If a NaN has no code, or arguments contradict each other.
 
     Example:
@@ -261,7 +261,7 @@ def decode(
         packed: Whether several codes share a byte.
 
     Raises:
-        IndexError: If the codes have not the dimension along which blocks lie.
+        IndexError: If the codes lack the dimension of the blocks.
         TypeError: If codes or scales are of another dtype.
         ValueError: If `dtype` cannot hold the format, or shapes do not go together.
 
@@ -329,7 +329,7 @@ def _element_and_scale(
             raise ValueError(f"{format!r} has scales of its own, got scale={scale!r}")
         scale, element = element.along(-1 if dim is None else dim), element.element
     elif dim is not None:
-        why = f"{format!r} has no blocks" if scale is None else "a scale says itself where it lies"
+        why = f"{format!r} has no blocks" if scale is None else "the scale sets its own dimension"
         raise ValueError(f"dim is for block formats, and {why}; got dim={dim!r}")
     if scale is None:
         return element, None

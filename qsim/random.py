@@ -11,9 +11,9 @@ What layers do follows from that, and who measures noise has to know it:
   changes the weight, it is rounded alike at every call. To see the spread of a weight's rounding, call `torch.manual_seed` between two
   calls (in a distributed run the shared seed is agreed on once, and stays).
 - Gradients take the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
-  again to draw anew.
+  again for fresh noise.
 - Activation checkpointing calls it again and restores torch's generator, unless told `preserve_rng_state=False`: then `act_bwd="same"` is
-  the same rounding no more.
+  no longer the same rounding.
 
 Example:
     >>> import qsim
@@ -137,7 +137,7 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     """The seed of one call: the one given, or one drawn from a generator, without waiting for the device.
 
     Without a generator the seed comes from torch's own CPU generator, so that a run is the same on every device. While a CUDA graph is
-    captured or code is compiled it comes from the device's own generator instead, which draws anew at every replay.
+    captured or code is compiled it comes from the device's own generator instead, which draws again at every replay.
 
     Args:
         seed: A 64-bit integer, or a 0-d int64 tensor.
@@ -290,7 +290,7 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
     """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
 
     It is made of the shared seed, the weight's bits and where in the weight they stand. So replicas that hold the same weight round it
-    alike, without a word between them, in every micro-batch of a step; after the step they draw anew. Nothing is stored, nothing waits for
+    alike, without communicating, in every micro-batch of a step; after the step they draw again. Nothing is stored, nothing waits for
     the device.
 
     Args:
@@ -312,7 +312,7 @@ def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stri
     return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
 
 
-# An operator, so that compiled code asks for the shared seed anew at every call.
+# An operator, so that compiled code asks for the shared seed again at every call.
 _library = torch.library.Library("qsim", "FRAGMENT")
 _library.define(
     "weight_seed(Tensor weight, int stream_number, int offset, int row, int stride, bool first) -> Tensor",

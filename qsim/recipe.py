@@ -62,7 +62,7 @@ class Recipe:
 
         Raises:
             TypeError: If it is no dictionary, or lacks a name or points.
-            ValueError: If it has something that a recipe has not.
+            ValueError: If it has an entry that a recipe does not have.
         """
         if not isinstance(given, Mapping):
             raise TypeError(f"Recipe: a configuration is a dictionary, got {given!r}")

@@ -103,7 +103,7 @@ def quantize_scaled(
         amax = ops.amaxes.default(x, _numbers(layout.whole), turn, True)
         amax = amax if share is None else share.of_all(amax)
         of_whole = ops.scales.default(amax, None, *layout.largest)
-        under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # of nothing there is none
+        under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
     if isinstance(scaling, (Blocks, Tiles)):
         values, scales = ops.quantize_tiles.default(x, under, own, turn, *layout.making, *rounding)
         return Scaled(values, None if restore else scales, under)

@@ -108,7 +108,7 @@ def _check_scales(codes: Tensor, scales: object, scaling: Scaling) -> None:
 def _check_outer(outer: object, scaling: Scaling) -> None:
     if scaling.outer is None:
         if outer is not None:
-            raise ValueError("decode: these scales stand under none of the whole tensor: outer must be None")
+            raise ValueError("decode: this scaling has no outer scale: outer must be None")
         return
     if not isinstance(outer, Tensor):
         raise TypeError(f"decode: these scales stand under one of the whole tensor, outer, a float32 tensor; got {type(outer).__name__}")

@@ -44,7 +44,7 @@ def _index(tensor: tl.tensor) -> int:
 
 
 def _remembered(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """NumPy's dtype for one of Triton's: the interpreter looks it up in a table that it makes anew each time."""
+    """NumPy's dtype for one of Triton's: the interpreter looks it up in a table that it rebuilds each time."""
     known: dict[str, Any] = {}
 
     def remembered(dtype: Any) -> Any:

@@ -130,7 +130,7 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
     assert found["heading"].endswith("act=e5m2, weight=e5m2, act_bwd=e5m2 up, weight_bwd=e5m2 up, grad=e5m2 up")
 
 
-def test_a_step_of_a_layer_makes_every_gradient_anew() -> None:
+def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
     layer = nn.Linear(4, 2)
     step = linear._step(layer, linear.Shape(8, 4, 2), torch.float32)
     step()

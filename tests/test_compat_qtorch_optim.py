@@ -70,7 +70,7 @@ def test_steps_of_sgd_written_out(with_accumulator: bool) -> None:
         due, buffer = weight(copied), momentum(buffer)
         torch.testing.assert_close(w.detach(), due, rtol=0, atol=2.0**-5 if step else 0)
         assert torch.equal(w.detach(), weight(w.detach()))
-        # One rounding of the two may fall the other way; from there on they are compared anew.
+        # One rounding of the two may fall the other way; from there on they are compared again.
         with torch.no_grad():
             due, buffer = w.detach().clone(), optimizer.state[w]["momentum_buffer"].clone()
             copied = optimizer.weight_acc[w].clone() if with_accumulator else due
@@ -140,7 +140,7 @@ def test_a_run_is_reproducible_and_leaves_other_noise_alone(make: Callable[[Any]
     assert not torch.equal(runs[0], runs[2])
 
 
-def test_every_step_draws_anew() -> None:
+def test_every_step_draws_again() -> None:
     x = torch.full((4096,), 1.0625)
     w = nn.Parameter(x.clone())
     optimizer = OptimLP(torch.optim.SGD([w], lr=0.1), weight_quant=noisy(FloatingPoint(4, 3)))

@@ -89,7 +89,7 @@ def test_ddp(two: Ranks, seed_alike: bool) -> None:
         assert alike(first["reduced"][step], second["reduced"][step])
         assert alike(first["reduced"][step], mean([first["own"][step], second["own"][step]]))
         assert not any(map(same_bits, first["own"][step], second["own"][step]))
-    assert not any(map(same_bits, first["weights"][0], first["weights"][1])), "they are drawn anew after a step"
+    assert not any(map(same_bits, first["weights"][0], first["weights"][1])), "they are drawn again after a step"
     assert alike(first["parameters"], second["parameters"])
     assert set(first["input"].unique().tolist()) == {1.0, 1.5}
     assert not same_bits(first["input"], second["input"]), "inputs are rounded with noise of each rank's own"

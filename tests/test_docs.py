@@ -18,7 +18,7 @@ from qsim.cli import main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-#: The pages that somebody wrote: reports of studies are written by the studies.
+#: The handwritten pages; studies write their own reports.
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "studies" not in page.relative_to(DOCS).parts[:-1] and "_build" not in page.parts]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 

@@ -79,7 +79,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def train_gpt(*options: str, ranks: int = 0) -> str:
     """What a run of its own prints, or one of several processes that torchrun starts."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    # Sums hang on how many threads share them.
+    # Sums depend on how many threads share them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, *command, str(FOLDER / "train_gpt.py"), *QUICK, *options]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)

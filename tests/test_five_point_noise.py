@@ -30,7 +30,7 @@ from written_out import (
 )
 
 
-def test_every_call_draws_anew_and_manual_seed_governs(device: torch.device) -> None:
+def test_every_call_draws_again_and_manual_seed_governs(device: torch.device) -> None:
     case, given = linear(64, 32), operands(linear(64, 32), torch.float32, device)
     torch.manual_seed(1)
     first, second = run(case, POINTS["all"], given), run(case, POINTS["all"], given)
@@ -90,7 +90,7 @@ def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, poin
     assert all(map(same_bits, [y, *torch.autograd.grad(y, given, gradient(y))], expected))
 
 
-def test_compiled_code_draws_anew(device: torch.device) -> None:
+def test_compiled_code_draws_again(device: torch.device) -> None:
     a, w = operands(linear(64, 32, bias=None), torch.float32, device)
     setting = Setting(POINTS["recipe"], Linear())
     forward = torch.compile(lambda a, w: five_point_product(a, w, None, setting), fullgraph=True, backend="aot_eager")
@@ -143,4 +143,4 @@ def test_micro_batches_round_the_weight_alike(device: torch.device) -> None:
     assert not same_bits(weight_seen(w, points, stream=1), first)
     with torch.no_grad():
         w.mul_(1 + 2.0**-20)
-    assert not same_bits(weight_seen(w, points), first), "after a step it is drawn anew"
+    assert not same_bits(weight_seen(w, points), first), "after a step it is drawn again"

@@ -55,7 +55,7 @@ def test_embedding_clips_the_gradient_of_what_saturates(device: torch.device) ->
     assert results(lambda w: functional.embedding(x, w, None, points), [table], torch.ones(3, 2))[1].tolist() == [[0, 1], [0, 2]]
 
 
-def test_embedding_draws_a_tables_noise_anew_when_it_changes() -> None:
+def test_embedding_draws_a_tables_noise_again_when_it_changes() -> None:
     points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
     table = torch.full((4, 64), 1.25)
     x = torch.arange(4)

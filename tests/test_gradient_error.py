@@ -48,7 +48,7 @@ def test_the_way_back_has_the_variance_of_lemma_3_and_no_bias(point: str, of_x: 
     check_means(repeated(layer(BACKWARD, generator), exact.linear_loss, batches, point), due)
 
 
-def test_weights_rounded_stochastically_are_drawn_anew(generator: torch.Generator) -> None:
+def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generator) -> None:
     batches = exact.batches(COUNT, generator)
     model = layer(qsim.FivePoint(weight=exact.STOCHASTIC), generator)
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]
@@ -77,7 +77,7 @@ def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torc
 
 
 def test_intervals_hold_what_many_batches_find(generator: torch.Generator) -> None:
-    """Over the distribution that batches come from, not for the batches at hand: so these have to be drawn anew."""
+    """Over the distribution that batches come from, not for the batches at hand: so these have to be drawn again."""
     model = layer(BACKWARD, generator)
     a_sixteenth = [exact.Fraction(k, 16) for k in range(-32, 33)]
     second = sum(a * a for a in a_sixteenth) / 65

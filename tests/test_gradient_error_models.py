@@ -92,7 +92,7 @@ def test_operands_that_are_transformed_stay_so() -> None:
         assert abs(error.bias.value) < error.rounding.value / 8
 
 
-def test_weights_are_drawn_anew_where_the_shared_seed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_drawn_again_where_the_shared_seed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a distributed run, in which it is agreed on once."""
     monkeypatch.setattr(random, "shared_seed", lambda: 7)
     found = gradient_error(dense(qsim.FivePoint(weight=SR)), loss, batches(32, 32), draws=3)

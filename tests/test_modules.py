@@ -91,7 +91,7 @@ def test_noise_follows_the_seed_alone(case: Case) -> None:
     module, x = case.own(NOISY), case.input()
     torch.manual_seed(1)
     calls = [module(x, **case.call) for _ in range(2)]
-    assert same_bits(*calls) == (case.name == "Embedding"), "a weight is rounded alike until it changes, an input anew"
+    assert same_bits(*calls) == (case.name == "Embedding"), "a weight is rounded alike until it changes, an input again"
 
 
 @few

@@ -163,7 +163,7 @@ def test_compiled_code_gives_the_same_bits() -> None:
     assert all(map(same_bits, gradients(model, compiled, x), gradients(model, model, x)))
 
 
-def test_compiled_code_of_any_size_draws_anew() -> None:
+def test_compiled_code_of_any_size_draws_again() -> None:
     # Stochastic rounding is one operator in compiled code: in the many that others come apart into, sizes that vary take long to follow.
     model = qsim.convert(Small(), NOISY, embeddings=True)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)

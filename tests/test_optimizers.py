@@ -149,7 +149,7 @@ def test_groups_with_updates_of_their_own() -> None:
     assert ["compensation" in optimizer.state[p] for p in params] == [True, False, False, False]
     for chosen, update in ((slice(0, 1), "kahan"), (slice(1, 2), Stochastic(4)), (slice(2, 4), "nearest")):
         alone = parameters(BF16)
-        # All in one group and updated alike: a parameter's noise hangs on its number in the optimizer.
+        # All in one group and updated alike: a parameter's noise depends on its number in the optimizer.
         run(qsim.optim.AdamW(alone, lr=2.0**-5, update=update, seed=SEED), range(3))
         assert alike(list(params[chosen]), list(alone[chosen]))
 

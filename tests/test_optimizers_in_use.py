@@ -245,7 +245,7 @@ def test_a_compiled_step(make: Any) -> None:
         assert alike(all_of(optimizer), all_of(other))
 
 
-def test_a_state_that_is_cleared_begins_anew() -> None:
+def test_a_state_that_is_cleared_starts_over() -> None:
     w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = qsim.optim.AdamW([w], lr=0.1, seed=0)
     for _ in range(2):
@@ -309,7 +309,7 @@ def test_states_that_options_set_later_have_no_use_for_are_left_alone(make: Any,
     assert alike(list(params), list(others))
 
 
-def test_a_seed_that_is_taken_away_is_agreed_on_anew() -> None:
+def test_a_seed_that_is_taken_away_is_agreed_on_again() -> None:
     params = parameters(BF16)
     optimizer = qsim.optim.AdamW(params, seed=SEED)
     run(optimizer, range(1))

@@ -83,7 +83,7 @@ class Thrice(torch.optim.Optimizer):
         return [closure() for _ in range(3)]
 
 
-def test_each_evaluation_rounds_weights_anew() -> None:
+def test_each_evaluation_rounds_weights_again() -> None:
     p = nn.Parameter(torch.full((64,), 1.25))
     half = Quantizer("e2m1", "stochastic")
     optimizer = Quantized(Thrice([p]), weight=half, accumulator="fp32", seed=SEED)

@@ -222,7 +222,7 @@ class TestErrors:
             (TypeError, "dim must be an int", lambda x: qsim.quantize(x, "mxfp4", dim="last")),
             (ValueError, "'e4m3' has no blocks; got dim=0", lambda x: qsim.quantize(x, "e4m3", dim=0)),
             (ValueError, "'e4m3' has no blocks; got dim=-1", lambda x: qsim.quantize_(x, "e4m3", dim=-1)),
-            (ValueError, "says itself where it lies; got dim=0", lambda x: qsim.encode(x, "e4m3", dim=0, scale=Channel(0))),
+            (ValueError, "the scale sets its own dimension; got dim=0", lambda x: qsim.encode(x, "e4m3", dim=0, scale=Channel(0))),
             (ValueError, "has scales of its own", lambda x: qsim.encode(x, "mxfp4", scale=Channel(0))),
             (TypeError, "scale must be one of qsim.scaling's", lambda x: qsim.encode(x, "e4m3", scale=2.0)),
             (ValueError, "no code of NaN", lambda x: qsim.encode(x, Block("e2m1", 8, scale=E2M3), rounding="stochastic")),

@@ -100,5 +100,5 @@ def test_replayed_graphs_see_new_inputs(recipe: Recipe) -> None:
         again()
         replayed = found.clone()
         step()
-        # Noise is drawn anew; of FP4's it leaves a tenth of the norm and more.
+        # Noise is drawn again; of FP4's it leaves a tenth of the norm and more.
         assert 0 < (replayed - found).norm() / found.norm() + 1e-9 < 0.5

@@ -149,7 +149,7 @@ def values(fmt: object, **scale: object) -> Site:
         (values(E4M3, scale=Channel(0)), Carrier(torch.bfloat16)),
         (values(Int(16), scale=Tensor()), Carrier(torch.float32, exact=True)),
         (values("fp16", scale=Tensor()), Carrier(torch.float16)),
-        (values("fp16", scale=Blocks(16, format="e8m0")), Carrier(torch.float32)),  # whose range float16 has not
+        (values("fp16", scale=Blocks(16, format="e8m0")), Carrier(torch.float32)),  # whose range float16 lacks
         (values(FP32, scale=Tensor()), Carrier(torch.float32, exact=True)),
     ],
     ids=lambda value: str(value.quantizer.scale) if isinstance(value, Site) else "",

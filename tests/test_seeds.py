@@ -75,7 +75,7 @@ def test_checkpointing_replays_the_same_noise(x: Tensor, use_reentrant: bool) ->
     checkpoint(block, leaf, use_reentrant=use_reentrant).sum().backward()
     forward, recomputed = seen
     assert torch.equal(forward, recomputed)
-    # The gradient is that of what the forward pass saw, and the next call draws anew.
+    # The gradient is that of what the forward pass saw, and the next call draws again.
     assert leaf.grad is not None
     assert torch.equal(leaf.grad, 2 * forward)
     assert not torch.equal(noisy(x), forward)

@@ -89,7 +89,7 @@ def test_an_input_that_all_ranks_hold_rounds_alike_on_all(two: Ranks, compiled: 
     for first, second in two(_doubled, compiled):
         assert rounded_alike(first)
         assert rounded_alike(second)
-        assert not same_bits(first, second), "every call draws anew"
+        assert not same_bits(first, second), "every call draws again"
 
 
 def _linear(

@@ -92,7 +92,7 @@ def test_the_generator_of_a_step() -> None:
         given = tensors()
         adamw_stochastic_bf16_(*given, **NUMBERS, step=1, generator=generator)
         draws.append(given[0])
-    assert not same_bits(*draws), "each call draws anew"
+    assert not same_bits(*draws), "each call draws again"
 
 
 @pytest.mark.parametrize(

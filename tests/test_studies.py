@@ -22,7 +22,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 
 def of_machine(line: dict[str, object]) -> dict[str, object]:
-    """What of a line does not hang on when it was written."""
+    """What of a line does not depend on when it was written."""
     return {name: value for name, value in line.items() if name not in ("seconds", "machine")}
 
 

@@ -84,7 +84,7 @@ def _without_warnings() -> Iterator[None]:
 
 def _state(updates: Updates, step: int) -> dict[str, Any]:
     weights, optimizer = get_state_dict(updates.owner, updates.optimizer)
-    # Where a step's text lies hangs on the step alone, so that the number of steps is the position in the data.
+    # Where a step's text lies depends on the step alone, so that the number of steps is the position in the data.
     return {"weights": weights, "optimizer": optimizer, "step": step, "random": torch.get_rng_state()}
 
 

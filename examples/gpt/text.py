@@ -53,7 +53,7 @@ class Text:
         self.checksum = zlib.crc32(content)
 
     def batch(self, count: int, seed: int, step: int) -> Tensor:
-        """The sequences of a step, alike in every process: where they begin hangs on the seed and the step alone."""
+        """The sequences of a step, alike in every process: where they begin depends on the seed and the step alone."""
         draw = random.Random(f"{seed}/{step}")
         return self._windows([draw.randrange(self.held_out - self.context) for _ in range(count)])
 

@@ -57,7 +57,7 @@ class World:
         return peak.item() / MIB
 
     def forget_peak(self) -> None:
-        """Begins to keep count of memory anew."""
+        """Start counting memory again."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -60,7 +60,7 @@ class OnBackend:
 
 
 class Implementation(OnBackend):
-    """The operators on one backend: read the numbers, allocate, fill. What kernels write behind torch's back it is told of."""
+    """The operators on one backend: read the numbers, allocate, fill. Bumps the version counters of tensors that kernels mutate."""
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Rounds into a new tensor."""

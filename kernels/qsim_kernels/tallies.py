@@ -9,7 +9,7 @@ The first `FIELDS` counts are those of float32's exponent field: the one numbere
 FIELDS, BIAS = 256, 127
 LARGEST, SPECIAL = 254, 255
 
-#: Zeros; NaN; beyond the largest or the smallest value; zero now and not before; what it was. The last three leave one another out.
+#: Zeros; NaN; beyond the largest or the smallest value; zero now and not before; what it was. The last three are mutually exclusive.
 ZERO, NAN, SATURATED, UNDERFLOWED, EXACT = range(FIELDS, FIELDS + 5)
 SIZE = FIELDS + 5
 

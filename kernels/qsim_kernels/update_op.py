@@ -26,7 +26,7 @@ def _implementation(backend: str) -> Any:
         step = Step(*arguments[: len(Step._fields)])
         algorithm, *roundings = arguments[len(Step._fields) :]
         importlib.import_module(backend).update(step, read_algorithm(algorithm), read_roundings(*roundings))
-        # What kernels write behind torch's back it is told of.
+        # Kernels write without torch's knowledge.
         for changed in step.changed:
             increment_version(changed)
 

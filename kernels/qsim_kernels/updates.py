@@ -93,7 +93,7 @@ class Roundings(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step reads, writes and hangs on. Lists that an algorithm has no use for are empty.
+    """What one step reads, writes and depends on. Lists that an algorithm has no use for are empty.
 
     Attributes:
         params: Of one dtype.

@@ -1,7 +1,7 @@
 """Other packages that round as well, timed in turns with qsim on the same tensors.
 
 They do not compute the same: QPyTorch uses the top exponent for values and breaks ties away from zero, for example. What is compared is
-the time that a user waits for a rounded tensor; both sides make it anew.
+the time that a user waits for a rounded tensor; both sides compute it again.
 """
 
 from __future__ import annotations

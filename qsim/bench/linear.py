@@ -88,7 +88,7 @@ def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> It
 
 
 def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
-    """Forward and backward, all gradients made anew."""
+    """Forward and backward, all gradients computed again."""
     device = layer.weight.device
     x = torch.randn(shape.tokens, shape.inputs, device=device, dtype=dtype, requires_grad=True)
     g = torch.randn(shape.tokens, shape.outputs, device=device, dtype=dtype)

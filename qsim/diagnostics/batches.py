@@ -79,7 +79,7 @@ class BatchFactors:
         return [flat(asdict(factor)) | common for factor in self.factors]
 
     def __str__(self) -> str:
-        """The table, and what a larger batch does not mend."""
+        """The table, and what a larger batch does not remove."""
         rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
         titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
         lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
@@ -111,7 +111,7 @@ def batch_for(
 
     That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
     falls as the reciprocal of its size where samples round independently (Lemma 3). So it does for `act_bwd` and `grad`; not where samples
-    share a scale. Weights are rounded once, and not anew for each draw, for all samples of a batch share that: what it does to the gradient
+    share a scale. Weights are rounded once, and not again for each draw, for all samples of a batch share that: what it does to the gradient
     is counted as bias (Lemma 1), which no batch removes. A loss that is a mean makes each sample's gradient smaller in a larger batch, and
     formats of few exponent bits then underflow: give them a scale.
 

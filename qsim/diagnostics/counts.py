@@ -119,7 +119,7 @@ class Counts:
 
 _POWERS = range(1, tallies.SPECIAL)
 
-#: What a share is told of.
+#: Outcomes reported as shares.
 SHARES = ("saturated", "underflowed", "exact", "nan")
 
 

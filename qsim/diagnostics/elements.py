@@ -1,4 +1,4 @@
-"""What a layer rounds under scales, and to what: made once more for those who look on."""
+"""What a layer rounds under scales, and the result: recomputed for observers."""
 
 from __future__ import annotations
 

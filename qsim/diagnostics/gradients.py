@@ -133,7 +133,7 @@ def gradient_error(
     variance is to be expected (Lemma 2). What rounds on the way forward, weights above all, changes the loss whose gradient is taken: a
     bias that no batch removes (Lemma 1).
 
-    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds anew, weights too. Estimates have no
+    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, weights too. Estimates have no
     bias of their own, so that one of nothing comes out below zero as well as above; intervals come from leaving out one batch at a time,
     and hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators
     are left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.

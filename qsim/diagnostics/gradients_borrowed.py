@@ -31,7 +31,7 @@ class Borrowed:
             layer.points = own
 
     def set_streams(self, numbers: Sequence[int]) -> None:
-        """Has each layer draw the bits of its weight anew: these follow from the weight itself and a number of the layer's own."""
+        """Has each layer draw the bits of its weight again: these follow from the weight itself and a number of the layer's own."""
         for (layer, _, source), number in zip(self._layers, numbers, strict=True):
             layer.stream_source = source
             layer.stream ^= number

@@ -86,7 +86,7 @@ class Gradients:
         Args:
             points: Those of each layer, as `in_use` gives them.
             draws: How often each batch's gradient is drawn.
-            redraw_weights: Whether weights are rounded anew for each draw, or once for all.
+            redraw_weights: Whether weights are rounded again for each draw, or once for all.
         """
         self._state.set_points(points)
         means = [torch.empty_like(reference) for reference in self.reference]

@@ -25,7 +25,7 @@ class Watch:
         layers: The layers; nobody else may watch them meanwhile.
 
     Raises:
-        ValueError: If somebody does.
+        ValueError: If one is.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:

@@ -31,7 +31,7 @@ class Monitor:
     For each point of each layer with points, and of each `qsim.nn.Quantize`: how many elements saturated, underflowed to zero, were exact
     already, were NaN; the ratio of signal to rounding errors; and how many magnitudes lie between each power of two and the next. Counted
     is what the format sees, after a transform and divided by scales. A point that reuses what the forward pass rounded (`"same"`) rounds
-    nothing and is not told; backward points are counted when the backward pass takes them.
+    nothing and is not reported; backward points are counted when the backward pass takes them.
 
     A step is what happens between two calls of `step()`, which belongs behind the optimizer's; given the `optimizer`, its steps are counted
     and nothing need be called. So the micro-batches of a step are added up, and so are the calls of a layer that is called several times.

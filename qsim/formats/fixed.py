@@ -37,7 +37,7 @@ class Fixed(Format):
         check_flag("Fixed", "signed", self.signed)
         check_flag("Fixed", "symmetric", self.symmetric)
         if self.symmetric and not self.signed:
-            raise ValueError("Fixed: symmetric=True leaves out the lowest negative code, which an unsigned format has not")
+            raise ValueError("Fixed: symmetric=True leaves out the lowest negative code, which an unsigned format lacks")
         if self.symmetric and self.bits == 1:
             raise ValueError("Fixed: a symmetric format needs at least 2 bits; 1 bit leaves only zero")
         self._derive(*self._facts())

@@ -50,7 +50,7 @@ class Float(Format):
         bias = self._usual_bias if self.bias is None else self.bias
         object.__setattr__(self, "bias", check_integer("Float", "bias", bias, -BIAS_LIMIT, BIAS_LIMIT))
         if self.specials == "fnuz" and not self.signed:
-            raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format has not")
+            raise ValueError("Float: specials='fnuz' writes NaN as negative zero, which an unsigned format lacks")
         self._derive(*self._facts())
 
     @property

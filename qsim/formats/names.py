@@ -105,7 +105,7 @@ _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1
 
 # What block formats are called, which lie above formats and have no values of their own.
 _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
-# What people ask for and qsim has not.
+# Formats that people ask for and qsim does not have.
 _ABSENT = re.compile(r"(nf|posit)\d*\b")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 _INTEGER = re.compile(r"(u?)int(\d+)")

@@ -151,7 +151,7 @@ class RemembersAmaxes(nn.Module):
         if not isinstance(point.scale, Delayed):
             return point
         if name not in self.histories:
-            raise ValueError(f"{name} has a delayed scale, for which there is no history yet: make the module anew with it")
+            raise ValueError(f"{name} has a delayed scale, for which there is no history yet: recreate the module with it")
         return replace(point, scale=Recorded(point.scale, self.histories[name]))
 
     def with_histories(self, points: FivePoint) -> FivePoint:

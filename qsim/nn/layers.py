@@ -132,6 +132,6 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module of Hugging Face's is attention, which they write anew for each model."""
+    """Whether a module of Hugging Face's is attention, which they rewrite for each model."""
     own = type(module)
     return own.__module__.startswith(("transformers.", "transformers_modules.")) and "Attention" in own.__qualname__

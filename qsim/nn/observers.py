@@ -1,6 +1,6 @@
-"""Where somebody may look on while a layer rounds: `qsim.diagnostics.Monitor` does.
+"""The observer hook of layers, which `qsim.diagnostics.Monitor` uses.
 
-Nobody does, usually, and then a layer asks once for each product and finds `None`. Compiled code does not even ask.
+Usually there is no observer: then each product asks once and finds `None`. Compiled code does not ask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Somebody who looks at the points of one layer. Whatever rounds tells what it is given, before or after it has used it itself.
+    """Observes the points of one layer. Code that rounds reports its input, before or after it has used it.
 
     Nothing that an observer does may draw random numbers, change what it sees, or wait for the device.
     """
@@ -34,12 +34,12 @@ _current: Observer | None = None
 
 
 def current() -> Observer | None:
-    """Who looks at the layer that runs now."""
+    """The observer of the layer that runs now."""
     return None if torch.compiler.is_compiling() else _current
 
 
 def exchange(observer: Observer | None) -> Observer | None:
-    """Lets somebody else look on, or nobody; gives who did before."""
+    """Set the observer, or none; return the previous one."""
     global _current
     before, _current = _current, observer
     return before

@@ -98,7 +98,7 @@ class Operand:
 
 
 def coding_of(fmt: Format) -> str:
-    """The codes in which an operand is kept: the format's own, one bit wider where that makes room for a NaN that it has not."""
+    """The codes in which an operand is kept: the format's own, one bit wider where that makes room for a NaN that it lacks."""
     coding = read(Coding, fmt.spelling[1])
     if coding.nan >= 0 or coding.twos_complement or coding.bits == CODE_BITS:
         return fmt.spelling[1]

@@ -204,7 +204,7 @@ def _operand(
 def _coding(forward: Site, backward: Site) -> str | None:
     """The codes in which an input is kept, if it is.
 
-    A weight is kept anyway. Compiled code keeps operands, because a compiler may make them anew from what is kept for other reasons, such
+    A weight is kept anyway. Compiled code keeps operands, because a compiler may recompute them from what is kept for other reasons, such
     as the input of an activation function, while it must keep what it does not understand.
     """
     point = backward.quantizer

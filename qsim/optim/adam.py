@@ -29,7 +29,7 @@ class Adam(LowPrecisionOptimizer):
 
     Args:
         params: Parameters in bfloat16, float16 or float32, groups of them, or named ones. Gradients may have any float dtype.
-        lr: Learning rate, a number or a tensor of one. A CUDA graph keeps a number, and reads a tensor on the device anew.
+        lr: Learning rate, a number or a tensor of one. A CUDA graph keeps a number, and reads a tensor on the device again.
         betas: Decays of the two moments.
         eps: Added to the denominator.
         weight_decay: Weight decay.

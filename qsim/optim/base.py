@@ -85,7 +85,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """Moves all parameters that have gradients.
 
         Args:
-            closure: Computes the loss and the gradients anew.
+            closure: Computes the loss and the gradients again.
 
         Returns:
             What the closure returns.
@@ -123,7 +123,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return list(accumulate((len(group["params"]) for group in self.param_groups), initial=0))[:-1]
 
     def _checked(self, index: int, first: int) -> tuple[object, ...]:
-        """What a group's batches hang on; if that is not as in the last step, the group is checked anew."""
+        """Cache key of a group's batches; if it differs from the last step's, the group is checked again."""
         group = self.param_groups[index]
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]

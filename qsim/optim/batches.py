@@ -74,7 +74,7 @@ def batches_of(
     options: Options,
     states_of: Callable[[Setting], dict[str, torch.dtype]],
 ) -> list[Batch]:
-    """Sorts those parameters that have gradients, and makes the states that they have not yet.
+    """Sorts those parameters that have gradients, and makes the states that they lack.
 
     Args:
         params: The parameters of a group.
@@ -106,7 +106,7 @@ def batches_of(
 
 
 def _check_shapes(own: dict[str, Any], p: Tensor, number: int, names: Iterable[str]) -> None:
-    """Refuses states that somebody has put in place and that are no states of the parameter; kernels would read beyond their ends."""
+    """Refuse states that do not fit the parameter: kernels would read beyond their ends."""
     for name in names:
         due = torch.Size(_SHAPES.get(name, p.shape))
         if name in own and own[name].shape != due:
@@ -114,7 +114,7 @@ def _check_shapes(own: dict[str, Any], p: Tensor, number: int, names: Iterable[s
 
 
 def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) -> None:
-    """Makes the states that a parameter lacks: zeros, and for products of nothing ones. Others it has in the dtype and place they need."""
+    """Makes the states that a parameter lacks: zeros, and ones for beta products. Others it has in the dtype and place they need."""
     for name, dtype in dtypes.items():
         if name in own:
             # A model may have been moved, or a format of states chosen since.

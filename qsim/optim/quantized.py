@@ -39,7 +39,7 @@ class Quantized(DrawsSeed, Wrapper):
     of the parameter in the optimizer, and the index in the whole parameter, however that is sharded. All processes of a distributed run
     have one seed, so that replicas stay alike. Seed and number of steps are kept in `param_groups`, the copies of the weights in
     `state_dict`: a run that is resumed goes on as if it had never stopped. Where a state_dict has none of these, as one of the optimizer
-    itself, seed and number stay and copies are taken anew at the next step.
+    itself, seed and number stay and copies are taken again at the next step.
 
     Schedule-free optimizers switch the weights between two modes: `train()` and `eval()` are forwarded, where the optimizer has them. The
     weights of both modes are rounded, but the optimizer switches unrounded ones, so that `train()` restores the weights from before
@@ -143,7 +143,7 @@ class Quantized(DrawsSeed, Wrapper):
         """Does a step.
 
         Args:
-            closure: Computes the loss and its gradients anew; needed by some optimizers.
+            closure: Computes the loss and its gradients again; needed by some optimizers.
 
         Returns:
             What the optimizer's step returns.

@@ -15,7 +15,7 @@ def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
     Under one scale for each tensor the backward pass takes what the forward pass rounded. Scales of rows, `Channel(0)`, lie along what a
-    product sums over, so that for each product its operands are rounded anew.
+    product sums over, so that for each product its operands are rounded again.
 
     Args:
         scale: That of every point: `Tensor()`, which is what stands for `None`; `Delayed(…)`; `Channel(0)`; or the text of one.

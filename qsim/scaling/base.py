@@ -93,7 +93,7 @@ class Scaling:
         """Which elements of a tensor of a shape share a scale.
 
         Raises:
-            IndexError: If the shape has not the dimensions.
+            IndexError: If the shape lacks the dimensions.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Scaling:
         """How far the elements that share a scale reach along each dimension of a tensor of a shape.
 
         Raises:
-            IndexError: If the shape has not the dimensions.
+            IndexError: If the shape lacks the dimensions.
 
         Example:
             >>> import qsim
@@ -173,7 +173,7 @@ _SPELT: dict[tuple[str, ...], tuple[str, str]] = {}
 
 @dataclass(frozen=True, init=False, repr=False)
 class Whole(Scaling):
-    """What the kinds have in common of which there is one scale for the whole tensor, wherever it comes from."""
+    """Base of scalings with one scale per tensor."""
 
     @property
     def is_directed(self) -> bool:  # noqa: D102 (documented above)

@@ -91,7 +91,7 @@ class Report:
         """The report as a page.
 
         Args:
-            origin: How the results were come by: command, date, machine.
+            origin: Provenance of the results: command, date, machine.
         """
         page = [f"# {self.study.name}", self.study.question, f"Source: {self.study.source}", f"**{self.meaning}**"]
         for part in self.parts:

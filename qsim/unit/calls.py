@@ -16,7 +16,7 @@ from qsim.unit.mode import RoundingMode, innermost
 from qsim.unit.names import ONCE, THEIR_OWN, name_of
 from qsim.unit.once import once
 
-#: Functions of Python's that do what others do which are of interest; a mode sees no further than the first.
+#: Python functions composed of intercepted ones; a mode sees only the outermost call.
 _MADE_OF_OTHERS = (F.multi_head_attention_forward, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 

@@ -159,5 +159,5 @@ def _resolved(format: str | torch.dtype | Format) -> Format:
     if isinstance(found, Block):
         raise ValueError(f"fpu: operators round element by element: their format has no scales, got {format!r}")
     if not found.is_signed or not found.has_zero:
-        raise ValueError(f"fpu: arithmetic needs zero and negative numbers, which {found!r} has not")
+        raise ValueError(f"fpu: arithmetic needs zero and negative numbers, which {found!r} lacks")
     return found

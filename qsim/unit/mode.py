@@ -14,7 +14,7 @@ from qsim.unit.output import Output
 
 
 class _Thread(threading.local):
-    """Whether the thread is within an operator that one mode has taken on, which those around it leave alone."""
+    """Whether the thread is within an operator that a mode already handles, which the modes around it leave alone."""
 
     taken = False
 

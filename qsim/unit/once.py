@@ -20,7 +20,7 @@ class _Inner:
     """What a function computed, from other names of its inputs, so that gradients end there.
 
     What its graph saves for the backward pass is handed on to the node that stands for it, and comes from there. So checkpoints and other
-    hooks see one operator, and what they compute anew is rounded as it was.
+    hooks see one operator, and what they recompute is rounded as it was.
 
     Attributes:
         inputs: These other names.

@@ -36,7 +36,7 @@ def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, strid
 
 
 def _mixed(word: Tensor, index: Tensor) -> Tensor:
-    """32 bits that hang on all of a word's lower 32 and on all of an index."""
+    """32 bits that depend on all of a word's lower 32 and on all of an index."""
     h = word ^ (index + (index >> 32) * FOLD) * SPREAD
     h &= _WORD
     for factor, shift in STIR:

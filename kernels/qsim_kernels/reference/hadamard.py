@@ -22,7 +22,7 @@ def turned(x: Tensor, turn: Turn) -> Tensor:
     if not x.numel():
         return x.new_empty(x.shape, dtype=dtype)
     whole = _bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
-    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # which they do not hang on
+    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # which they do not depend on
     for start, stop, size in _pieces(turn):
         blocks = whole[:, start:stop].unflatten(1, (-1, size))
         first = start % turn.size

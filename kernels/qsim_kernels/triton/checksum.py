@@ -25,7 +25,7 @@ SECOND: tl.constexpr = tl.constexpr(mixing.STIR[1])
 
 @triton.jit
 def mixed(words, index):
-    """32 bits that hang on all of a word and of an index."""
+    """32 bits that depend on all of a word and of an index."""
     if words.dtype == tl.int64:
         word = (words ^ (words >> 32) * FOLD).to(tl.uint32)
     else:

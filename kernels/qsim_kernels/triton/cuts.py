@@ -24,7 +24,7 @@ _LARGEST_TURN = 32
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut into regions, and what a launch is told of it.
+    """How a tensor is cut into regions, as a launch takes it.
 
     Attributes:
         shape: The form of a region.
@@ -68,7 +68,7 @@ def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
         return Prepared(x, tiles, NO_TURN, 0)
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
         return Prepared(turned(x, turn), tiles, NO_TURN, 0)
-    signs = _bits(turn._replace(length=0, inner=0))  # which they do not hang on
+    signs = _bits(turn._replace(length=0, inner=0))  # which they do not depend on
     variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
     if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
         tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)

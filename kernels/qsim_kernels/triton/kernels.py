@@ -1,6 +1,6 @@
 """The kernels: one for each operator, over flat or transposed tensors. Formats and roundings come at run time: a sweep compiles each once.
 
-Full blocks are read and written without a mask, since what a mask hangs on is known at run time alone and would keep accesses narrow.
+Full blocks are read and written without a mask, because masks depend on runtime values, which would keep accesses narrow.
 """
 
 import triton

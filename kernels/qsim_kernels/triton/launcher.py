@@ -21,7 +21,7 @@ def _is_watched() -> bool:
 class Launcher:
     """A kernel and all of its arguments that do not change from call to call.
 
-    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form hangs on
+    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form depends on
     little, the device, whether the pointers are aligned, and which optional arguments there are, and the driver launches it at once.
 
     Args:

@@ -105,7 +105,7 @@ def work_on(by_index: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tens
     """How a kernel gets its tensors: as they lie in memory where it can take them so, in logical order otherwise.
 
     Args:
-        by_index: Whether what becomes of an element hangs on its index; otherwise any order will do.
+        by_index: Whether what becomes of an element depends on its index; otherwise any order will do.
         aligned: Whether the first element is one for which random bits begin.
         x: What is read.
         out: What is written.

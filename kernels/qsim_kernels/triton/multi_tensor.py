@@ -1,6 +1,6 @@
 """Many tensors in one launch: a table of their addresses on the device, and which program works on which part of which.
 
-Both are kept as long as they are in use: the table hangs on addresses, of which gradients tend to have the same in every step.
+Both are kept as long as they are in use: the table depends on addresses, of which gradients tend to have the same in every step.
 """
 
 from __future__ import annotations

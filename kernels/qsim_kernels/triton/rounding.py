@@ -36,7 +36,7 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
             x = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     else:
         if INTERPRETED:
-            # The processor's minimum gives the number where the other operand is none; that of NumPy hangs on its version.
+            # The processor's minimum gives the number where the other operand is none; that of NumPy depends on its version.
             x = tl.where(x == x, x, top)
         x = tl.maximum(tl.minimum(x, top), bottom)
     return x

@@ -8,7 +8,7 @@ from qsim_kernels.triton.noise import INTERPRETED
 
 @triton.jit
 def add_toward_zero(a, b):
-    """The sum of two positive float32 blocks, rounded toward zero: one instruction, which Triton's language and interpreter have not."""
+    """The sum of two positive float32 blocks, rounded toward zero: one instruction, which Triton's language and interpreter lack."""
     if INTERPRETED:
         total = a + b
         second = total - a

@@ -92,7 +92,7 @@ class Codes(NamedTuple):
     """How values are written as codes, and codes read.
 
     Attributes:
-        shift: Mantissa bits of the carrier that the grid has not.
+        shift: Mantissa bits of the carrier beyond the grid's.
         lowest: The smallest value's exponent field, where there is no zero.
         scale: Takes a value to the number whose pattern, shifted, is the code, or the other way; for integers, to units of the step.
         rest: What of that factor one number cannot hold.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: What is called failing: so much less accuracy.
 FAILS = 0.05
-_SCALES = {PLAIN: "the loss as it is", IN_RANGE: "loss scaled into range"}
+_SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 
 
 class Findings:
@@ -94,7 +94,7 @@ class Findings:
         return [
             Picture(
                 "error",
-                "Share of test images told wrong, against batch size. Bars: 95 % over seeds.",
+                "Test error against batch size. Bars: 95 % over seeds.",
                 lambda: self._curves(self._error, "test error in %"),
             ),
             Picture(

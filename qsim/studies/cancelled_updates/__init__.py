@@ -1,4 +1,4 @@
-"""Cancelled updates: how many of them rounding undoes while a net is trained, what that costs, and what mending it takes in memory."""
+"""Cancelled updates: how many of them rounding undoes while a net is trained, what that costs, and what the fix costs in memory."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _of_inputs(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run)
         for k, (x, y) in enumerate(batches):
             drawn = []
             for j in range(run.draws):
-                # Weights, too, are drawn anew: their seed follows from this one.
+                # Weights, too, are drawn again: their seed follows from this one.
                 torch.manual_seed(qsim.random.stream("gradient of inputs", run.seed, k, j))
                 drawn.append(_gradient_of_input(layer, x, y, points))
             spread += float(torch.stack(drawn).double().var(0).sum())

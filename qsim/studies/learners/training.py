@@ -75,7 +75,7 @@ def accuracy(model: nn.Module, images: Images) -> float:
 def squared_gradient(model: nn.Module, images: Images) -> float:
     """The squared norm of the loss's gradient over all images to learn from; for a model without points this is the true one.
 
-    Batch normalization sees its running statistics, so that the gradient does not hang on how the images are cut into pieces.
+    Batch normalization sees its running statistics, so that the gradient does not depend on how the images are cut into pieces.
     """
     model.eval()
     weights = [weight for weight in model.parameters() if weight.requires_grad]

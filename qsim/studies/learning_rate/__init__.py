@@ -1,6 +1,6 @@
 """Learning rates up to which training is stable, in mixed precision and in BF16 with stochastic rounding; and Proposition 1, measured.
 
-Proposition 1 is of weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn anew, both are 0 or 1. From one step to
+Proposition 1 is of weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn again, both are 0 or 1. From one step to
 the next the correlation of such gradients, over weights, is `var X / (var X + var Y)`. Stochastic rounding adds a perturbation `Z` to what
 a step does. By Lemma 1, for an update `g` shorter than the levels' distance `D`, in units of gradients, `Z` has mean 0 and variance
 `|g| * (D - |g|)`, whatever `g` is: it is correlated with nothing, and the correlation falls to `var X / (var X + var Y + E |g| (D - |g|))`.

@@ -63,7 +63,7 @@ class LLM(Study[Settings, Run]):
         return Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
 
     def full(self) -> Settings:
-        """GPT-2 small, for a GPU: as many tokens as nanoGPT has, for what memory and time a real model takes hangs on them too.
+        """GPT-2 small, for a GPU: as many tokens as nanoGPT has, for what memory and time a real model takes depends on them too.
 
         After 150 steps such a model knows how often bytes follow each other and little else, and which seed learns more by then is luck.
         """

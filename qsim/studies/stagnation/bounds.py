@@ -53,7 +53,7 @@ class Curves:
 
     @property
     def holding(self) -> Array:
-        """The bound that its proof gives once it is mended."""
+        """The bound that its proof gives once it is corrected."""
         a, h = self._rate * self.lipschitz, self._epsilon / 2
         bound: Array = np.minimum(h * (1 - 2 * a) / (a + h) * self._smallest, self.start)
         return bound

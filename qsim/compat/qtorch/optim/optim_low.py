@@ -98,7 +98,7 @@ class OptimLP(DrawsSeed, Wrapper):
         """Does a step.
 
         Args:
-            closure: Computes the loss and its gradients anew.
+            closure: Computes the loss and its gradients again.
 
         Returns:
             What the closure returns.
