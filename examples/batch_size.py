@@ -20,7 +20,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def backward(mantissa: int, rounding: str = "stochastic") -> FivePoint:
-    """The operands of the backward pass in so many mantissa bits. Eight exponent bits: nothing underflows, however large the batch."""
+    """Round the operands of the backward pass to a number of mantissa bits. With eight exponent bits nothing underflows in any batch."""
     operand = Quantizer(Float(8, mantissa), rounding)
     return FivePoint(act_bwd=operand, grad=operand)
 
@@ -38,7 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     x, y = digits()
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
-    exact = gradient(model, x, y)  # that of all images, before the model has points
+    exact = gradient(model, x, y)  # the gradient over all images, before the model has points
     draw = torch.Generator().manual_seed(1)
 
     print("squared error of a batch's gradient, as a share of the whole gradient's square")

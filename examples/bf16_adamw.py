@@ -19,7 +19,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def train(update: str, seed: int) -> tuple[float, float, float]:
-    """The last loss, the share of updates that changed no weight, and the bytes that are kept for each weight."""
+    """Train; return the last loss, the share of updates that changed no weight, and the bytes kept per weight."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 128), nn.Tanh(), nn.Linear(128, 1)).bfloat16()
     weights: list[Tensor] = list(model.parameters())
@@ -46,7 +46,7 @@ def train(update: str, seed: int) -> tuple[float, float, float]:
 
 
 def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What the optimizer keeps for each weight: all but its counters of steps."""
+    """The optimizer's state per weight: everything but its step counters."""
     return [kept for state in optimizer.state.values() for kept in state.values() if kept.dim()]
 
 

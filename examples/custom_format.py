@@ -21,7 +21,7 @@ FORMATS = {
 
 
 def in_decibels(x: torch.Tensor, rounded: torch.Tensor) -> float:
-    """The ratio of signal to error: ten decibels more are a tenth of the squared error."""
+    """The signal-to-error ratio in decibels: ten more mean a tenth of the squared error."""
     signal, error = x.double().square().sum(), (rounded.double() - x.double()).square().sum()
     return float(10 * torch.log10(signal / error))
 
@@ -39,7 +39,7 @@ def main() -> None:
     print(f"{'':<21}  bits  values  largest  smallest    N(0, 1)  N(0, 0.02)  scaled    layer")
     for name, fmt in FORMATS.items():
         errors = [in_decibels(numbers, qsim.quantize(numbers, fmt)) for numbers in (x, small)]
-        # Divided by their largest magnitude, numbers fill the format's range wherever it lies.
+        # Divided by their largest magnitude, numbers fill the format's range, wherever it is.
         errors.append(in_decibels(small, qsim.quantize(small, fmt, scale=qsim.scaling.Tensor())))
         operand = qsim.Quantizer(fmt, scale=qsim.scaling.Tensor())
         points = qsim.FivePoint(act=operand, weight=operand)

@@ -20,7 +20,7 @@ def rounding_one_value() -> None:
 
 
 def adding_small_steps() -> None:
-    """A sum in a narrow format stops where half a step of the format exceeds the addend, unless it is rounded stochastically."""
+    """A sum in a narrow format stops growing once half a step of the format exceeds the addend, unless it is rounded stochastically."""
     steps, step, copies = 2000, 0.001, 256
     print(f"\n{steps} times {step} added up in BF16, from 1.0; exactly: {1 + steps * step}")
     for how in ("nearest", "toward_zero", "stochastic"):
@@ -31,7 +31,7 @@ def adding_small_steps() -> None:
 
 
 def fewer_random_bits() -> None:
-    """Hardware draws few random bits; what they cannot express is lost, always in the same direction."""
+    """Hardware draws few random bits; probabilities that they cannot express are rounded, always in the same direction."""
     x = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0)) + 1
     print("\nmean error of a million roundings to E2M1, in units of the spacing")
     for rounding in (qsim.Stochastic(), qsim.Stochastic(bits=6), qsim.Stochastic(bits=2), qsim.Stochastic(bits=2, correction=True)):

@@ -25,7 +25,7 @@ UNITS = {
 
 
 class Attention(nn.Module):
-    """Reads the eight rows of an image as eight words. Code as it is: nothing in it is qsim's."""
+    """A model that reads the eight rows of an image as eight words. Plain torch code, without any qsim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.norm, self.head = nn.LayerNorm(32), nn.Linear(8 * 32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Ten numbers for each image."""
+        """Ten logits per image."""
         words = self.embed(x) + self.places
         weights = (self.queries(words) @ self.keys(words).mT / 32**0.5).softmax(-1)
         words = words + weights @ self.values(words)
@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels: one half to learn from, one to be tested on."""
+    """Images and labels: one half for training, one for testing."""
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x, y = torch.tensor(pixels, dtype=torch.float32)[order].view(-1, 8, 8) / 16, torch.tensor(labels)[order]
@@ -71,7 +71,7 @@ def main() -> None:
         begin = time.perf_counter()
         with unit:
             model = train(x, y)
-        with torch.no_grad():  # looked at in float32, whatever the unit was
+        with torch.no_grad():  # evaluated in float32, whatever the unit was
             loss = nn.functional.cross_entropy(model(x), y).item()
             right = (model(test_x).argmax(1) == test_y).double().mean().item()
             weights = torch.cat([weight.flatten() for weight in model.parameters()])

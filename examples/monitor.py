@@ -26,7 +26,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def train(gradient: Quantizer, loss_scale: float = 1.0) -> tuple[float, qsim.diagnostics.Monitor]:
-    """The last loss, and what a monitor saw in every 25th step."""
+    """Train; return the last loss, and a monitor's samples of every 25th step."""
     torch.manual_seed(0)
     x, y = digits()
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10))

@@ -25,17 +25,17 @@ from qsim import Fixed, Float, Format
 ERROR_PROBABILITY = 1e-9
 EXAMPLES, COPIES = 60, 20_000
 
-#: Rounds every element to the format, with random bits that follow from the seed.
+#: Rounds every element to the format, with random bits determined by the seed.
 Rounding = Callable[[Tensor, Format, int], Tensor]
 
 
 def library(x: Tensor, fmt: Format, seed: int) -> Tensor:
-    """That of qsim."""
+    """The rounding of qsim."""
     return qsim.quantize(x, fmt, rounding="stochastic", seed=seed)
 
 
 def own(x: Tensor, fmt: Format, seed: int) -> Tensor:
-    """One that is made of the neighbours and a coin."""
+    """A rounding made from the neighbours and a coin."""
     low, high = (qsim.quantize(x, fmt, rounding=way).double() for way in ("down", "up"))
     coins = torch.rand(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return torch.where(coins * (high - low) < x.double() - low, high, low).to(x.dtype)
@@ -46,7 +46,7 @@ ROUNDINGS = [library, own]
 
 @pytest.fixture(params=ROUNDINGS, ids=lambda rounding: rounding.__name__, scope="module")
 def rounded(request: pytest.FixtureRequest) -> Rounding:
-    """The rounding that is tested."""
+    """The rounding under test."""
     found: Rounding = request.param
     return found
 
@@ -60,7 +60,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[Format, float, float, float]:
-    """A format, a number in its range, in float32, and the number's neighbours: the same one twice where it is in the format."""
+    """A format, a float32 number in its range, and the number's neighbours: the number itself twice if it is in the format."""
     fmt = draw(FORMATS)
     values = fmt.values()
     i = draw(st.integers(0, len(values) - 2))
@@ -79,12 +79,12 @@ def bernstein(variance: float, width: float) -> float:
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(place=places(), seed=SEEDS)
 def test_the_mean_is_the_number(rounded: Rounding, place: tuple[Format, float, float, float], seed: int) -> None:
-    """Up and down as often as it takes."""
+    """The mean over many copies is the number, within the bound."""
     fmt, x, low, high = place
     results = rounded(torch.full((COPIES,), x), fmt, seed).double()
     assert set(results.unique().tolist()) <= {low, high}
     allowed = bernstein((x - low) * (high - x), high - low)
-    # Random bits are finite: 32 of them cannot tell probabilities apart that differ by less than 2**-32.
+    # Random bits are finite: 32 of them cannot distinguish probabilities that differ by less than 2**-32.
     allowed += (high - low) * 2.0**-32
     assert abs(results.mean().item() - x) <= allowed, f"{x} in {fmt}: a mean of {results.mean().item()}, {allowed:.1e} are chance"
 
@@ -92,7 +92,7 @@ def test_the_mean_is_the_number(rounded: Rounding, place: tuple[Format, float, f
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(place=places(), seed=SEEDS)
 def test_a_seed_gives_the_same_again(rounded: Rounding, place: tuple[Format, float, float, float], seed: int) -> None:
-    """And other numbers beside it change nothing."""
+    """The same seed gives the same results, whatever other numbers are in the tensor."""
     fmt, x, _, _ = place
     many = torch.full((1000,), x)
     assert torch.equal(rounded(many, fmt, seed), rounded(many.clone(), fmt, seed))

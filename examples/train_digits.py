@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels: one half to learn from, one to be tested on."""
+    """Images and labels: one half for training, one for testing."""
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     x, y = torch.tensor(pixels, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
@@ -39,7 +39,7 @@ def net() -> nn.Sequential:
 
 
 def train(points: FivePoint, x: Tensor, y: Tensor, seed: int) -> nn.Module:
-    """A net that has learnt by SGD with momentum; the seed decides on weights, batches and random bits."""
+    """Train a net by SGD with momentum; the seed determines weights, batches and random bits."""
     torch.manual_seed(seed)
     model = qsim.convert(net(), points)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -110,7 +110,7 @@ def _check_comparison(args: argparse.Namespace) -> None:
 
 
 def runs(settings: Settings, args: argparse.Namespace) -> Iterator[Settings]:
-    """One run, or all that are to be compared."""
+    """One run, or all runs to compare."""
     if not args.compare:
         yield settings
         return

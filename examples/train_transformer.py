@@ -18,12 +18,12 @@ RECIPES = {
     "fp8_hybrid": qsim.recipes.fp8_hybrid(),
     "mxfp8": qsim.recipes.mxfp8(),
     "mxfp4": qsim.recipes.mxfp4(),
-    "nvfp4": qsim.recipes.nvfp4(last=0),  # the last layer is the head, which is left alone anyway
+    "nvfp4": qsim.recipes.nvfp4(last=0),  # the last layer is the head, which is not converted anyway
 }
 
 
 class Transformer(nn.Module):
-    """Says of each character which one comes next."""
+    """A model that predicts the next character."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, 128)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What is likely to come next, behind each character."""
+        """Logits of the next character at each position."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden: Tensor = self.layers(self.embed(tokens) + self.places, mask=mask, is_causal=True)
         logits: Tensor = self.head(self.norm(hidden))
@@ -41,24 +41,24 @@ class Transformer(nn.Module):
 
 
 def characters() -> Tensor:
-    """A source file of Python's own, as numbers below 128."""
+    """A source file of Python's standard library, as numbers below 128."""
     return torch.tensor(list(Path(argparse.__file__).read_bytes().decode("ascii", "replace").encode("ascii", "replace")))
 
 
 def entropy(text: Tensor) -> float:
-    """The loss of a model that knows how frequent each character is, and looks at none before."""
+    """The loss of a model that knows the frequency of each character but sees no context."""
     shares = text.bincount() / len(text)
     return -(shares * shares.log())[shares > 0].sum().item()
 
 
 def train(recipe: qsim.Recipe | None, text: Tensor, steps: int) -> tuple[float, int]:
-    """The mean loss of the last ten steps, and how many layers round."""
+    """Train; return the mean loss of the last ten steps, and the number of layers that round."""
     torch.manual_seed(0)
     model = Transformer()
     if recipe is not None:
         qsim.convert(model, recipe, exclude=["head"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    draw = torch.Generator().manual_seed(1)  # one of its own: layers with noise draw from torch's
+    draw = torch.Generator().manual_seed(1)  # a separate generator: layers with noise draw from torch's
     losses = []
     for _ in range(steps):
         starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=draw)

@@ -19,7 +19,7 @@ POINTS = {
 
 
 class Own(nn.Module):
-    """A module of your own: its weights as it likes to keep them, its product from `qsim.nn.functional`."""
+    """A custom module: it manages its own weights and takes its product from `qsim.nn.functional`."""
 
     def __init__(self, layer: nn.Linear, points: FivePoint) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Own(nn.Module):
 
 
 def three_ways(layer: nn.Linear, points: FivePoint) -> dict[str, nn.Module]:
-    """The same layer three times over."""
+    """The same layer, made in three ways."""
     made = qsim.nn.Linear(layer.in_features, layer.out_features, points=points)
     made.load_state_dict(layer.state_dict())
     converted = qsim.convert(nn.Sequential(nn.Linear(layer.in_features, layer.out_features)), points)

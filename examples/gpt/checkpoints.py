@@ -1,7 +1,7 @@
-"""Checkpoints that hold all a run needs to go on as if it had never stopped, on as many processes as there are then.
+"""Checkpoints with everything a run needs to resume as if it had never stopped, on any number of processes.
 
-Each lies in a folder of its own, written by torch.distributed.checkpoint, which puts down its list of contents last: a folder without
-that list is one whose writing was cut short.
+Each is in its own folder, written by torch.distributed.checkpoint, which writes its list of contents last: a folder without that list was
+not written completely.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LIST = ".metadata"
 
 
 def claim(folder: Path, settings: dict[str, Any], resume: int | None, world: World) -> int:
-    """Makes a folder that of a run, or finds that it is; says how many steps were done.
+    """Claim a folder for a run, or check that it belongs to it; return the number of steps done.
 
     Args:
         folder: Where the checkpoints are.
-        settings: What the run has to have in common with itself when it goes on.
-        resume: None to begin a run, `LAST` to go on from the last checkpoint, or from which step to go on.
+        settings: The settings that must be the same when the run is resumed.
+        resume: None to begin a run, `LAST` to resume from the last checkpoint, or the step to resume from.
         world: All processes.
     """
     path = folder / "settings.json"
@@ -55,17 +55,17 @@ def claim(folder: Path, settings: dict[str, Any], resume: int | None, world: Wor
 
 
 def save(folder: Path, step: int, updates: Updates, world: World) -> None:
-    """Writes what there is after a number of steps."""
+    """Write the state after a number of steps."""
     place = _place(folder, step)
     if world.rank == 0:
-        # A run that went on from an earlier step comes here once more.
+        # A run that was resumed from an earlier step gets here again.
         (place / LIST).unlink(missing_ok=True)
     with _without_warnings():
         checkpoint.save(_state(updates, step), storage_writer=FileSystemWriter(place, overwrite=True), no_dist=not world.several)
 
 
 def load(folder: Path, step: int, updates: Updates, world: World) -> None:
-    """Reads what was written after a number of steps."""
+    """Read the state after a number of steps."""
     state = _state(updates, step)
     with _without_warnings():
         checkpoint.load(state, checkpoint_id=_place(folder, step), no_dist=not world.several)
@@ -76,7 +76,7 @@ def load(folder: Path, step: int, updates: Updates, world: World) -> None:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Torch warns of what it was told to do: of working in one process alone, and of writing over what is there."""
+    """Suppress torch's warnings about things done on purpose: working in a single process, and overwriting existing files."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled|Detected an existing checkpoint")
         yield
@@ -84,7 +84,7 @@ def _without_warnings() -> Iterator[None]:
 
 def _state(updates: Updates, step: int) -> dict[str, Any]:
     weights, optimizer = get_state_dict(updates.owner, updates.optimizer)
-    # Where a step's text lies depends on the step alone, so that the number of steps is the position in the data.
+    # The position of a step's text depends only on the step, so the number of steps is the position in the data.
     return {"weights": weights, "optimizer": optimizer, "step": step, "random": torch.get_rng_state()}
 
 

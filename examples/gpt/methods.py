@@ -1,4 +1,4 @@
-"""Five ways of training in BF16, which differ in where they keep more than 16 bits and in how they round the updates."""
+"""Five methods of training in BF16, which differ in where they keep more than 16 bits and in how they round updates."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ FLOAT32_COPY = "o2"
 
 
 def to_dtype(model: nn.Module, method: str) -> nn.Module:
-    """Gives the weights the method's dtype. All methods begin at the same ones, which are BF16 numbers."""
+    """Convert the weights to the method's dtype. All methods start from the same weights, which are BF16 numbers."""
     model.bfloat16()
     return model.float() if method == FLOAT32_WEIGHTS else model
 
 
 def autocast(method: str, device: torch.device) -> torch.autocast:
-    """The context of a forward pass."""
+    """The autocast context of a forward pass."""
     return torch.autocast(device.type, torch.bfloat16, enabled=method == FLOAT32_WEIGHTS)
 
 
 class Updates:
-    """Moves the weights of a model by their gradients, as a method does it: AdamW on gradients that are clipped.
+    """A method's weight updates: AdamW on clipped gradients.
 
     Args:
         method: One of `METHODS`.
-        model: What is trained.
-        betas: AdamW's.
-        weight_decay: Of matrices; biases and the parameters of norms have none.
-        clip: The norm that all gradients together may have; 0: any.
-        seed: Decides on the random bits of stochastic rounding.
+        model: The model to train.
+        betas: AdamW's betas.
+        weight_decay: Weight decay of matrices; biases and norm parameters have none.
+        clip: The largest total norm of all gradients; 0 for no limit.
+        seed: The seed of stochastic rounding's random bits.
 
     Attributes:
-        owner: The module whose parameters the optimizer moves: the model, or the copy of its weights. From it and the optimizer
-            a run can go on.
+        owner: The module whose parameters the optimizer updates: the model, or the copy of its weights. It and the optimizer suffice
+            to resume a run.
         optimizer: The optimizer.
     """
 
@@ -63,7 +63,7 @@ class Updates:
             self.optimizer = qsim.optim.AdamW(groups, betas=betas, update=method, seed=seed)
 
     def step(self, rate: float) -> None:
-        """Moves the weights, and lets go of the gradients."""
+        """Update the weights and release the gradients."""
         if self.clip:
             nn.utils.clip_grad_norm_(self.weights, self.clip)
         for group in self.optimizer.param_groups:
@@ -77,7 +77,7 @@ class Updates:
 
     @torch.no_grad()
     def hand_down(self) -> None:
-        """Gives the model what the copy of its weights holds, where there is one."""
+        """Copy the weights from their high-precision copy, if any, to the model."""
         if self._copies:
             torch._foreach_copy_([_own(weight) for weight in self.weights], [_own(copy) for copy in self.owner.parameters()])
 
@@ -87,5 +87,5 @@ class Updates:
 
 
 def _own(x: Tensor) -> Tensor:
-    """What of a tensor lies in this process."""
+    """This process's part of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x

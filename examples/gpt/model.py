@@ -1,4 +1,4 @@
-"""GPT-2's model: blocks that normalize what they read, learnt positions, and an embedding that is the last layer's weight too."""
+"""The GPT-2 model: pre-norm blocks, learned positions, and an embedding that is also the last layer's weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Size:
-    """What a GPT is made of."""
+    """The dimensions of a GPT."""
 
     layers: int
     width: int
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * size.width, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual stream behind this block."""
+        """The residual stream after this block."""
         query, key, value = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.merge(seen.transpose(1, 2).flatten(-2))
@@ -62,7 +62,7 @@ class Head(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder."""
+    """A decoder-only transformer."""
 
     def __init__(self, size: Size, vocabulary: int, context: int) -> None:
         super().__init__()
@@ -74,18 +74,18 @@ class GPT(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.dim() > 1:
-                # What is added to the residual stream, by two layers a block, begins smaller the more of them there are.
+                # Two layers per block add to the residual stream; their initial weights are smaller the more of them there are.
                 adds = name.endswith(("merge.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * size.layers) ** 0.5 if adds else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss when each target is to be told from the tokens before it."""
+        """The mean loss of predicting each target from the tokens before it."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.head(x, self.tokens.weight, targets)
 
     def compile_parts(self) -> None:
-        """Compiles block by block, which takes as long for 48 of them as for one."""
+        """Compile block by block, which takes as long for 48 of them as for one."""
         for part in (*self.blocks, self.head):
             part.forward = torch.compile(part.forward, dynamic=False)

@@ -1,4 +1,4 @@
-"""How fast a run is and how far it has come, told without making the device wait."""
+"""Progress and speed of a run, reported without making the device wait."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FIRST_STEPS = 10
 
 
 class Arrivals:
-    """Numbers of a device, read when they have arrived."""
+    """Numbers copied from a device, read once they have arrived."""
 
     def __init__(self) -> None:
         self._under_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def send(self, x: Tensor) -> None:
-        """Has a number copied, for which nobody waits."""
+        """Copy a number asynchronously."""
         if not x.is_cuda:
             self._under_way.append((x.clone(), None))
             return
@@ -33,7 +33,7 @@ class Arrivals:
         self._under_way.append((host, event))
 
     def take(self) -> list[float]:
-        """All that have arrived since this was last asked."""
+        """All numbers that have arrived since the last call."""
         arrived = []
         while self._under_way and (self._under_way[0][1] is None or self._under_way[0][1].query()):
             arrived.append(self._under_way.popleft()[0].item())
@@ -43,7 +43,7 @@ class Arrivals:
 class Progress:
     """A bar on the first process, and the time that steps take.
 
-    The first ten steps, in which things are compiled and allocated, are not counted, nor is what happens in `paused`.
+    The first ten steps, which include compilation and allocation, are not counted, nor is time spent in `paused`.
     """
 
     def __init__(self, world: World, title: str, first: int, steps: int, tokens: int) -> None:
@@ -52,7 +52,7 @@ class Progress:
         self.done, self.counted, self.seconds = 0, 0, 0.0
         self._since: float | None = None
         self._losses = Arrivals()
-        # Without a terminal there is no bar.
+        # No bar without a terminal.
         hidden = True if world.rank else None
         self.bar = tqdm(
             desc=title, total=steps * tokens, initial=first * tokens, unit="token", unit_scale=True, disable=hidden, leave=False
@@ -60,7 +60,7 @@ class Progress:
 
     @contextmanager
     def step(self, loss: Tensor) -> Iterator[None]:
-        """A training step, which leaves its loss in a tensor."""
+        """Record a training step, whose loss is in a tensor."""
         if self.done == self.uncounted:
             self._start()
         yield
@@ -73,7 +73,7 @@ class Progress:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is no part of training."""
+        """Stop the clock for work that is not part of training."""
         counting = self._since is not None
         self._stop()
         yield
@@ -81,17 +81,17 @@ class Progress:
             self._start()
 
     def tell(self, line: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         if self.world.rank == 0:
             self.bar.write(line)
 
     def close(self) -> None:
-        """Stops the clock, and takes the bar away."""
+        """Stop the clock and remove the bar."""
         self._stop()
         self.bar.close()
 
     def tokens_per_second(self) -> float | None:
-        """Of all processes together."""
+        """Tokens per second, over all processes."""
         return self.counted * self.tokens / self.seconds if self.counted else None
 
     def _start(self) -> None:

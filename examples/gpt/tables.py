@@ -1,4 +1,4 @@
-"""What runs came to, in columns."""
+"""Tables of runs' results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row(result: Result) -> str:
 
 
 def best(results: list[Result]) -> str:
-    """What each method reaches at its own best learning rate, over all seeds: their mean, and the standard deviation of one."""
+    """The result of each method at its best learning rate: the mean over all seeds, and the standard deviation of one."""
     methods = dict.fromkeys(result["method"] for result in results)
     lines = [_line(_at_best_rate([result for result in results if result["method"] == method])) for method in methods]
     return "\n".join(("at each method's best learning rate", BEST, *lines))
@@ -28,7 +28,7 @@ def best(results: list[Result]) -> str:
 def _at_best_rate(results: list[Result]) -> list[Result]:
     rates = dict.fromkeys(result["lr"] for result in results)
     candidates = [[result for result in results if result["lr"] == rate] for rate in rates]
-    # A mean that is no number, of runs that fell apart, is never the least.
+    # A NaN mean, from runs that diverged, is never the smallest.
     return min(candidates, key=lambda runs: (_mean(runs) != _mean(runs), _mean(runs)))
 
 

@@ -1,4 +1,4 @@
-"""Text as bytes: each byte is a token, of a vocabulary of 256."""
+"""Text as bytes: each byte is a token of a vocabulary of 256."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD_OUT = 0.05
 
 
 def files(names: Sequence[str]) -> list[Path]:
-    """Files by their names, and all that lie in folders; without names the sources of Python's standard library."""
+    """The named files and all files in named folders; without names, the sources of Python's standard library."""
     if not names:
         library = Path(sysconfig.get_paths()["stdlib"])
         return sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
@@ -30,17 +30,17 @@ def files(names: Sequence[str]) -> list[Path]:
 
 
 class Text:
-    """A text that lies on the device, whose last twentieth is held out.
+    """A text on the device, whose last twentieth is held out.
 
     Args:
         names: Files and folders; see `files`.
-        context: How many tokens a sequence has.
+        context: Number of tokens in a sequence.
         device: Where to keep the text.
     """
 
     def __init__(self, names: Sequence[str], context: int, device: torch.device) -> None:
         paths = files(names)
-        # In alphabetical order the held-out end would be about other things than the rest.
+        # In alphabetical order the held-out end would cover different topics from the rest.
         random.Random(0).shuffle(paths)
         content = bytearray(b"\0".join(path.read_bytes() for path in paths))
         self.context, self.device = context, device
@@ -53,7 +53,7 @@ class Text:
         self.checksum = zlib.crc32(content)
 
     def batch(self, count: int, seed: int, step: int) -> Tensor:
-        """The sequences of a step, alike in every process: where they begin depends on the seed and the step alone."""
+        """The sequences of a step, the same in every process: where they begin depends only on the seed and the step."""
         draw = random.Random(f"{seed}/{step}")
         return self._windows([draw.randrange(self.held_out - self.context) for _ in range(count)])
 
@@ -63,6 +63,6 @@ class Text:
         return self._windows(torch.linspace(self.held_out, last, count, dtype=torch.float64).long().tolist())
 
     def _windows(self, starts: list[int]) -> Tensor:
-        # One token more than the context, for the targets are the tokens that follow. From pinned memory nobody waits for the copy.
+        # One token more than the context, because the targets are the following tokens. Copies from pinned memory are asynchronous.
         begin = torch.tensor(starts, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
         return self.tokens[begin[:, None] + torch.arange(self.context + 1, device=self.device)]

@@ -1,4 +1,4 @@
-"""One run: a fresh model, its training, and what came out."""
+"""One run: a fresh model, its training, and the results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpt.progress import Progress
 from gpt.text import Text
 from gpt.world import World
 
-# What a run that goes on may have otherwise than before: nothing of it changes what is learnt, but for the order of sums.
+# Settings that a resumed run may change: none affects what is learned, apart from the order of sums.
 CHANGEABLE = ("micro_batch", "compile", "evaluate_every", "validation", "checkpoint", "save_every", "first")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides on a run; `train_gpt.py --help` says what each is."""
+    """The settings of a run; `train_gpt.py --help` describes each."""
 
     size: Size
     vocabulary: int
@@ -47,19 +47,19 @@ class Settings:
     first: int = 0
 
     def lasting(self) -> dict[str, Any]:
-        """What must be as it was when a run goes on, as JSON has it."""
+        """The settings that must be unchanged when a run is resumed, as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items() if name not in CHANGEABLE}
 
     def is_saved(self, done: int) -> bool:
-        """Whether the run is saved after so many steps."""
+        """Whether the run is saved after a number of steps."""
         return done == self.steps or (self.save_every > 0 and done % self.save_every == 0)
 
     def is_validated(self, done: int) -> bool:
-        """Whether there is a validation after so many steps; there is always one at the end."""
+        """Whether there is a validation after a number of steps; there is always one at the end."""
         return done < self.steps and self.evaluate_every > 0 and done % self.evaluate_every == 0
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: up in a straight line, then down a cosine to a tenth."""
+        """The learning rate of a step: linear warmup, then cosine decay to a tenth."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         way = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -67,8 +67,8 @@ class Settings:
 
 
 def train(settings: Settings, world: World, text: Text) -> dict[str, Any]:
-    """Trains, and gives the line of results."""
-    # Of a run before this one nothing may be left: neither what it had compiled nor its memory.
+    """Train, and return the line of results."""
+    # Nothing of a previous run may remain: neither its compiled code nor its memory.
     torch.compiler.reset()
     gc.collect()
     model = _model(settings, world)
@@ -101,7 +101,7 @@ def train(settings: Settings, world: World, text: Text) -> dict[str, Any]:
         "tokens": settings.steps * settings.batch * settings.context,
         "training_loss": world.mean(loss) if settings.first < settings.steps else None,
         "validation_loss": found,
-        # Infinite where that of Python's own module would be an error.
+        # Infinite where `math.exp` would raise an error.
         "perplexity": torch.tensor(found, dtype=torch.float64).exp().item(),
         "tokens_per_second": progress.tokens_per_second(),
         "peak_mib": world.peak_mib(),
@@ -118,7 +118,7 @@ def validate(model: nn.Module, text: Text, settings: Settings, world: World) -> 
 
 
 def _learn(loss: Tensor, step: int, model: nn.Module, updates: Updates, text: Text, settings: Settings, world: World) -> None:
-    """One step, which leaves this process's loss in a tensor."""
+    """One training step; returns this process's loss as a tensor."""
     loss.zero_()
     parts = _parts(text.batch(settings.batch, settings.seed, step), settings, world)
     for part in parts:

@@ -1,4 +1,4 @@
-"""The processes of a run, each with a device: one, or as many as torchrun has started."""
+"""The processes of a run, each with a device: one, or as many as torchrun started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the others."""
+    """This process's device and rank, and the number of processes."""
 
     device: torch.device
     rank: int = 0
@@ -29,26 +29,26 @@ class World:
         return distributed.is_initialized()
 
     def shard(self, model: nn.Module) -> None:
-        """Spreads the weights of a model with `blocks` over all processes, each block on its own."""
+        """Shard the weights of a model with `blocks` over all processes, block by block."""
         if self.several:
             mesh = init_device_mesh(self.device.type, (self.size,))
             for part in (*model.blocks, model):
                 fully_shard(part, mesh=mesh)
 
     def mean(self, x: Tensor) -> float:
-        """The mean of what all processes have."""
+        """The mean over all processes."""
         total = x.double()
         if self.several:
             distributed.all_reduce(total)
         return total.item() / self.size
 
     def wait(self) -> None:
-        """Until the device has done all that it was asked for."""
+        """Wait until the device has finished all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def peak_mib(self) -> float | None:
-        """The most memory that tensors took since `forget_peak`, on the device where it was most; CPUs do not keep count."""
+        """The peak memory of tensors since `forget_peak`, on the device where it was largest; not available on CPUs."""
         if self.device.type != "cuda":
             return None
         peak = torch.tensor(torch.cuda.max_memory_allocated(), device=self.device)
@@ -57,23 +57,23 @@ class World:
         return peak.item() / MIB
 
     def forget_peak(self) -> None:
-        """Start counting memory again."""
+        """Reset the peak memory."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
     def leave(self) -> None:
-        """Ends this process, if torchrun has started it."""
+        """End this process, if torchrun started it."""
         if self.several:
             distributed.destroy_process_group()
             sys.stdout.flush()
             sys.stderr.flush()
-            # At once: threads of torch's that are still there when a process takes itself down abort it now and then.
+            # Immediately: torch threads that are still alive when a process shuts down occasionally abort it.
             os._exit(0)
 
 
 def join(device: str | None) -> World:
-    """Finds the other processes; without a device each takes a GPU, and the CPU where there is none."""
+    """Connect to the other processes; by default each uses a GPU, or the CPU if there is none."""
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not distributed.is_torchelastic_launched():
         return World(torch.device(kind))
@@ -85,7 +85,7 @@ def join(device: str | None) -> World:
 
 
 def sum_in_one_order() -> None:
-    """Has torch choose algorithms whose results are the same every time; to be called before anything is computed."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS makes no promise, and torch says so
+    """Make torch use deterministic algorithms; call this before any computation."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic, and torch says so
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
