@@ -1,4 +1,4 @@
-"""Calls of every operation, for tests that hold them against themselves: compiled, traced, batched, under autocast."""
+"""Calls of every operation, for tests that compare them with themselves: compiled, traced, batched, under autocast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comparing import same_bits
 
 #: A stream by name. It is hashed outside the compiled functions: a layer does so when it is made.
 STREAM = qsim.random.stream("weight")
-#: Values that lie between two of E4M3's and beyond its ends, a zero of either sign and a NaN.
+#: Values between two of E4M3's and beyond its range, a zero of either sign and a NaN.
 POINTS = [0.3, -1.7, 1000.0, -500.0, 0.0, -0.0, torch.nan, 2.0**-10, 1.0625, -17.0, torch.inf, 5e-4]
 
 

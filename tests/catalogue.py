@@ -1,4 +1,4 @@
-"""Which formats the tests run over, and what the peers call them."""
+"""The formats that tests cover, and their names in peer packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from qsim.formats import (
 #: Every format that has a name.
 NAMED: tuple[Format, ...] = (*_NAMED.values(), Float(4, 3, specials="ieee"))
 
-#: What the named formats leave out: odd biases, no sign, no subnormals, no mantissa, one exponent bit, steps below and above one.
+#: Cases that the named formats do not cover: odd biases, no sign, no subnormals, no mantissa, one exponent bit, steps below and above one.
 VARIETY: tuple[Format, ...] = (
     Float(1, 0),
     Float(1, 3, specials="ieee"),
@@ -83,7 +83,7 @@ def sweep() -> list[Format]:
     return found
 
 
-#: ml_dtypes' scalar types. E8M0 is left out: its nearest is away from zero at ties, where qsim takes the even code.
+#: ml_dtypes' scalar types, without E8M0, which rounds ties away from zero where qsim rounds to the even code.
 ML_DTYPES: dict[Format, Any] = {
     BF16: ml_dtypes.bfloat16,
     Float(4, 3, specials="ieee"): ml_dtypes.float8_e4m3,

@@ -1,4 +1,4 @@
-"""A study that takes no time: coins are tossed, with a seed for each. For the tests of what all studies share."""
+"""A study that takes no time: seeded coin tosses, for tests of the code that all studies share."""
 
 from __future__ import annotations
 

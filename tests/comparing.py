@@ -1,4 +1,4 @@
-"""Comparing tensors bit for bit: a NaN equals itself, and a negative zero is no zero."""
+"""Bitwise comparison of tensors: a NaN equals itself, and negative zero differs from zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test gets: a seed, poisoned memory, and tests for GPUs that are skipped, visibly, where there is none."""
+"""Setup of every test: a seed, poisoned memory, and GPU tests that are visibly skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import torch
 
-# Without a GPU the Triton kernels run through Triton's interpreter, which must be chosen before anything imports triton.
+# Without a GPU the Triton kernels run through Triton's interpreter, which must be selected before triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

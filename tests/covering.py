@@ -1,4 +1,4 @@
-"""Fewer tests than a product of settings has, in which settings still meet: a small covering design."""
+"""A small covering design: fewer tests than the full product of settings, in which settings still meet."""
 
 from __future__ import annotations
 

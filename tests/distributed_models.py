@@ -126,7 +126,7 @@ def shared_as(values: Tensor, p: Tensor) -> Tensor:
         return values
     if all(how.is_replicate() or type(how) is Shard for how in p.placements):
         return distribute_tensor(values, p.device_mesh, p.placements)
-    # FSDP2 cuts last what it names first.
+    # FSDP2 shards last the dimension that it names first.
     for dim in (1, 0):
         pieces = values.chunk(p.device_mesh.size(dim))
         rank = p.device_mesh.get_local_rank(dim)

@@ -1,4 +1,4 @@
-"""Low-precision optimizers in distributed runs: weights in every layout, the same gradients in all of them, and one process alone."""
+"""Low-precision optimizers in distributed runs: weights in every layout with the same gradients, and a single process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comparing import same_bits
 from distributed_models import Block, coarse, mesh_of, parallelized, shared_as, whole
 from qsim.optim import SGD, AdamW, StochasticAdamW
 
-# What the first rank is seeded with, and none of the others: see `ranks`.
+# The seed of the first rank only: see `ranks`.
 SEED = 1
 
 

@@ -1,4 +1,4 @@
-"""Check what `make dist` has built, before anything is installed: `python tests/distribution.py dist`."""
+"""Check the output of `make dist` before anything is installed: `python tests/distribution.py dist`."""
 
 from __future__ import annotations
 

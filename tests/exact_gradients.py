@@ -1,4 +1,4 @@
-"""A linear layer whose gradients under stochastic rounding have a mean and a variance that can be written down, in fractions."""
+"""A linear layer whose gradients under stochastic rounding have a mean and a variance known exactly, as fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the functions that are linear in two operands, and the oracle that they are held against."""
+"""Calls of the functions that are linear in two operands, and the oracle that they are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try an installed qsim from outside of its repository: `make dist` runs this with the wheel in an environment of its own."""
+"""Try an installed qsim from outside its repository: `make dist` runs this with the wheel in a separate environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A faster Triton interpreter for tests: it skips work that it repeats and checks whose result it drops.
 
-For each call of a jitted function, also from inside a kernel, the interpreter patches `triton.language`. A kernel of qsim makes dozens of
-such calls, so that this took half of a small launch. Patching once per launch is enough.
+The interpreter patches `triton.language` for each call of a jitted function, even inside a kernel. A qsim kernel makes dozens of such
+calls, which took half the time of a small launch. Patching once per launch is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports of studies on results that a test makes up, so that verdicts follow from given numbers, not from what one machine trains."""
+"""Study reports on made-up results, so that verdicts follow from given numbers instead of one machine's training."""
 
 from __future__ import annotations
 

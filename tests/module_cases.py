@@ -1,4 +1,4 @@
-"""Modules of torch.nn and of qsim.nn, made alike, and what they give."""
+"""Equally constructed modules of torch.nn and qsim.nn, and their results."""
 
 from __future__ import annotations
 

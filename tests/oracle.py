@@ -1,8 +1,8 @@
-"""What the contract says a rounding gives, in exact arithmetic, one number at a time.
+"""The contract's rounding results in exact arithmetic, one number at a time.
 
-The oracle knows a format by its public numbers alone (exponent and mantissa bits, bias, specials; or bits and fraction) and shares nothing
-with the kernels. It rests on one idea: without their sign, the codes of a format count its values upwards from zero. So neighbours are
-neighbouring codes, "even" is the parity of the code, and "as if exponents were unbounded" means that the counting simply goes on.
+The oracle uses only the public numbers of a format (exponent and mantissa bits, bias, specials; or bits and fraction) and shares no code
+with the kernels. It is based on one idea: without their sign, the codes of a format number its values upwards from zero. So neighbours are
+neighbouring codes, "even" is the parity of the code, and "as if exponents were unbounded" means that the numbering continues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The oracle for whole arrays: still exact, because every number that it forms is exact in float64.
+"""The oracle for whole arrays: still exact, because every number that it computes is exact in float64.
 
-Values, midpoints and the distance of a number from its lower neighbour need no more bits than float64 has, so comparing them decides as
-fractions would. `test_oracle.py` holds this route against the fractions.
+Values, midpoints and the distance of a number from its lower neighbour need no more bits than float64 has, so comparing them gives the
+same decisions as fractions. `test_oracle.py` compares both.
 """
 
 from __future__ import annotations

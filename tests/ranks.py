@@ -1,4 +1,4 @@
-"""A pool of processes for distributed tests. They outlive a test, because starting them takes longer than most of what they compute."""
+"""A pool of processes for distributed tests. They outlive a test, because starting them takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
-#: Seconds without any computation after which ranks that have not answered count as stuck. On a busy machine ranks compute slowly, but they
-#: do compute; only ranks that wait for something that never happens use no processor time.
+#: Seconds without any computation after which ranks that have not answered count as stuck. On a busy machine ranks compute slowly, but
+#: only ranks that wait for something that never happens use no processor time.
 IDLE = 120.0
 #: Seconds that a call may take, however busy its ranks are.
 CAP = 900.0

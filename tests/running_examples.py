@@ -1,4 +1,4 @@
-"""Runs an example as its reader would, in this process: starting another one takes longer than most examples."""
+"""Run an example as a user would, but in this process: starting another one takes longer than most examples."""
 
 from __future__ import annotations
 

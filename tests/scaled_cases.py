@@ -1,4 +1,4 @@
-"""Tensors and scales for tests of block formats: what goes wrong in blocks, and every way in which elements share a scale."""
+"""Tensors and scales for tests of block formats: difficult blocks, and every way in which elements share a scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
 #: The names of different block formats.
 DIFFERENT = [name for name in NAMED if name not in ("mxfp8", "mxfp6", "mxfp4")]
 
-#: Scales beside those of block formats, all with codes.
+#: Scales other than those of block formats, all with codes.
 SCALINGS: dict[str, Scaling] = {
     "tensor": Whole(),
     "tensor in powers of two": Whole("e8m0", rule="ceil"),

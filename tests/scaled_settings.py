@@ -1,4 +1,4 @@
-"""Random settings of the operators that round under scales, and what holds an implementation against the reference in one of them."""
+"""Random settings of the operators that round under scales, and the comparison of an implementation with the reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCALINGS: tuple[Scaling, ...] = (
     Tiles(3, 5, "e4m3"),
     Tiles(1, 64, "e5m2"),
 )
-#: The interpreter takes its time by the region: large shapes are for those who have none.
+#: The interpreter's time grows with the number of regions: large shapes are for runs without it.
 SMALL: list[tuple[int, ...]] = [(40, 21), (3, 10, 32), (129,), (2, 5, 7, 3), (16, 8), (35, 16)]
 LARGE: list[tuple[int, ...]] = [*SMALL, (3, 20, 32), (70, 16), (64, 96), (33, 256), (128, 144), (200, 16)]
 FORMATS = ["e2m1", "e4m3", "e5m2", "int8", "e3m2", "fp16", "e4m1"]

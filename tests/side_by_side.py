@@ -1,4 +1,4 @@
-"""The reference and the Triton kernels, given the same: compiled where there is a GPU, else on the CPU through Triton's interpreter."""
+"""The reference and the Triton kernels on the same inputs: compiled on a GPU, otherwise on the CPU through Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qsim.nn.MultiheadAttention against torch's, and torch's transformer layers with layers of points in them."""
+"""qsim.nn.MultiheadAttention compared with torch's, and torch's transformer layers with quantized layers in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE = FivePoint(*["fp32"] * 5)
 NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
 WIDTH, HEADS = 8, 2
 
-#: What makes a module, and the widths of keys and values.
+#: Module arguments, and the widths of keys and values.
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "batch first": {"batch_first": True},
@@ -246,7 +246,7 @@ def test_each_weight_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert len({*streams}) == 8
 
 
-# Torch's layers take a way of their own in evaluation, which reads weights and calls no layer: points hold all the same.
+# In evaluation torch's layers take a fast path that reads weights and calls no layer: points apply all the same.
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

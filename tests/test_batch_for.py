@@ -1,4 +1,4 @@
-"""`batch_for` finds what Lemma 3 says, and what no batch removes."""
+"""Tests that `batch_for` finds the batch of Lemma 3, and the error that no batch removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim bench`: what is measured, and what bad words get. How fast anything is, no test says."""
+"""Tests of `qsim bench`: what is measured, and errors for bad arguments. Speed itself is not tested."""
 
 import json
 import sys

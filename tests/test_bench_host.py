@@ -1,4 +1,4 @@
-"""`qsim bench host`: what is measured and counted, and what bad words get. How fast anything is, no test says."""
+"""Tests of `qsim bench host`: what is measured and counted, and errors for bad arguments. Speed itself is not tested."""
 
 from __future__ import annotations
 

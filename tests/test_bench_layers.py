@@ -1,4 +1,4 @@
-"""`qsim bench linear` and `train`: what is measured, against what, and what bad words get. How fast anything is, no test says."""
+"""Tests of `qsim bench linear` and `train`: what is measured, the baselines, and errors for bad arguments. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_train_measures_every_model_without_points_and_with_them(
     expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
     assert measured == [pytest.approx(each) for each in expected]
     assert rows[-1]["note"] == "not measured: its layers are written for linear ones"
-    # Torch does not count a processor's memory.
+    # Torch does not count CPU memory.
     assert all(row.get("peak_mib") is None for row in rows)
     assert set(qtorch) == {(4, 3, "nearest"), (4, 3, "stochastic")}
 

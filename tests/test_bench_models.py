@@ -1,4 +1,4 @@
-"""What `qsim bench linear` and `train` measure: the models, QPyTorch's way of a layer, steps in a CUDA graph and what memory they need."""
+"""Subjects of `qsim bench linear` and `train`: the models, QPyTorch-style layers, steps in a CUDA graph and their memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_variant_starts_from_the_same_model_and_batch(name: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(a.parameters(), b.parameters(), strict=True))
 
 
-# QPyTorch's way
+# QPyTorch-style layers
 
 
 def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
@@ -95,7 +95,7 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
 def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
-    # A format of its own at each point, so that none can stand in for another.
+    # A different format at each point, so that none can be mistaken for another.
     points = FivePoint(Float(4, 3), Float(3, 4), Float(4, 1), Float(5, 2), Float(4, 2))
     ours = qsim.nn.Linear(5, 4, bias, points=points)
     theirs = QPyTorchLinear(ours, points, float_quantize)

@@ -1,4 +1,4 @@
-"""`qsim bench optim`: which steps are measured, on what, against whom, and what bad words get. How fast anything is, no test says."""
+"""Tests of `qsim bench optim`: which steps are measured, on what, which peers, and errors for bad arguments. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qsim.cli import main
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
 CPU = Settings(torch.device("cpu"), 64, {}, {}, (), 2)
 
-#: Update, states and bytes for each weight: read and written but for the gradient, which is read.
+#: Update, states and bytes per weight: all are read and written, except the gradient, which is only read.
 ADAMW = [
     ("stochastic", "bf16", 14),
     ("stochastic", "fp32", 22),
@@ -321,7 +321,7 @@ def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], mo
     assert found[1]["note"].startswith("not installed (pip install torchao): ")
     assert found[2]["note"].startswith("not installed (pip install torch-optimi): ")
     assert found[3]["note"] == "runs on cuda only"
-    # What else was asked for is measured all the same.
+    # Everything else that was requested is still measured.
     assert len(rows) == 4 + 10
 
 

@@ -1,4 +1,4 @@
-"""The parts of `qsim bench`: how times become numbers, tables, and words of the command line."""
+"""Tests of the parts of `qsim bench`: timing statistics, tables and command-line arguments."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_host_time_is_that_of_one_call_and_the_device_is_not_waited_for() -> Non
     clock.wait = lambda: waits.append(host.now)  # type: ignore[method-assign]
     calls = [host.call(3.0), host.call(0.5)]
     assert host_time(calls, clock, repeats=3, batch=10, now=host.mark) == [3.0, 0.5]
-    # One wait before each batch, and one behind them all: none within.
+    # One wait before each batch and one after the last, none within a batch.
     begin = WARMUP * 3.5
     assert waits == [begin + x for x in (0, 30, 35, 65, 70, 100, 105)]
 

@@ -1,7 +1,7 @@
-"""Block formats against exact arithmetic, value by value, and against gfloat's and torch's own.
+"""Block formats compared with exact arithmetic, value by value, and with gfloat's and torch's.
 
-The oracle forms every block's scale and every element as a fraction. What the contract rounds to float32 on the way, the inverse of a scale
-that is no power of two and the products with it, it rounds as well; everything else is exact.
+The oracle computes every block's scale and every element as a fraction. Like the contract, it rounds to float32 the inverse of a scale
+that is not a power of two and the products with it; everything else is exact.
 """
 
 from __future__ import annotations

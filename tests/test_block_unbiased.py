@@ -1,7 +1,7 @@
-"""Stochastic rounding in blocks: where its mean is the value itself, and what it is elsewhere, by exact counts over all random integers.
+"""The mean of stochastic rounding in blocks, where it is the value itself and elsewhere, by exact counts over all random integers.
 
-Under a scale `s` what is rounded is `y = fl(x * fl(1 / s))`, with `fl` the rounding to float32. Under a power of two that is `x / s`, and
-the mean over all R is `x`, unless `x / s` lies beyond the elements' largest value. Under other scales the elements' mean is `y`, which
+Under a scale `s` the rounded number is `y = fl(x * fl(1 / s))`, with `fl` the rounding to float32. Under a power of two that is `x / s`,
+and the mean over all R is `x`, unless `x / s` is beyond the elements' largest value. Under other scales the elements' mean is `y`, which
 differs from `x / s` by two roundings to float32.
 """
 
@@ -73,7 +73,7 @@ def in_blocks(x: Tensor, size: int, largest: float) -> Tensor:
 def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:
     block = ROUNDED_UP[name]
     if isinstance(block.size, tuple):
-        # Copies lie beside each other in a tile.
+        # Copies are next to each other in a tile.
         x = positions(block.element)[: 128 * 8]
         x = torch.where(torch.arange(len(x)) % 128 == 0, block.element.max, x)
     else:

@@ -1,4 +1,4 @@
-"""Shares of weight updates that rounding cancels: cases computed by hand, and what counts as an update."""
+"""Shares of weight updates cancelled by rounding: cases computed by hand, and what counts as an update."""
 
 from __future__ import annotations
 

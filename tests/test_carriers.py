@@ -1,4 +1,4 @@
-"""Every product is computed in a dtype that holds its operands exactly, and in no wider one."""
+"""Tests that every product is computed in a dtype that holds its operands exactly, and in no wider one."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_settings_that_shorten_float32_neither_reach_the_products_nor_change(dev
 
 
 def test_threads_take_turns_with_the_settings() -> None:
-    mkldnn: Any = torch.backends.mkldnn  # which says what it has at run time alone
+    mkldnn: Any = torch.backends.mkldnn  # whose attributes are known only at run time
     setting, before = mkldnn.matmul, mkldnn.matmul.fp32_precision
     x = torch.randn(200, 200)
 

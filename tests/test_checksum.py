@@ -1,4 +1,4 @@
-"""The sum of a tensor's bits, from which the seeds of weights are made."""
+"""The checksum of a tensor's bits, from which the seeds of weights are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim study`: what it lists, what it plans, what it runs, and what it says of wrong words."""
+"""Tests of `qsim study`: listing, planning, running, and errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_study_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         f"figure: {tmp_path / 'tosses.png'}\nreport: {tmp_path / 'report.md'}\n"
     )
     page = (tmp_path / "report.md").read_text()
-    # Where results went is the business of one machine; what they are is not.
+    # The results' location depends on the machine; their content does not.
     assert "`qsim study coins --workers 1 --sides heads --seeds 2`" in page
     assert "- 2 runs on" in page
 

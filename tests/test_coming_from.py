@@ -1,4 +1,4 @@
-"""The guide's tables for torchao, d9d and optimi: both sides run where the package is installed, and written out where it is not."""
+"""The guide's tables for torchao, d9d and optimi: both sides run if the package is installed; otherwise its side is written out."""
 
 from __future__ import annotations
 

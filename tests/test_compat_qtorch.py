@@ -1,8 +1,8 @@
-"""What QPyTorch's own tests check, on `qsim.compat.qtorch`.
+"""The checks of QPyTorch's own tests, on `qsim.compat.qtorch`.
 
-Each test here stands for one file of the `test/` folder of QPyTorch's repository, in other words. What that suite asserts and does not
-hold here is named: the limits of floating point that versions before 0.3 had and 0.3.0 no longer has (`test_clamp`). Not restated are a
-comparison of times (`test_autolow`), and files that call functions that QPyTorch no longer has (`test_block_exponent`, `test_half`,
+Each test restates one file of the `test/` folder of QPyTorch's repository. One assertion of that suite does not hold here and is marked:
+the limits of floating point that versions before 0.3 had and 0.3.0 no longer has (`test_clamp`). Not restated are a comparison of times
+(`test_autolow`), and files that call functions that QPyTorch no longer has (`test_block_exponent`, `test_half`,
 `test_function_stochastic`); the other tests cover these too.
 """
 

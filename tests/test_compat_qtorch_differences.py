@@ -1,4 +1,4 @@
-"""Where `qsim.compat.qtorch` is otherwise than QPyTorch: a test for each line of its table; and what bad input gets."""
+"""Differences between `qsim.compat.qtorch` and QPyTorch: one test per line of the table, and errors for bad input."""
 
 from __future__ import annotations
 

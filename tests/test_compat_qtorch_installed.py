@@ -1,4 +1,4 @@
-"""`qsim.compat.qtorch` and the guide against QPyTorch itself, where it is installed, and against its arithmetic written out."""
+"""`qsim.compat.qtorch` and the guide compared with QPyTorch itself, if installed, and with its arithmetic written out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`OptimLP` of `qsim.compat.qtorch`: against its steps written out, resumed, and in training."""
+"""`OptimLP` of `qsim.compat.qtorch`: compared with its steps written out, resumed, and in training."""
 
 from __future__ import annotations
 

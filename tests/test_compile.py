@@ -1,4 +1,4 @@
-"""torch.compile: the same bits, forwards and backwards, fresh noise at every call, and no recompiling for what changes at every step."""
+"""torch.compile: the same bits, forwards and backwards, fresh noise per call, and no recompilation for values that change per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processors' own loops do what the plain torch operators do, bit for bit, whatever the tensor, the thread and the process."""
+"""Tests that compiled CPU loops match the plain torch operators bit for bit, whatever the tensor, the thread and the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processors' own loops round under scales as plain torch does, bit for bit, whatever the scales, the dtypes and the threads."""
+"""Tests that compiled CPU loops round under scales as plain torch does, bit for bit, whatever the scales, dtypes and threads."""
 
 from __future__ import annotations
 

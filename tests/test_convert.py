@@ -1,4 +1,4 @@
-"""qsim.convert and qsim.revert: the same model, parameters, hooks and modes, with points; and who gets which."""
+"""qsim.convert and qsim.revert: the same model, parameters, hooks and modes, with points; and which layers get which points."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [value.detach(), *torch.autograd.grad(value.square().sum(), list(model.parameters()))]
 
 
-# What stays.
+# Preserved state.
 
 
 def test_everything_but_the_class_stays() -> None:
@@ -192,7 +192,7 @@ def test_layers_made_with_points_are_not_reverted() -> None:
     assert points_of(model) == {"0": NEAREST}
 
 
-# Who gets which points.
+# Assignment of points.
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_converted_again_a_layer_gets_new_points_if_it_is_chosen() -> None:
     assert all(map(same_bits, gradients(qsim.revert(model)), gradients(net())))
 
 
-# What it says.
+# Reports.
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def rounded(layer: Any, x: Tensor) -> Tensor:
     return functional.linear(x, layer.weight, layer.bias, NEAREST)
 
 
-# One parameter or one module at several places.
+# Shared parameters and modules.
 
 
 class Tied(nn.Module):

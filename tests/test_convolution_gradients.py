@@ -1,4 +1,4 @@
-"""Gradients of convolutions: torch's own, whatever order tensors are in, and in the order in which torch's come where all are in one."""
+"""Gradients of convolutions: torch's own in any memory format, and in torch's memory format if all tensors share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is captured once draws fresh noise, and reads its inputs and its seed, at every replay."""
+"""CUDA graphs: captured calls draw fresh noise, and read their inputs and seed, in every replay."""
 
 from __future__ import annotations
 

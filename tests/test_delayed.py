@@ -1,4 +1,4 @@
-"""Scales that are given, and scales that follow from what a layer has seen before."""
+"""Given scales, and scales computed from a layer's earlier inputs."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_what_is_not_finite_stays_visible() -> None:
     layer.weight.grad = None
     layer(torch.ones(1, 2)).backward(torch.tensor([[math.inf]]))
     assert layer.weight.grad.isnan().all()
-    # It is not remembered.
+    # It does not enter the history.
     assert layer(torch.ones(1, 2)).item() == 2
 
 

@@ -1,4 +1,4 @@
-"""Converted models under data parallelism: what they compute there is what they compute alone."""
+"""Tests that converted models under data parallelism compute the same as in a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site says what is so: its code prints what stands below it, and its API pages have every public name, each with an example."""
+"""The site is correct: its code prints the output shown, and its API pages have every public name, each with an example."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""Figures of the site: committed ones are current, and the build draws a figure again only if its script or theme has changed."""
+"""Figures of the site: committed ones are current, and the build redraws a figure only if its script or theme has changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bad input gets an error that names the argument, what came and what is allowed, before anything is drawn or written.
+"""Errors for bad input: they name the argument, the value received and what is allowed, before anything is drawn or written.
 
-What a format or a rounding itself refuses to be is tested in `test_formats.py` and `test_rounding.py`.
+Errors of formats and roundings themselves are tested in `test_formats.py` and `test_rounding.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples run as they are, and print what they are there to show."""
+"""Tests that the examples run unchanged and print what they are meant to show."""
 
 from __future__ import annotations
 

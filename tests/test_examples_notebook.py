@@ -1,4 +1,4 @@
-"""The notebook is one, holds no outputs, and every cell of it runs, in order, to results that are what it says."""
+"""The notebook is valid, holds no outputs, and all cells run in order with the stated results."""
 
 from __future__ import annotations
 

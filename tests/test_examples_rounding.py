@@ -1,4 +1,4 @@
-"""The examples about formats, roundings and gradients print what can be found in another way."""
+"""The output of the examples about formats, roundings and gradients, compared with independent derivations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples that train: what they print keeps to what formats, updates and chance allow."""
+"""The output of the examples that train, within the limits that formats, updates and chance allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_train_transformer(run: Run) -> None:
     printed = run("train_transformer.py", "--steps", 40)
     rows = table(printed, "layers that round")
     assert list(rows) == ["float32", "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"]
-    # Attention and two linear layers; the head stays as it is.
+    # Attention and two linear layers; the head is unchanged.
     assert [row[0] for row in rows.values()] == [0, 3, 3, 3, 3]
     losses = {name: row[1] for name, row in rows.items()}
     # Four digits of the loss: two recipes may print the same by chance, all four only if nothing rounds.

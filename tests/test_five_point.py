@@ -1,4 +1,4 @@
-"""The five points as a value: how it is made, compared, printed, written into configurations and read back."""
+"""The five points as a value: construction, comparison, printing, and round trips through configurations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECIPE = FivePoint(
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("given", ["e4m3", E4M3, torch.float8_e4m3fn, "Float(4, 3, specials='fn')", Quantizer(E4M3)], ids=repr)
 def test_a_point_is_whatever_names_a_format(point: str, given: Any) -> None:
-    # grad_w may not stand alone.
+    # grad_w cannot be given alone.
     others = {"grad": None} if point != "grad_w" else {"grad": "e5m2"}
     points = FivePoint(**{**others, point: given})
     assert getattr(points, point) == Quantizer(E4M3)

@@ -1,4 +1,4 @@
-"""What a product computes and keeps for its backward pass: no more than is needed, and narrow where it can be."""
+"""Computation and saved tensors of a product's backward pass: no more than needed, and narrow where possible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""When products draw random bits, and which: governed by torch's seed and replayed by checkpoints.
+"""Random bits of products: when they are drawn, governed by torch's seed and replayed by checkpoints.
 
-What several processes share is in `test_noise_arrangements.py`.
+Noise shared between processes is tested in `test_noise_arrangements.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The product against one written out: every operand rounded by itself, multiplied in float64, the gradients taken by torch."""
+"""The product compared with one written out: operands rounded separately, multiplied in float64, gradients from torch."""
 
 from __future__ import annotations
 

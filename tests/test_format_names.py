@@ -1,4 +1,4 @@
-"""Names of formats: which there are, what they mean, and what others get."""
+"""Names of formats: their list, their meaning, and errors for unknown names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats: their facts against the set of their values, and against what peers say about them; printing, errors."""
+"""Formats: their facts compared with the set of their values and with peers; printing, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim.fpu("bf16")` on float32 against torch's own bfloat16, bit for bit, wherever that is one rounded operator; and other formats."""
+"""`qsim.fpu("bf16")` on float32 compared with torch's bfloat16, bit for bit, where that is one rounded operator; and other formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms 2 to 5 of *Revisiting BFloat16 Training* in plain torch under `qsim.fpu`: to the bit what `qsim.optim` does."""
+"""Algorithms 2 to 5 of *Revisiting BFloat16 Training* in plain torch under `qsim.fpu`, bit for bit the same as `qsim.optim`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim.fpu` in the middle of other things: what it leaves alone, nesting, optimizers, random bits, qsim's layers, threads, errors."""
+"""`qsim.fpu` combined with other features: exclusions, nesting, optimizers, random bits, qsim's layers, threads, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounds once under `qsim.fpu`, and what `keep` leaves in full precision: against the same functions in float32, rounded after."""
+"""Functions that round once under `qsim.fpu`, and those that `keep` leaves in full precision, compared with float32 rounded afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What qsim.nn.functional refuses, and in which words."""
+"""Errors of qsim.nn.functional and their messages."""
 
 from __future__ import annotations
 

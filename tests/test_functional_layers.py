@@ -1,4 +1,4 @@
-"""qsim.nn.functional against torch.nn.functional: the same without points, and the same of rounded operands with them."""
+"""qsim.nn.functional compared with torch.nn.functional: the same without points; with them, the same on rounded operands."""
 
 from __future__ import annotations
 

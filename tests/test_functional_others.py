@@ -1,4 +1,4 @@
-"""qsim.nn.functional's embedding and attention against torch's own, and against rounded operands."""
+"""qsim.nn.functional's embedding and attention compared with torch's own, and with torch's on rounded operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every float32 number there is, through the Triton kernels and through the reference, both on the GPU: not one bit may differ.
+"""Every float32 number through the Triton kernels and the reference, both on the GPU: not one bit may differ.
 
 As a script, `python tests/test_gpu_exhaustive.py [FORMAT …]` prints a table of how many of the 2**32 results differ. On an H200 a format
 takes about 16 seconds.

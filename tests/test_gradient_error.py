@@ -1,4 +1,4 @@
-"""`gradient_error` finds what theory says, counted in fractions."""
+"""`gradient_error` compared with theory, computed in fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gradient_error` on all kinds of models and points, and what it refuses."""
+"""`gradient_error` on all kinds of models and points, and its errors."""
 
 from __future__ import annotations
 

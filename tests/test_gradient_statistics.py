@@ -1,4 +1,4 @@
-"""The estimators of gradients' bias and variance: no bias of their own, and intervals that hold what they are for as often as they say."""
+"""The estimators of gradients' bias and variance: unbiased, with confidence intervals that have the stated coverage."""
 
 from __future__ import annotations
 

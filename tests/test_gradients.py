@@ -139,7 +139,7 @@ def test_refused_where_it_would_be_lost(x: Tensor) -> None:
 
 
 def test_in_place_write_is_seen_by_autograd(device: torch.device) -> None:
-    # What a backward pass has kept must not change under its hands unnoticed.
+    # Tensors saved for the backward pass must not change unnoticed.
     leaf = torch.tensor([1.1, 2.2], device=device, requires_grad=True)
     kept = leaf.exp()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Measuring gradients leaves no trace: in the model, in its gradients, in torch's generators."""
+"""Tests that measuring gradients leaves no trace in the model, its gradients or torch's generators."""
 
 from __future__ import annotations
 

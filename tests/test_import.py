@@ -1,4 +1,4 @@
-"""What `import qsim` brings along."""
+"""Modules that `import qsim` imports."""
 
 import configparser
 import subprocess

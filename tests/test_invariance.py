@@ -1,4 +1,4 @@
-"""Results depend on values, logical index and seed alone: not on strides, device, pieces, chunks, threads or where the result goes."""
+"""Results depend only on values, logical index and seed, not on strides, device, pieces, chunks, threads or the output tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that kernels take as they lie in memory: which these are, and that every element gets the bits of its logical index."""
+"""Tensors that kernels process in place: which these are, and that every element gets the bits of its logical index."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_lies_how_in_memory(sizes: list[int], random: object) -> None:
     if memory.transposed is not None:
         rows, columns = memory.transposed
         assert torch.equal(in_memory.view(-1, rows, columns), torch.arange(x.numel()).view(-1, columns, rows).mT)
-    # What is not transposed is in order, or in an order that takes more than one exchange of neighbouring dimensions.
+    # Other tensors are in order, or in an order that takes more than one exchange of neighbouring dimensions.
     elif len(memory.steps) < 3:
         assert torch.equal(in_memory, torch.arange(x.numel()))
 

@@ -1,4 +1,4 @@
-"""What compilers see of rounding without random bits: plain torch operators that give the operator's bits, wherever they are fused."""
+"""Rounding without random bits as lowered for compilers: plain torch operators that give the operator's bits, however they are fused."""
 
 from __future__ import annotations
 

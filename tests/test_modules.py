@@ -1,4 +1,4 @@
-"""qsim.nn's modules against torch.nn's: the same without points, and qsim.nn.functional's with them."""
+"""qsim.nn's modules compared with torch.nn's without points, and with qsim.nn.functional with them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_points_are_given_as_a_configuration_too() -> None:
     assert qsim.nn.Linear(2, 2, points=given).points == FivePoint(act="e4m3", grad=Quantizer("e5m2", "stochastic"))
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(

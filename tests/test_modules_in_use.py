@@ -1,4 +1,4 @@
-"""What is done to modules with points: copies, other parameters, hooks, checkpoints, autocast, compilers."""
+"""Uses of modules with points: copies, other parameters, hooks, checkpoints, autocast, compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor: its counts against a direct computation."""
+"""The monitor's counts compared with a direct computation."""
 
 from __future__ import annotations
 

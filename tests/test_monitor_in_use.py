@@ -1,4 +1,4 @@
-"""The monitor while a model trains: training does not feel it, and nothing counts twice."""
+"""The monitor while a model trains: training is unaffected, and nothing is counted twice."""
 
 from __future__ import annotations
 

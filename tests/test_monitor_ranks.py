@@ -1,4 +1,4 @@
-"""The monitor in distributed runs: each process counts what it holds, and replicas stay alike."""
+"""The monitor in distributed runs: each process counts its own part, and replicas stay identical."""
 
 from __future__ import annotations
 

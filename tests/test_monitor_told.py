@@ -1,4 +1,4 @@
-"""What a monitor tells: writers, lines of JSON, tables, figures."""
+"""Output of the monitor: writers, JSON lines, tables, figures."""
 
 from __future__ import annotations
 

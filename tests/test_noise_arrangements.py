@@ -1,6 +1,6 @@
-"""Which arrangements of layers, optimizers, runs and ranks share their noise, and which do not: a test for each promise.
+"""Arrangements of layers, optimizers, runs and ranks that share noise, and those that do not: one test per guarantee.
 
-Everything rounds numbers halfway between two values, so that noise is coins. Independent coins agree half of the time.
+All tests round numbers halfway between two values, so that noise is coin tosses. Independent coins agree half of the time.
 """
 
 from __future__ import annotations

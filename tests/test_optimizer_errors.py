@@ -1,4 +1,4 @@
-"""What `qsim.optim.AdamW`, `Adam` and `SGD` refuse, in words and before any work."""
+"""Errors of `qsim.optim.AdamW`, `Adam` and `SGD`, raised before any work."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_second_moments_that_cannot_shrink_are_told(dtype: torch.dtype, options:
     with pytest.warns(UserWarning, match=rf"the second moment grows, and shrinks no more.* betas\[1\] below {most:.4f}") as told:
         optimizer = qsim.optim.AdamW(weights, **options)
     assert told[0].filename == __file__
-    # What is told is so: the number whose half unit is the smallest share of it stays without gradients, and shrinks with a lower beta.
+    # The message is right: the number whose half unit is its smallest share stays without gradients, and shrinks with a lower beta.
     fmt = qsim.format(options.get("state", dtype))
     for beta, shrinks in ((optimizer.param_groups[0]["betas"][1], False), (1 - 1.1 * (1 - most), True)):
         with warnings.catch_warnings():

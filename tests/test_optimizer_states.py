@@ -1,4 +1,4 @@
-"""State of `qsim.optim`'s optimizers: saved and loaded to the bit, taken over from torch's, copied, pickled; others are refused."""
+"""State of `qsim.optim`'s optimizers: saved and loaded bit for bit, taken over from torch's, copied, pickled; others are rejected."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_state_survives_another_name() -> None:
     assert alike(run(resumed, range(2, 4)), run(optimizer, range(2, 4)))
 
 
-# What does not belong together.
+# Mismatched states.
 
 
 def refuses(optimizer: torch.optim.Optimizer, state: dict[str, Any], *words: str) -> None:

@@ -1,4 +1,4 @@
-"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch's optimizers: which parameters move, by what noise, in which groups."""
+"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch optimizers: which parameters are updated, with which noise, in which groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 every_maker = pytest.mark.parametrize("make", list(MAKERS.values()), ids=list(MAKERS))
 
 
-# Against torch's own.
+# Comparison with torch's own.
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_foreach_fused_and_capturable_change_nothing(make: Any) -> None:
         assert alike(run(make(parameters(BF16), seed=SEED, **option), range(3)), due)
 
 
-# Which parameters move, and by what noise.
+# Updated parameters and their noise.
 
 
 @every_maker

@@ -1,4 +1,4 @@
-"""The optimizers on a GPU against the same on the CPU, bit for bit: many tensors, strange layouts, scalers, CUDA graphs."""
+"""The optimizers on a GPU compared with the CPU, bit for bit: many tensors, unusual layouts, scalers, CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-precision optimizers in distributed runs: shards move as the whole does, and replicas stay alike. No rank is told a seed."""
+"""Low-precision optimizers in distributed runs: shards match the whole, and replicas stay identical. No rank is given a seed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_meshes_of_two_dimensions_are_as_one_process(four: Ranks, layout: str, k
         assert "Shard(dim=0), Shard(dim=1)" in placements["0.down.weight"]
 
 
-# What the tests above compare depends on the seed.
+# The results compared above depend on the seed.
 
 
 @pytest.mark.parametrize("kind", MAKERS)

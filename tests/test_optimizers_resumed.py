@@ -1,4 +1,4 @@
-"""Runs with low-precision optimizers that are saved and go on elsewhere: on as many processes, on more, on one, under other names."""
+"""Runs with low-precision optimizers that are saved and resumed: on as many processes, on more, on one, under other names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle itself: fractions against arrays, and both against gfloat and ml_dtypes where these have the format."""
+"""The oracle itself: fractions compared with arrays, and both with gfloat and ml_dtypes where these have the format."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_codes_agree_with_fractions(fmt: Format) -> None:
 
 
 def test_double_rounding_inputs_do_what_they_say() -> None:
-    # Beside a midpoint in float64, on it in float32: so the detour decides by the tie rule, and half of the decisions are wrong.
+    # Next to a midpoint in float64, on it in float32: so the detour decides by the tie rule, and half of the decisions are wrong.
     x = inputs.double_rounding(E4M3)
     exact = oracle_arrays.Bracket(E4M3, oracle_arrays.numbers(x)).round("nearest", "saturate")
     detour = oracle_arrays.Bracket(E4M3, oracle_arrays.numbers(x.float())).round("nearest", "saturate")

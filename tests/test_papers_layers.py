@@ -1,4 +1,4 @@
-"""What *Training with Fewer Bits* states about the five points, held against the layers: Equation 6, Lemmas 1 and 3."""
+"""Statements of *Training with Fewer Bits* about the five points, tested on the layers: Equation 6, Lemmas 1 and 3."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Defects that were found in other packages, each as a test that fails wherever the defect is.
+"""Defects found in other packages, each as a test that fails wherever the defect is present.
 
-The names say what went wrong elsewhere; the peers that had it are named beside.
+The names describe the defect; the peers that had it are named next to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`qsim.plot`: what is drawn are the format's numbers, where it is asked for, with labels; and what bad input gets."""
+"""Tests of `qsim.plot`: the format's numbers are drawn, on the given axes, with labels; and errors for bad input."""
 
 from __future__ import annotations
 

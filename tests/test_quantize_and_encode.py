@@ -1,4 +1,4 @@
-"""Values of one grid and codes of another from one read: Triton against the reference, bit for bit, and against two separate calls."""
+"""Values of one grid and codes of another in one read: Triton compared with the reference, bit for bit, and with two separate calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rounding = str | roundings.Rounding
 
 E4M0 = Float(4, 0)
 
-#: Values and codes: of one grid, which the kernel has a way of its own for, and of two.
+#: Values and codes: of one grid, for which the kernel has a special path, and of two.
 FORMATS: tuple[tuple[Format, Format], ...] = (
     (E4M3, E4M3),
     (E4M0, E4M0),
@@ -37,7 +37,7 @@ FORMATS: tuple[tuple[Format, Format], ...] = (
     (Fixed(8, 4, symmetric=True), Int(32)),
 )
 
-#: How values and codes are rounded, and what becomes of what is too large.
+#: How values and codes are rounded, and how overflow is handled.
 RULES: tuple[tuple[Rounding, str, Rounding, str], ...] = (
     ("nearest", "saturate", "stochastic", "saturate"),
     ("stochastic", "saturate", "stochastic", "saturate"),

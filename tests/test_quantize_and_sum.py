@@ -1,4 +1,4 @@
-"""A matrix rounded and its rows added up from one read: Triton against the reference, bit for bit, and the sums against exact ones."""
+"""A matrix rounded and its rows summed in one read: Triton compared with the reference, bit for bit, and the sums with exact ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qsim.nn.Quantize: what passes is rounded, forward and backward."""
+"""qsim.nn.Quantize: tensors are rounded in the forward and the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim.optim.Quantized`: what a step rounds, and to what."""
+"""`qsim.optim.Quantized`: what a step rounds, and to which formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `qsim.optim.Quantized` refuses, in words and before any work."""
+"""Errors of `qsim.optim.Quantized`, raised before any work."""
 
 from __future__ import annotations
 

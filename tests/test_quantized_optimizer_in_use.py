@@ -1,4 +1,4 @@
-"""`qsim.optim.Quantized` where torch's optimizers are used: closures, schedulers, scalers, checkpoints; and what it refuses."""
+"""`qsim.optim.Quantized` where torch's optimizers are used: closures, schedulers, scalers, checkpoints; and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qsim.optim.Quantized` in distributed runs: replicas stay alike, and shards are rounded as the whole is."""
+"""`qsim.optim.Quantized` in distributed runs: replicas stay identical, and shards are rounded like the whole."""
 
 from __future__ import annotations
 

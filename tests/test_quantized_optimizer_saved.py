@@ -1,4 +1,4 @@
-"""`qsim.optim.Quantized` saved, loaded and copied: what goes on is the same run, to the bit."""
+"""`qsim.optim.Quantized` saved, loaded and copied: the run continues bit for bit."""
 
 from __future__ import annotations
 

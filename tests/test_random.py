@@ -1,4 +1,4 @@
-"""Where random bits come from: Philox, how its words are dealt out, and streams by name."""
+"""The source of random bits: Philox, the assignment of its words to elements, and streams by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_known_answer_reaches_the_elements() -> None:
 
 def test_negative_seed_and_stream_are_their_64_bits() -> None:
     ones = ANSWERS[1]
-    # The counter of all ones is the last block of stream -1, which no element's index reaches; its neighbours differ in one word alone.
+    # The counter of all ones is the last block of stream -1, which no element's index reaches; its neighbours differ in only one word.
     for word in (0, 1, 0x80000000, 0xFFFFFFFF):
         words = philox4x32((word, 0, *ones.counter[2:]), ones.key)
         halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]

@@ -1,4 +1,4 @@
-"""README's code prints what README says, its numbers are those of the site, and its links lead somewhere."""
+"""The README's code prints what it says, its numbers match the site, and its links work."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Recipes: their points as their sources have them, their names and words, and what they keep in high precision."""
+"""Recipes: their points match their sources, their names and descriptions, and what they keep in high precision."""
 
 from __future__ import annotations
 

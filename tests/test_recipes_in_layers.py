@@ -1,4 +1,4 @@
-"""Recipes in models: near native ones, and with gradients that are unbiased where they say so."""
+"""Recipes in models: results close to native ones, and gradients that are unbiased where documented."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TestUnbiased:
         # One block whose largest element lies between two scales: under the nearest one, which is smaller, it saturates in every draw.
         upstream = torch.zeros(16, 32)
         upstream[:, :16], upstream[:, 16] = 1.0, 6.0 * 448
-        upstream[0, 0] = 6.0 * 1.06  # beside 448 for the whole, a scale of 1.06: E4M3 has 1 and 1.125
+        upstream[0, 0] = 6.0 * 1.06  # relative to 448 for the whole, a scale of 1.06: E4M3 has 1 and 1.125
         fitted, ceiled = (Quantizer(Block(E2M1, 16, E4M3, rule, Whole(rule=rule)), "stochastic") for rule in ("fit", "ceil"))
         means = [torch.stack([point(upstream, seed=seed)[0, 0].double() for seed in range(DRAWS)]) for point in (fitted, ceiled)]
         assert means[0].unique().tolist() == [6.0]

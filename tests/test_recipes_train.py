@@ -1,4 +1,4 @@
-"""Recipes train a net on scikit-learn's digits as well as native arithmetic does; and where FP4 needs stochastic gradients.
+"""Tests that recipes train a net on scikit-learn's digits as well as native arithmetic, and where FP4 needs stochastic gradients.
 
 `test_examples_training.py` trains a transformer on text with each of them.
 """

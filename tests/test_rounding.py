@@ -1,4 +1,4 @@
-"""Roundings: their names, what they print as, what bad ones get."""
+"""Roundings: their names, their repr, and errors for bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes under scales: bytes as the standards have them, and decoded, bit for bit what `quantize` gives."""
+"""Codes under scales: bytes as in the standards, which decode bit for bit to the result of `quantize`."""
 
 from __future__ import annotations
 

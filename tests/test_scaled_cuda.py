@@ -1,4 +1,4 @@
-"""Layers under scales on a GPU: the operands of the CPU, products apart by no more than what sums are, and graphs that can be replayed."""
+"""Layers under scales on a GPU: the same operands as on the CPU, products that differ only by summation error, and replayable graphs."""
 
 from __future__ import annotations
 

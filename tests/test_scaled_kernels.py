@@ -1,4 +1,4 @@
-"""The operators that round under scales: Triton against the reference, bit for bit, in settings drawn at random from all that there are."""
+"""The operators that round under scales: Triton compared with the reference, bit for bit, in randomly drawn settings."""
 
 from __future__ import annotations
 

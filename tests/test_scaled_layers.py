@@ -1,4 +1,4 @@
-"""Layers under scales, against products that are written out: operands rounded group by group, multiplied in float64."""
+"""Layers under scales, compared with products written out: operands rounded group by group, multiplied in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points with scales: how they are written, which go together, and what carries them."""
+"""Points with scales: how they are written, which are compatible, and their carriers."""
 
 from __future__ import annotations
 

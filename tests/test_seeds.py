@@ -1,4 +1,4 @@
-"""Who draws the seed: torch's generators, one that is given, or the caller; here, under checkpointing and on a GPU."""
+"""The source of the seed: torch's generators, a given generator, or the caller; also under checkpointing and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of distributed tensors, as tensor-parallel plans make them: what they compute is what the whole would."""
+"""Layers of distributed tensors, as made by tensor-parallel plans: they compute the same as the whole layer."""
 
 from __future__ import annotations
 

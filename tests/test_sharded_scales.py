@@ -1,4 +1,4 @@
-"""Scales of distributed tensors: those that the whole has, however it is shared out."""
+"""Scales of distributed tensors: the same as those of the whole, however it is sharded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the shares of distributed tensors lie: told from tensors whose elements are their own indices."""
+"""Positions of distributed tensors' shares, checked on tensors whose elements are their own indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emulated FP8 products against those of tensor cores: the same operands, byte for byte, and sums that narrow accumulators set apart.
+"""Emulated FP8 products compared with those of tensor cores: the same operands, byte for byte; sums differ by narrow accumulators.
 
 As a script, `PYTHONPATH=.:kernels python tests/test_silicon.py`, it prints a table of the errors of both against float64, relative to the
 sums of the products' magnitudes, which is what rounding errors grow with. `--device cpu` takes torch's product for processors instead.

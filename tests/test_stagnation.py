@@ -1,4 +1,4 @@
-"""Small updates: to nearest they are lost, Kahan's summation and stochastic rounding keep them. And Lemma 1: the noise of the latter.
+"""Small updates are lost with round-to-nearest and kept by Kahan's summation and stochastic rounding; Lemma 1: the noise of the latter.
 
 Lemma 1 of *Stochastic Rounding for LLM Training*, derived: a step `w - lr * g` that is rounded stochastically is the exact step with
 another gradient, `g + x`. Let `D` be the distance of the two levels around the result, as a difference of gradients (divided by `lr`), and

@@ -1,8 +1,8 @@
-"""Stochastic rounding: not means of samples, but every decision.
+"""Stochastic rounding: every decision, instead of means of samples.
 
-The random integer R of each element is known from `qsim.random.random_bits`. So each rounding can be held against the contract: from the
+The random integer R of each element is known from `qsim.random.random_bits`. So each rounding can be compared with the contract: from the
 position p between its two neighbours, a value goes to the one of larger magnitude exactly when R + floor(p * 2**r) >= 2**r. Over all R
-that makes the probability floor(p * 2**r) / 2**r, and where p is a multiple of 2**-r the mean of the results is the value itself.
+the probability is floor(p * 2**r) / 2**r, and if p is a multiple of 2**-r the mean of the results is the value itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`StochasticAdamW`: AdamW by the name that it has elsewhere."""
+"""`StochasticAdamW`: AdamW under its name in other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure BF16 training by the names that it has elsewhere: arguments, dtypes, errors, and that they are the same arithmetic."""
+"""Pure BF16 training under its names in other packages: arguments, dtypes, errors, and the same arithmetic."""
 
 from __future__ import annotations
 

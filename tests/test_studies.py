@@ -1,4 +1,4 @@
-"""What all studies share: runs and their keys, results that are whole at any moment, parts, workers, reports, errors."""
+"""Common code of all studies: runs and their keys, results that are complete at any moment, parts, workers, reports, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study is killed at random moments and goes on each time: nothing that was finished is lost or done twice, and the table is the same."""
+"""A study killed at random moments and resumed: no finished run is lost or repeated, and the table is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `batch-size`: where gradients underflow, where they do not, and what batch makes up for a bit."""
+"""The study `batch-size`: where gradients underflow, where they do not, and which batch compensates for a bit."""
 
 from __future__ import annotations
 

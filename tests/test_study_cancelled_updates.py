@@ -1,4 +1,4 @@
-"""The study `cancelled-updates`: what is counted, what is mixed, and what its report makes of it."""
+"""The study `cancelled-updates`: counts, mixtures and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `formats`: wide formats beside full precision, coarse ones beside wide ones, and the frontier beside the grid."""
+"""The study `formats`: wide formats compared with full precision, coarse ones with wide ones, and the frontier with the grid."""
 
 from __future__ import annotations
 

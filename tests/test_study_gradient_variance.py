@@ -1,4 +1,4 @@
-"""The study `gradient-variance`: its numbers are those of the lemmas, computed another way, and its report says so."""
+"""The study `gradient-variance`: its numbers match the lemmas, computed independently, and its report says so."""
 
 from __future__ import annotations
 

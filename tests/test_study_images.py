@@ -1,4 +1,4 @@
-"""Images as studies read them: files that are written here, nets for them, and what is said of other files."""
+"""Images for studies: reading files written here, nets for them, and errors for other files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_wide_resnet_16_4_has_its_parameters() -> None:
     assert sum(parameter.numel() for parameter in net.parameters()) == due
     # 2.7 million, as its paper's table has it.
     assert round(due / 1e6, 1) == 2.7
-    # Sixteen layers: the first, four in each group, the last, and beside them a shortcut in each group.
+    # Sixteen layers: the first, four in each group, the last, and also a shortcut in each group.
     layers = [module for module in net.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     assert len(layers) - 3 == 1 + 3 * 4 + 1
     # Each group but the first halves both sides.

@@ -1,4 +1,4 @@
-"""Text and a GPT as studies use them."""
+"""Text and the GPT used by studies."""
 
 from __future__ import annotations
 

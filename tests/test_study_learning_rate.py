@@ -1,4 +1,4 @@
-"""The study `learning-rate`: its trainings, its correlations and what its report makes of them."""
+"""The study `learning-rate`: its training runs, its correlations and its report."""
 
 from __future__ import annotations
 

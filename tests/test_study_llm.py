@@ -1,4 +1,4 @@
-"""The study `llm`: what each method keeps in which dtype, what is timed, and what the report makes of numbers."""
+"""The study `llm`: the dtypes that each method keeps, the timing, and the report."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_processor_decides_nothing_about_speed_and_memory(found: tuple[studies
     assert all("processor" in claim.measured for claim in costs)
 
 
-#: In which dtype each method keeps weights, and in which what its optimizer moves, gradients and states.
+#: The dtypes in which each method keeps weights, the tensors that its optimizer updates, gradients and states.
 KEPT = {
     STOCHASTIC: (torch.bfloat16, torch.bfloat16),
     KAHAN: (torch.bfloat16, torch.bfloat16),
@@ -120,7 +120,7 @@ def test_methods_keep_what_they_say(method: str) -> None:
 def test_states_and_gradients_in_more_bits(states: str, gradients: str) -> None:
     model, updates = begun(run(STOCHASTIC, states, gradients))
     weight = model.blocks[0].merge.weight
-    # One, and three times a number that beside one is less than half of BF16's last bit.
+    # One, and three times a number that is less than half of BF16's last bit at one.
     for factor in (1.0, 2.0**-9, 2.0**-9, 2.0**-9):
         (weight.sum() * factor).backward()
     kept = 1 + 3 * 2.0**-9 if gradients == FP32 else 1.0

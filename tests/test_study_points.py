@@ -1,4 +1,4 @@
-"""The study `points`: which roundings a net sees when it is tested, which it hardly notices, and what the report makes of it."""
+"""The study `points`: which roundings apply when a net is tested, which have hardly any effect, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `random-bits`: the rounding's bias beside what the number of random bits makes it, and nets beside those with all bits."""
+"""The study `random-bits`: the rounding's bias compared with its prediction from the number of bits, and nets with those with all bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `random-walk`: mean numbers of steps beside the closed form, and the closed form beside others."""
+"""The study `random-walk`: mean numbers of steps compared with the closed form, and the closed form with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `stagnation`: its descents beside the theorems, and Theorem 1's constants by themselves."""
+"""The study `stagnation`: its descents compared with the theorems, and Theorem 1's constants separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of what became of elements: against Python's own numbers, and the kernel against plain torch."""
+"""Tallies of rounding outcomes compared with Python's own numbers, and the kernel with plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definition 1 of *Training with Fewer Bits*, against fractions."""
+"""Definition 1 of *Training with Fewer Bits*, compared with fractions."""
 
 from __future__ import annotations
 

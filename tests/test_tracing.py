@@ -1,4 +1,4 @@
-"""torch's older ways to record a program are refused with errors that name the way out; torch.export and torch.compile are not."""
+"""Torch's older tracing APIs raise errors that name the alternative; torch.export and torch.compile work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""It trains: a small net on scikit-learn's digits, in FP8, with few bits rounded stochastically, and where rounding to nearest fails."""
+"""Training of a small net on scikit-learn's digits: in FP8, stochastically with few bits, and where rounding to nearest fails."""
 
 from __future__ import annotations
 

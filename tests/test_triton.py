@@ -1,4 +1,4 @@
-"""The Triton kernels against the reference, bit for bit: every kind of format, rounding, dtype and code."""
+"""The Triton kernels compared with the reference, bit for bit: every kind of format, rounding, dtype and code."""
 
 from __future__ import annotations
 

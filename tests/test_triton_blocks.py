@@ -1,4 +1,4 @@
-"""How the Triton kernels go over a tensor: which random words an element gets, block sizes, counts, strides, and what is compiled."""
+"""Iteration of the Triton kernels over a tensor: random words per element, block sizes, counts, strides, and compiled variants."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The optimizers against their algorithms written out in exact arithmetic, to the bit: one step, forty, and with their random bits.
+"""The optimizers compared bit for bit with their algorithms in exact arithmetic: one step, forty, and with their random bits.
 
-Every setting is held against them on the CPU, a few on GPUs; there `test_updates_interpreted.py` does the rest.
+Every setting is compared on the CPU, a few on GPUs, where `test_updates_interpreted.py` covers the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The update kernels against the reference, bit for bit: compiled where there is a GPU, else through Triton's interpreter."""
+"""The update kernels compared with the reference, bit for bit: compiled on a GPU, otherwise through Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vmap: every sample gets what it gets alone."""
+"""vmap: every sample gets the same result as in a call of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates as the operator takes them: the same case for the reference and for the kernels."""
+"""Arguments of the update operator: the same cases for the reference and the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products written out: Algorithms 1 and 2 line by line in float64, to hold qsim's own against."""
+"""Products written out: Algorithms 1 and 2 line by line in float64, for comparison with qsim's."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def check(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | 
     for name, found, like, due in zip(("y", "a", "w", "bias"), actual, (actual[0], *given), expected, strict=False):
         assert (found.dtype, found.shape) == (like.dtype, due.exact.shape), name
         facts = torch.finfo(found.dtype)
-        # Left to itself, torch may sum in 16 bits on processors; on GPUs its convolutions round to 16 bits before they add the bias.
+        # By default torch may sum in 16 bits on CPUs; on GPUs its convolutions round to 16 bits before adding the bias.
         accumulation = 8 * facts.eps if due.own and found.element_size() == 2 else 1e-6
         if name == "y" and bias_is_apart(case, found):
             accumulation = facts.eps

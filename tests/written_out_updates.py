@@ -1,7 +1,7 @@
-"""Optimizers written out: the papers' algorithms, one number and one operation at a time, in exact arithmetic with a rounding after each.
+"""Optimizers written out: the papers' algorithms, one number and operation at a time, in exact arithmetic with a rounding after each.
 
-Nothing is shared with the kernels: a number is rounded by comparing fractions, and random integers come from plain Python's Philox. A step
-is what `qsim_kernels.updates` documents: in float32, or in the format of the weights.
+No code is shared with the kernels: numbers are rounded by comparing fractions, and random integers come from a plain Python Philox. A step
+follows `qsim_kernels.updates`: in float32, or in the format of the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """qsim's compute kernels: rounding onto a set of values, in plain torch and in Triton, as operators of torch's dispatcher.
 
-Importing this package defines the operators `torch.ops.qsim.*`. It imports no triton and touches no device; a CUDA tensor does that.
+Importing this package defines the operators `torch.ops.qsim.*`. It does not import triton or touch a device; the first CUDA tensor does.
 """
 
 from qsim_kernels import lowered, ops, scaled_ops, tally_op, update_op

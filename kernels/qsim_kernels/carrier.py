@@ -1,6 +1,6 @@
-"""The float types in which rounding is computed, and a grid of values in terms of their bit patterns.
+"""The float types in which rounding is computed, and grids expressed in their bit patterns.
 
-A carrier holds every value of a grid and every input exactly. Float32 serves nearly all of them. Where a grid reaches below float32's
+A carrier holds every value of a grid and every input exactly. Float32 suffices for nearly all of them. Where a grid reaches below float32's
 normal range, or the input is float64, the same steps run on float64.
 """
 
@@ -22,7 +22,7 @@ class Carrier(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The number of the sign bit: shifting by it spreads it over the whole pattern."""
+        """The index of the sign bit: an arithmetic right shift by it copies the sign into every bit."""
         return 31 if self.mantissa == 23 else 63
 
     @property
@@ -32,12 +32,12 @@ class Carrier(NamedTuple):
 
     @property
     def nan(self) -> int:
-        """The bits of the one NaN that comes out: positive, all bits set, as NVIDIA's arithmetic writes it."""
+        """The bits of the canonical output NaN: positive, all bits set, as NVIDIA's arithmetic writes it."""
         return ~self.sign
 
     @property
     def sign(self) -> int:
-        """The sign bit, as the signed integer it is."""
+        """The sign bit as a signed integer."""
         return -(self.infinity + (1 << self.mantissa))
 
     def pattern(self, value: float) -> int:
@@ -50,7 +50,7 @@ class Carrier(NamedTuple):
 SINGLE = Carrier(23, 127)
 DOUBLE = Carrier(52, 1023)
 
-#: Random bits are compared at this width: 32, and one for the correction that stands behind the last.
+#: Random bits are compared at this width: 32, plus one for the correction below the last bit.
 NOISE_BITS = 33
 
 
@@ -60,19 +60,20 @@ class Plan(NamedTuple):
     Attributes:
         carrier: The carrier.
         shift: How many low bits of the carrier's pattern are rounded away in the grid's normal range.
-        low: The exponent field under which `shift` grows by one a binade; 0 if it never does.
-        least: Bits of the smallest positive value; magnitudes below go to it or to zero. 0 where the pattern needs no such care.
+        low: The exponent field below which `shift` grows by one per binade; 0 if it never does.
+        least: Bits of the smallest positive value; magnitudes below it go to it or to zero. 0 where no special case is needed.
         half: Bits of half of it.
         parity: The bit to flip in a pattern so that its last kept bit is the last bit of the grid's code; 0 if none.
         top: Bits of the largest value.
         bottom: Bits of the largest magnitude below zero; 0 for unsigned grids.
-        floor: Bits of what saturated negative values become.
-        over: Bits of what overflow becomes above the largest value.
+        floor: Bits of the result for saturated negative values.
+        over: Bits of the result for overflow above the largest value.
         under: The same below the smallest.
         signed: Whether negative values exist.
         negative_zero: Whether zero keeps its sign.
         zero: Whether zero is in the grid.
-        scale: Takes a magnitude below the smallest value to its position between zero and it, in units of `2**-NOISE_BITS`.
+        scale: Factor that maps a magnitude below the smallest value to its position between zero and that value, in units of
+            `2**-NOISE_BITS`.
     """
 
     carrier: Carrier
@@ -93,36 +94,36 @@ class Plan(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the next value above the largest, and below the smallest, would be the carrier's infinity, and overflow becomes that."""
+        """Whether the next value above the largest and below the smallest is the carrier's infinity, to which overflow goes."""
         infinity = self.carrier.infinity
         return self.top == self.bottom and self.top + (1 << self.shift) == infinity and self.over == self.under == infinity
 
 
 def fits_single(grid: Grid) -> bool:
-    """Whether float32's bits can be rounded in place: the grid's own binades are normal numbers there, with room to scale below them."""
+    """Whether rounding can work on float32's bits: the grid's own binades are normal numbers there, with room to scale below them."""
     if grid.exponent < 1 - SINGLE.bias or max(grid.max, -grid.min) >= 2.0**128:
         return False
     return is_flat(grid) or grid.least >= math.ldexp(1.0, NOISE_BITS - SINGLE.bias)
 
 
 def is_flat(grid: Grid) -> bool:
-    """Whether the spacing never grows relative to float32's own: below the grid's lowest binade both are evenly spaced."""
+    """Whether the spacing never grows relative to float32's: below the grid's lowest binade both are evenly spaced."""
     return grid.exponent == 1 - SINGLE.bias and grid.least < math.ldexp(1.0, grid.exponent)
 
 
 def counts_wide(grid: Grid, coding: Coding) -> bool:
-    """Whether codes must be counted in float64.
+    """Whether codes must be computed in float64.
 
-    Such are integers in steps so small that float32 does not hold how many there are in one, and integers of so many bits that it does not
-    hold the largest.
+    This is so for integers in steps so small that float32 cannot hold the number of steps in one, and for integers with so many bits that
+    it cannot hold the largest.
     """
     return coding.twos_complement and (is_flat(grid) or grid.mantissa > SINGLE.mantissa + 1)
 
 
 def bits_that_matter(how: Plan, rule: Rule) -> int:
-    """How many of a rounding's random bits can change a result.
+    """The number of a rounding's random bits that can change a result.
 
-    Where at most 16 bits of every pattern are rounded away, as from float32 to bfloat16, later random bits are added to zeros.
+    Where at most 16 bits of every pattern are rounded away, as from float32 to bfloat16, later random bits would be added to zeros.
     """
     few = how.least == 0 and how.shift <= 16 and not rule.correction
     return min(rule.bits, 16) if few else rule.bits
@@ -130,11 +131,11 @@ def bits_that_matter(how: Plan, rule: Rule) -> int:
 
 @lru_cache(maxsize=4096)
 def plan(grid: Grid, wide: bool) -> Plan:
-    """Puts a grid into the bits of a carrier.
+    """Express a grid in the bits of a carrier.
 
     Args:
         grid: The values.
-        wide: Use float64 even if float32 would do: the input is float64.
+        wide: Use float64 even if float32 is enough, because the input is float64.
     """
     flat = is_flat(grid) and not wide
     carrier = DOUBLE if wide or not fits_single(grid) else SINGLE

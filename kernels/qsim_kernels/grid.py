@@ -1,7 +1,7 @@
 """The plain numbers that describe a format and a rounding to the kernels.
 
-A format reaches this package as a `Grid`: the finite values that rounding chooses between, as a handful of numbers. How those values are
-written as bit patterns is a `Coding`. How to choose between two neighbours is a `Rule`.
+A format reaches this package as a `Grid`: the finite values that rounding chooses between, as a handful of numbers. A
+`Coding` says how those values are written as bit patterns, a `Rule` how to choose between two neighbours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 
 class Mode(IntEnum):
-    """Which of the two neighbours a value goes to."""
+    """Rounding modes: which of its two neighbours a value goes to."""
 
     NEAREST = 0
     NEAREST_AWAY = 1
@@ -28,8 +28,8 @@ class Mode(IntEnum):
 class Grid(NamedTuple):
     """A finite set of values.
 
-    From `2**exponent` upwards each binade holds `2**mantissa` evenly spaced values. Below it the spacing of that lowest binade goes on down
-    to zero if `least` is `2**(exponent - mantissa)`; otherwise `least` is `2**exponent` and nothing lies between zero and it.
+    From `2**exponent` upwards each binade holds `2**mantissa` evenly spaced values. Below it the spacing of that lowest binade continues
+    down to zero if `least` is `2**(exponent - mantissa)`; otherwise `least` is `2**exponent` and there is no value between zero and it.
 
     Attributes:
         mantissa: log2 of the number of values in a binade.
@@ -38,7 +38,7 @@ class Grid(NamedTuple):
         max: The largest value.
         min: The smallest value: `-max`, zero or `least` for unsigned sets, the lowest integer in two's complement.
         zero: Whether zero is in the set.
-        negative_zero: Whether a negative zero is.
+        negative_zero: Whether negative zero is in the set.
         infinity: Whether overflow may become an infinity; if not it becomes NaN.
     """
 
@@ -58,8 +58,8 @@ class Coding(NamedTuple):
     Attributes:
         bits: Width of a code.
         twos_complement: Codes are integers in units of `least`; otherwise sign and magnitude.
-        nan: The code of NaN, or -1 where there is none.
-        infinity: The code of +infinity, or -1 where there is none.
+        nan: The code of NaN, or -1 if there is none.
+        infinity: The code of +infinity, or -1 if there is none.
     """
 
     bits: int
@@ -69,13 +69,13 @@ class Coding(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How a value between two neighbours is rounded, and what happens beyond the largest.
+    """How to round a value between two neighbours, and what to do beyond the largest.
 
     Attributes:
         mode: A `Mode`.
         bits: Number of random bits, 1 to 32; 0 for every mode but `STOCHASTIC`.
         correction: Add half of the last random bit's weight before it is compared.
-        saturate: Send what overflows to the largest value; otherwise to infinity or NaN.
+        saturate: Round overflow to the largest value; otherwise to infinity or NaN.
     """
 
     mode: int
@@ -88,7 +88,7 @@ Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 
 
 def spell(numbers: tuple[Any, ...]) -> str:
-    """A NamedTuple of numbers as text, which is how operators take it: one short argument that a graph shows and an exported program keeps.
+    """Format a NamedTuple of numbers as text for operators: one short argument that graphs show and exported programs keep.
 
     Example:
         >>> from qsim_kernels.grid import Coding, spell
@@ -105,14 +105,14 @@ def _names(kind: type[tuple[Any, ...]]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def read(kind: type[Numbers], text: str) -> Numbers:
-    """Numbers from their text.
+    """Parse numbers from their text.
 
     Args:
-        kind: The NamedTuple that they are of.
-        text: What `spell` gave.
+        kind: The NamedTuple type.
+        text: The output of `spell`.
 
     Raises:
-        ValueError: If the text is not that of such numbers.
+        ValueError: If the text does not describe such numbers.
 
     Example:
         >>> from qsim_kernels.grid import Rule, read

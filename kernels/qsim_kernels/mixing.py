@@ -1,4 +1,4 @@
-"""The numbers by which a tensor's checksum mixes an element's bits with its index, for every implementation."""
+"""The constants with which every implementation of a tensor's checksum mixes an element's bits with its index."""
 
 #: Odd numbers whose bits show no pattern: the first folds 64 bits into 32, the second spreads an index over all 32.
 FOLD = 0x27D4EB2F

@@ -1,7 +1,7 @@
-"""The operators: schema, fake implementation, plain torch for every device, Numba for processors if it is installed, Triton for CUDA.
+"""The operators: schema, fake implementation, plain torch for every device, Numba for CPUs if it is installed, Triton for CUDA.
 
-Formats and roundings come as the numbers of `qsim_kernels.grid`, spelt as text, so that graphs and exported programs can carry them. Noise
-is a pure function of (seed, stream, logical index): no operator has a state.
+Formats and roundings are passed as the numbers of `qsim_kernels.grid`, formatted as text, so that graphs and exported programs can carry
+them. Noise is a pure function of (seed, stream, logical index): operators are stateless.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.autograd.graph import increment_version
 
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
 
-#: Whether processors have loops of their own. Nothing is imported to find out.
+#: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 library = torch.library.Library("qsim", "DEF")
-#: Results depend on logical indices alone, so that compiled code may hand over tensors as they lie, with channels last for example.
+#: Results depend only on logical indices, so compiled code may pass tensors in any memory layout, for example channels last.
 _FREE = ("quantize", "encode", "quantize_and_encode", "decode")
 for _schema in (
     "quantize(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype) -> Tensor",
@@ -40,12 +40,12 @@ for _schema in (
 
 
 def code_dtype(bits: int) -> torch.dtype:
-    """The dtype that codes of a width come in."""
+    """The dtype for codes of a given width."""
     return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
 
 
 class OnBackend:
-    """Operators whose work one backend does.
+    """Operators implemented by one backend.
 
     Args:
         name: The backend's module, imported when an operator first runs.
@@ -60,21 +60,21 @@ class OnBackend:
 
 
 class Implementation(OnBackend):
-    """The operators on one backend: read the numbers, allocate, fill. Bumps the version counters of tensors that kernels mutate."""
+    """The operators on one backend: parse the numbers, allocate, fill. Bumps the version counters of tensors that kernels mutate."""
 
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-        """Rounds into a new tensor."""
+        """Round into a new tensor."""
         out = torch.empty_like(x) if dtype == x.dtype else torch.empty_like(x, dtype=dtype)
         self._fill(out, x, seed, grid, rule, stream, offset)
         return out
 
     def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
-        """Rounds in place."""
+        """Round in place."""
         self._fill(x, x, seed, grid, rule, stream, offset)
         increment_version(x)
 
     def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
-        """Rounds into a tensor that is given."""
+        """Round into a given tensor."""
         self._fill(out, x, seed, grid, rule, stream, offset)
         increment_version(out)
 
@@ -85,7 +85,7 @@ class Implementation(OnBackend):
         self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
     def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
-        """Rounds and writes codes."""
+        """Round and write codes."""
         how, written = read(Rule, rule), read(Coding, coding)
         check_seed(seed, how)
         check = check and written.nan < 0
@@ -113,7 +113,7 @@ class Implementation(OnBackend):
         coding: str,
         code_stream: int,
     ) -> tuple[Tensor, Tensor]:
-        """Rounds to values and to codes of another grid, from one read."""
+        """Round to values and to codes of another grid in one read."""
         how, code_how, written = read(Rule, rule), read(Rule, code_rule), read(Coding, coding)
         check_seed(seed, how)
         check_seed(seed, code_how)
@@ -126,20 +126,20 @@ class Implementation(OnBackend):
     def quantize_and_sum(
         self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Rounds a matrix and adds up its rows as they were before, from one read."""
+        """Round a matrix and sum its unrounded rows in one read."""
         how = read(Rule, rule)
         check_seed(seed, how)
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
         return out, self._backend.quantize_and_sum_into(out, x, seed, read(Grid, grid), how, stream)
 
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
-        """Reads codes."""
+        """Decode codes."""
         values = torch.empty_like(codes, dtype=dtype)
         self._backend.decode_into(values, codes, read(Grid, grid), read(Coding, coding))
         return values
 
     def checksum(self, x: Tensor, start: int, offset: int, row: int, stride: int) -> Tensor:
-        """`start` and the sum, modulo 2**64, of what `reference.checksum` makes of each element's bits and its index in a whole."""
+        """`start` plus the sum, modulo 2**64, of each element's bits mixed with its index in the whole tensor; see `reference.checksum`."""
         total = torch.full((), start, dtype=torch.int64, device=x.device)
         self._backend.add_words(total, x.view(_WORDS[x.element_size()]), offset, row, stride)
         return total
@@ -149,7 +149,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_seed(seed: Tensor | None, rule: Rule) -> None:
-    """Refuses to round stochastically without a seed."""
+    """Raise an error for stochastic rounding without a seed."""
     if rule.mode == Mode.STOCHASTIC and seed is None:
         raise ValueError("stochastic rounding needs a seed")
 
@@ -218,7 +218,7 @@ def _checksum_fake(x: Tensor, *arguments: int) -> Tensor:
 
 
 def _batched(name: str) -> Callable[..., Any]:
-    """A rule for vmap: the operator is a pure function, so every sample gets the bits that it would get alone."""
+    """A vmap rule: the operator is a pure function, so every sample gets the same bits as in a call of its own."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
         operator = getattr(torch.ops.qsim, name)

@@ -1,4 +1,4 @@
-"""The operators that round under scales: schema, fake, plain torch for every device.
+"""The operators that round under scales: schema, fake implementation, plain torch for every device.
 
 `tiles` are the numbers of `scales.Tiles`; `turn` those of `scales.Turn`, or none; `restore` is a `scales.Restore`.
 """
@@ -41,18 +41,18 @@ class Implementation(OnBackend):
     """The operators on one backend."""
 
     def turned(self, x: Tensor, turn: Sequence[int]) -> Tensor:
-        """A tensor after a Hadamard transform, in float32, of float64 in float64."""
+        """Hadamard-transform a tensor, in float32, or in float64 for float64 input."""
         return self._backend.turned(x, Turn(*turn))  # type: ignore[no-any-return]
 
     def amaxes(self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
-        """The largest magnitudes of tiles, in float32, of float64 in float64."""
+        """The largest magnitude of each tile, in float32, or in float64 for float64 input."""
         where = Tiles.of(tiles)
         out = _empty_amaxes(x, where)
         self._backend.amaxes_into(out, x, where, _turn(turn), finite)
         return out
 
     def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
-        """The scales that follow from largest magnitudes, in float32."""
+        """The scales that result from the largest magnitudes, in float32."""
         out = torch.empty_like(amaxes, dtype=torch.float32)
         self._backend.scales_into(out, amaxes, under, read_scales(making, scale_grid))
         return out
@@ -72,7 +72,7 @@ class Implementation(OnBackend):
         dtype: torch.dtype,
         restore: int,
     ) -> Tensor:
-        """Rounds a tensor under scales that are given."""
+        """Round a tensor under given scales."""
         elements = _elements(seed, grid, rule, stream, offset, restore)
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         self._backend.quantize_scaled_into(out, x, scales, under, Tiles.of(tiles), _turn(turn), elements)
@@ -94,7 +94,7 @@ class Implementation(OnBackend):
         dtype: torch.dtype,
         restore: int,
     ) -> tuple[Tensor, Tensor]:
-        """Rounds a tensor under the scales of its own tiles; gives these too if nothing was multiplied with them again, else none."""
+        """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
         where, elements = Tiles.of(tiles), _elements(seed, grid, rule, stream, offset, restore)
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         scales = _empty_scales(x, where, restore)
@@ -103,7 +103,7 @@ class Implementation(OnBackend):
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """A float32 or float64 product times scales that were left out of its operands, one after the other, plus a bias."""
+        """Multiply a float32 or float64 product by the scales left out of its operands, one after the other, and add a bias."""
         out = torch.empty_like(product, dtype=dtype)
         self._backend.rescaled_into(out, product, factors, bias)
         return out
@@ -117,7 +117,7 @@ def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
     return x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-#: What rounds; `rescaled` is for layers alone, which are not batched.
+#: The operators that round; `rescaled` is only for layers, which are not batched.
 NAMES = ("turned", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
 
 
@@ -170,11 +170,11 @@ for _name, _fake in _FAKES.items():
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
-    """A rule for vmap: every sample gets the scales and the bits that it would get alone."""
+    """A vmap rule: every sample gets the same scales and bits as in a call of its own."""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         operator = getattr(torch.ops.qsim, name)
-        # Of no samples the operator says with a fake one what its results look like.
+        # With no samples, run the operator on a fake one to get the shapes and dtypes of the results.
         sizes = range(info.batch_size) if info.batch_size else [None]
         found = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
         if isinstance(found[0], Tensor):

@@ -1,13 +1,14 @@
-"""The plain numbers that describe scales to the kernels: which elements share one, and how it follows from the largest of them.
+"""The plain numbers that describe scales to the kernels: which elements share one, and how it is computed from the largest of them.
 
-Both reach the operators as numbers or as text, like those of `qsim_kernels.grid`. A value is `Q(x / s) * s`, element by element; `Q` rounds
-onto a grid, and `s` is one of a grid of its own.
+Both are passed to the operators as numbers or as text, like those of `qsim_kernels.grid`. Elementwise, a value is `Q(x / s) * s`, where `Q`
+rounds onto a grid and `s` is a value of a grid of its own.
 
-A tensor is seen as matrices, `rows` by `columns`, one behind the other in logical order. Each is cut into tiles of `height` by `width`, the
-last of which may be smaller, and the elements of a tile share a scale. Where scales go `across`, the tiles at one place in all matrices
-share it. So blocks along the last dimension are tiles of one row, blocks along another are tiles of one column, and a whole tensor is one.
+A tensor is viewed as consecutive matrices, `rows` by `columns`, in logical order. Each is cut into tiles of `height` by `width`, the
+last of which may be smaller, and the elements of a tile share a scale. Where scales go `across`, the tiles at the same position in all
+matrices share it. So blocks along the last dimension are tiles of one row, blocks along another are tiles of one column, and a whole
+tensor is one tile.
 
-Before all that a tensor may be turned: see `Turn`.
+A tensor may first be Hadamard-transformed: see `Turn`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from qsim_kernels.grid import Grid, Rule, read, spell
 
 
 class ScaleRule(IntEnum):
-    """How a scale follows from the largest magnitude `a` of its elements, where `M` is the largest value of theirs.
+    """How to compute a scale from the largest magnitude `a` of its elements, where `M` is the largest value of their grid.
 
-    FIT is the value of the scales' grid that is nearest to `a / M`, so that `a` lands on `M` or beside it; CEIL is the smallest one that is
-    not below, so that nothing saturates. The others are powers of two: FLOOR is `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX
-    formats, under which what lies between `M` and the next power of two saturates; EVEN does the same after `a` has been rounded to the
-    elements' precision, to nearest even.
+    FIT is the value of the scales' grid that is nearest to `a / M`, so that `a` lands on or next to `M`; CEIL is the smallest value that is
+    not below `a / M`, so that nothing saturates. The others are powers of two: FLOOR is `2**(floor(log2 a) - floor(log2 M))`, the rule of
+    OCP's MX formats, under which values between `M` and the next power of two saturate; EVEN is the same after `a` has been rounded to
+    the elements' precision, ties to even.
     """
 
     FIT = 0
@@ -41,10 +42,10 @@ class Scales(NamedTuple):
 
     Attributes:
         rule: A `ScaleRule`.
-        margin: Scales are larger by so many powers of two.
+        margin: Scales are larger by this power of two.
         largest: `M`.
         mantissa: log2 of the number of elements' values in a binade.
-        least: No scale is below; where all elements are zero it is this. At least `SMALLEST`, so that inverses are float32 numbers.
+        least: The smallest scale, also used where all elements are zero. At least `SMALLEST`, so that inverses are float32 numbers.
         grid: The scales' values.
     """
 
@@ -57,7 +58,7 @@ class Scales(NamedTuple):
 
 
 class Making(NamedTuple):
-    """`Scales` less their grid, which is spelt by itself."""
+    """`Scales` without their grid, which is formatted separately."""
 
     rule: int
     margin: int
@@ -67,29 +68,29 @@ class Making(NamedTuple):
 
 
 def spell_scales(scales: Scales) -> tuple[str, str]:
-    """Two texts: how scales are made, and their grid."""
+    """Format scales as two texts: how they are made, and their grid."""
     return spell(Making(*scales[:-1])), spell(scales.grid)
 
 
 def read_scales(making: str, grid: str) -> Scales:
-    """What `spell_scales` has spelt."""
+    """Parse the output of `spell_scales`."""
     made: Making = read(Making, making)
     return Scales(*made, read(Grid, grid))
 
 
-#: No scale is below, so that its inverse is a float32.
+#: The smallest scale allowed, so that its inverse is a float32.
 SMALLEST = 2.0**-127
 
 
 class Tiles(NamedTuple):
-    """Which elements share a scale; see the module.
+    """Which elements share a scale; see the module docstring.
 
     Attributes:
-        rows: Of a matrix.
-        columns: Of a matrix.
+        rows: Rows of a matrix.
+        columns: Columns of a matrix.
         height: Rows of a tile.
         width: Columns of a tile.
-        across: Whether the tiles at one place in all matrices are one.
+        across: Whether the tiles at the same position in all matrices are one tile.
     """
 
     rows: int
@@ -99,27 +100,27 @@ class Tiles(NamedTuple):
     across: bool
 
     def counts(self, elements: int) -> tuple[int, int, int]:
-        """How many scales there are: of matrices, and of tiles down and along one."""
+        """The number of scales: matrices, tiles down a matrix, and tiles along it."""
         matrices = elements // (self.rows * self.columns) if self.rows * self.columns else 0
         return (min(matrices, 1) if self.across else matrices), -(-self.rows // self.height), -(-self.columns // self.width)
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Tiles:
-        """What an operator was given."""
+        """Tiles from an operator's arguments."""
         rows, columns, height, width, across = numbers
         return cls(rows, columns, height, width, bool(across))
 
 
 class Turn(NamedTuple):
-    """A Hadamard transform before the rounding: of blocks along one dimension, of which a last shorter one is cut into powers of two.
+    """A Hadamard transform before rounding, of blocks along one dimension; a last shorter block is cut into powers of two.
 
-    A block is `x`, the signs of some of its elements are changed, and `H x / sqrt(size)` takes its place, where `H` is Sylvester's matrix.
+    The signs of some elements of a block `x` are flipped, and `H x / sqrt(size)` replaces it, where `H` is Sylvester's matrix.
 
     Attributes:
         size: Elements of a block, a power of two.
         length: Elements along the dimension.
         inner: Elements of all later dimensions.
-        signs: The seed of the random signs, or -1 for none. The same `size` signs serve all blocks.
+        signs: The seed of the random signs, or -1 for none. All blocks use the same `size` signs.
     """
 
     size: int
@@ -129,23 +130,23 @@ class Turn(NamedTuple):
 
 
 class Restore(IntEnum):
-    """What elements are multiplied with again after they have been rounded."""
+    """Which scales elements are multiplied by again after rounding."""
 
     NOTHING = 0
-    SCALE = 1  # but not with the scale of the whole, under which it is
+    SCALE = 1  # but not the scale of the whole tensor, under which it is
     ALL = 2
 
 
 class Elements(NamedTuple):
-    """How what is divided by its scale is rounded.
+    """How elements divided by their scales are rounded.
 
     Attributes:
-        seed: A 0-d int64 tensor, needed for stochastic rounding alone.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         grid: The values to choose from.
         rule: How to choose.
-        stream: Which of the seed's streams of random bits.
+        stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first element.
-        restore: What the result is multiplied with.
+        restore: What the result is multiplied by.
     """
 
     seed: Tensor | None

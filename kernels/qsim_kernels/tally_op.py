@@ -1,4 +1,4 @@
-"""The operator that counts what became of a tensor's elements when they were rounded: schema, fake, one implementation for each backend."""
+"""The operator that counts rounding outcomes over a tensor's elements: schema, fake implementation, one implementation per backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Implementation(OnBackend):
     """The operator on one backend."""
 
     def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-        """Counts and sums as `qsim_kernels.tallies` says, on the device of `x`, which nothing waits for."""
+        """Counts and sums as described in `qsim_kernels.tallies`, on the device of `x`, without synchronizing."""
         if x.shape != rounded.shape:
             raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
         found: tuple[Tensor, Tensor] = self._backend.tally(x, rounded, low, high)

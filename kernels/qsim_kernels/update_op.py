@@ -1,4 +1,4 @@
-"""The operator that moves parameters by one step of an optimizer: schema, one implementation for each backend."""
+"""The operator that updates parameters by one optimizer step: schema, one implementation per backend."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ library.define(
 
 def _implementation(backend: str) -> Any:
     def update_(*arguments: Any) -> None:
-        """Moves parameters by one step; see `reference.updates.update`."""
+        """Update parameters by one step; see `reference.updates.update`."""
         step = Step(*arguments[: len(Step._fields)])
         algorithm, *roundings = arguments[len(Step._fields) :]
         importlib.import_module(backend).update(step, read_algorithm(algorithm), read_roundings(*roundings))
-        # Kernels write without torch's knowledge.
+        # Kernels write without torch noticing.
         for changed in step.changed:
             increment_version(changed)
 

@@ -1,11 +1,11 @@
 """The plain numbers that describe one step of an optimizer to the kernels.
 
-An `Adam` or an `SGD` says how a gradient becomes an update, `Roundings` what is rounded on the way. Both reach the operators as text, like
-the numbers of `qsim_kernels.grid`.
+An `Adam` or an `SGD` says how a gradient becomes an update, `Roundings` what is rounded on the way. Both are passed to the operators as
+text, like the numbers of `qsim_kernels.grid`.
 
-Everything is float32 and in a fixed order, each operation rounded by itself: what the numbers of a step are is part of the contract, and
-the same on every device. What a step needs beside its tensors, a learning rate divided by a bias correction for example, is computed in
-float64 and rounded to float32 once.
+Everything is float32 and in a fixed order, each operation rounded separately: the numbers of a step are part of the contract and the same
+on every device. The scalars of a step, a learning rate divided by a bias correction for example, are computed in float64 and rounded to
+float32 once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read
 
-#: Roles of random bits within the update of one parameter: its own, and those of its two moments. Each has a stream.
+#: Roles of random bits within the update of one parameter: its own, and those of its two moments. Each has its own stream.
 ROLES = 3
 
 
@@ -34,9 +34,9 @@ class Adam(NamedTuple):
         beta2: Decay of the second moment.
         epsilon: Added to the denominator.
         decay: Weight decay.
-        decoupled: Whether weights decay beside the update; otherwise the decay is added to the gradient.
-        maximize: Whether to go along the gradient.
-        amsgrad: Whether the denominator takes the largest second moment so far.
+        decoupled: Whether weight decay is decoupled from the update; otherwise it is added to the gradient.
+        maximize: Whether to step along the gradient.
+        amsgrad: Whether the denominator uses the largest second moment so far.
     """
 
     beta1: float
@@ -49,11 +49,11 @@ class Adam(NamedTuple):
 
 
 class SGD(NamedTuple):
-    """The update of stochastic gradient descent: `m = momentum * m + (1 - dampening) * g`, at the first step `m = g`, and `w - lr * m`.
+    """The update of stochastic gradient descent: `m = momentum * m + (1 - dampening) * g`, in the first step `m = g`, and `w - lr * m`.
 
     Attributes:
-        momentum: Decay of the momentum. 0: there is none.
-        dampening: What of a gradient does not enter the momentum.
+        momentum: Decay of the momentum, 0 for none.
+        dampening: The fraction of a gradient that does not enter the momentum.
         decay: Weight decay.
         decoupled: See `Adam`.
         maximize: See `Adam`.
@@ -71,13 +71,13 @@ class SGD(NamedTuple):
 class Roundings(NamedTuple):
     """What is rounded in an update.
 
-    Rules that saturate do so from finite values alone: an infinity becomes NaN, so that a step that went wrong stays visible.
+    Rules that saturate do so only from finite values: an infinity becomes NaN, so that a step that went wrong stays visible.
 
     Attributes:
         grid: The weights' values.
         rule: How the new weight is rounded.
         inner: The values of Kahan's compensation and, if arithmetic is in the format, of every intermediate; rounded to nearest.
-        inner_rule: That rounding.
+        inner_rule: How they are rounded.
         state: The moments' values.
         state_rule: How moments are rounded when they are stored.
         in_format: Whether every operation is rounded, as the algorithms of *Revisiting BFloat16 Training* are written.
@@ -93,23 +93,23 @@ class Roundings(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step reads, writes and depends on. Lists that an algorithm has no use for are empty.
+    """Inputs and outputs of one step. Lists that an algorithm does not use are empty.
 
     Attributes:
-        params: Of one dtype.
-        grads: Of one dtype.
+        params: Parameters, of one dtype.
+        grads: Gradients, of one dtype.
         first: First moments, of one dtype.
-        second: Second moments, of the same.
-        largest: The largest second moments so far, of the same.
-        compensations: What Kahan's summation carries from step to step, of the parameters' dtype.
-        steps: Steps done so far, int64 each.
+        second: Second moments, of the same dtype.
+        largest: The largest second moments so far, of the same dtype.
+        compensations: The compensations of Kahan's summation, of the parameters' dtype.
+        steps: The number of steps done so far, int64 each.
         products: `beta1**step` and `beta2**step` in the format's arithmetic, two float32 numbers each.
         lr: The learning rate.
-        grad_scale: What gradients are too large by.
-        found_inf: Where it is not zero, nothing happens.
-        seed: Of all random bits.
+        grad_scale: The factor that gradients were scaled by.
+        found_inf: If nonzero, the step is skipped.
+        seed: The seed of all random bits.
         streams: One for each parameter.
-        places: Where the parameters lie in whole tensors, three numbers each.
+        places: The positions of the parameters in whole tensors, three numbers each.
     """
 
     params: Sequence[Tensor]
@@ -129,18 +129,18 @@ class Step(NamedTuple):
 
     @property
     def changed(self) -> tuple[Sequence[Tensor], ...]:
-        """What is written."""
+        """The tensors that are written."""
         return (self.params, *self[2:8])
 
 
 class Factors(NamedTuple):
-    """The numbers of one step of one parameter, float32 all: Python's in plain torch, scalars in kernels.
+    """The numbers of one step of one parameter, all float32: Python numbers in plain torch, scalars in kernels.
 
     Attributes:
         scale: What a gradient is multiplied by.
-        keep1: What remains of the first moment.
-        fresh1: What enters it.
-        keep2: The same of the second moment; of SGD, the momentum in Nesterov's update.
+        keep1: The factor of the old first moment.
+        fresh1: The factor of the gradient in the first moment.
+        keep2: As `keep1`, for the second moment; in SGD, the momentum in Nesterov's update.
         fresh2: See `fresh1`.
         rate: What the direction is multiplied by.
         root: What the second moment's root is multiplied by; in the format's arithmetic, what the second moment is divided by.
@@ -162,27 +162,27 @@ class Factors(NamedTuple):
 
 
 def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str, state_rule: str, in_format: bool) -> Roundings:
-    """Roundings from their texts."""
+    """Parse roundings from their texts."""
     return Roundings(
         read(Grid, grid), read(Rule, rule), read(Grid, inner), read(Rule, inner_rule), read(Grid, state), read(Rule, state_rule), in_format
     )
 
 
 def read_algorithm(text: str) -> Adam | SGD:
-    """An algorithm from its text, which tells the two apart by their first number."""
+    """Parse an algorithm from its text; the name of the first number tells the two apart."""
     found: Adam | SGD = read(Adam, text) if text.startswith("beta1=") else read(SGD, text)
     return found
 
 
 def own_grid(dtype: torch.dtype) -> Grid:
-    """The values of a torch dtype itself, which its conversions round to."""
+    """The grid of a torch dtype's own values, which conversions to it round to."""
     facts = torch.finfo(dtype)
     exponent = round(math.log2(facts.smallest_normal))
     return Grid(-round(math.log2(facts.eps)), exponent, facts.smallest_normal * facts.eps, facts.max, facts.min, True, True, True)
 
 
 def power(base: float, exponent: int) -> float:
-    """`base**exponent` by squaring: float64 multiplications in an order that every device can follow."""
+    """`base**exponent` by squaring: float64 multiplications in an order that every device can reproduce."""
     result = 1.0
     while exponent:
         if exponent & 1:

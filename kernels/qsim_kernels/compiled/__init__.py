@@ -1,4 +1,4 @@
-"""The operators on processors, in loops compiled by Numba where it is installed; bit for bit what `qsim_kernels.reference` does."""
+"""The operators on CPUs, in loops compiled by Numba if it is installed; bit for bit the same as `qsim_kernels.reference`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from qsim_kernels.reference.rounding import adds_exactly, as_values
 __all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
 _STORED = (torch.float32, torch.bfloat16)
-#: Elements that are rounded in place at once.
+#: Elements per piece when rounding in place.
 _PIECE = 1 << 20
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
-    """Rounds `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
+    """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
     if not _has_loop(how, rule):
         reference.quantize_into(out, x, seed, grid, rule, stream, offset)
@@ -46,10 +46,10 @@ def _has_loop(how: Plan, rule: Rule) -> bool:
 
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
-    """Rounds between contiguous tensors of float32 or bfloat16."""
+    """Round between contiguous tensors of float32 or bfloat16."""
     out_at, x_at, steps = out.data_ptr(), x.data_ptr(), (out.element_size(), x.element_size())
     if out_at == x_at and x.numel():
-        # Loops compute several elements at a time only if they do not write where they read: so in place a copy is read, piece by piece.
+        # Loops vectorize only if they do not write where they read, so in-place rounding reads a copy, piece by piece.
         for start in range(0, x.numel(), _PIECE):
             piece = slice(start, start + _PIECE)
             _round(out.view(-1)[piece], x.view(-1)[piece].clone(), seed, how, rule, stream, offset + start)
@@ -71,7 +71,7 @@ def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stre
 def encode_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
 ) -> bool:
-    """Rounds `x` onto a grid and writes the codes into `out`; see `qsim_kernels.reference.encode_into`."""
+    """Round `x` onto a grid and write the codes into `out`; see `qsim_kernels.reference.encode_into`."""
     if not tables.has_codes(grid, coding):
         return reference.encode_into(out, x, seed, grid, rule, coding, stream, offset, check)
     lost = False
@@ -87,7 +87,7 @@ def encode_into(
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
-    """Writes the values of `codes` into `out`."""
+    """Write the values of `codes` into `out`."""
     if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
         reference.decode_into(out, codes, grid, coding)
     else:

@@ -1,4 +1,4 @@
-"""What Numba has no words for: an address as a pointer, and the bits of a float as an integer."""
+"""Operations that Numba lacks: an address as a pointer, and the bits of a float as an integer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pointer(context: Any, address: Any) -> Any:
 
 
 def _same_bits(source: Any, target: Any, held: ir.Type, doc: str) -> Any:
-    """A function from one type to the other, of as many bits."""
+    """A function that reinterprets one type's bits as another type of the same width."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], held)

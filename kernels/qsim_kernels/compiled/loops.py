@@ -1,7 +1,7 @@
-"""Rounding to nearest and stochastic rounding in loops that Numba compiles: one pass over memory, several elements at a time.
+"""Rounding to nearest and stochastic rounding in loops compiled by Numba: one pass over memory, vectorized.
 
-An element goes through the steps of `qsim_kernels.reference.rounding`, on float32's bit patterns. A loop is made for one pair of dtypes;
-formats are numbers at run time, so a sweep over formats compiles nothing new. What was compiled is kept on disk.
+An element goes through the steps of `qsim_kernels.reference.rounding`, on float32's bit patterns. There is one loop per pair of dtypes;
+formats are runtime numbers, so a sweep over formats compiles nothing new. Compiled code is cached on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qsim_kernels.carrier import NOISE_BITS, SINGLE
 from qsim_kernels.compiled.bits import as_float, as_int, pointer
 from qsim_kernels.compiled.noise import SERVED, draw
 
-#: Blocks of random bits that are drawn at once, so that they are computed side by side.
+#: Blocks of random bits that are drawn at once, so that their computation is vectorized.
 _BLOCKS = 64
 _NOISE, _MANTISSA, _INFINITY, _NAN = NOISE_BITS, SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
 _i32: Any = np.int32
@@ -26,11 +26,11 @@ _i32: Any = np.int32
 
 @lru_cache(maxsize=4)
 def nearest_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., None]:
-    """The loop that rounds to nearest by adding a power of two and taking it away, where `reference.rounding` does so.
+    """The loop that rounds to nearest by adding and subtracting a power of two, where `reference.rounding` does so.
 
     Args:
-        out_dtype: Of the results, float32 or bfloat16.
-        x_dtype: Of the values.
+        out_dtype: The dtype of the results, float32 or bfloat16.
+        x_dtype: The dtype of the values.
     """
     is_out_narrow, is_x_narrow = out_dtype == torch.bfloat16, x_dtype == torch.bfloat16
 
@@ -57,7 +57,7 @@ def nearest_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., 
 
 @lru_cache(maxsize=4)
 def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., None]:
-    """The loop that rounds stochastically; the arguments are those of `nearest_loop`."""
+    """The loop that rounds stochastically; takes the arguments of `nearest_loop`."""
     is_out_narrow, is_x_narrow = out_dtype == torch.bfloat16, x_dtype == torch.bfloat16
 
     @numba.njit(nogil=True, cache=True)
@@ -70,14 +70,14 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
         noise = np.zeros(SERVED * _BLOCKS, np.uint64)
         for start in range(-(first % SERVED), count, SERVED * _BLOCKS):
             draw(noise, _BLOCKS, np.uint64((first + start) // SERVED), np.uint64(seed), np.uint64(stream), bits, correction)
-            # Slices, of which the compiler knows that no index counts from the end: so it computes several elements at a time.
+            # Slices, because the compiler then knows that no index is negative and vectorizes the loop.
             begin, end_of = max(start, 0), min(start + SERVED * _BLOCKS, count)
             own, from16, from32 = noise[begin - start : end_of - start], x16[begin:end_of], x32[begin:end_of]
             to16, to32 = out16[begin:end_of], out32[begin:end_of]
             for i in range(end_of - begin):
                 pattern = _i32(_i32(from16[i]) << 16) if is_x_narrow else from32[i]
                 magnitude, drawn = _i32(pattern & _NAN), own[i]
-                # A NaN is taken for an infinity until the end, so that nothing overflows.
+                # A NaN is treated as infinity until the end, so that nothing overflows.
                 within = min(magnitude, _i32(_INFINITY))
                 shift = min(max(_i32(_i32(low + shift0) - _i32(within >> _MANTISSA)), shift0), _i32(_MANTISSA)) if low else shift0
                 added = _i32(np.uint32(drawn >> np.uint64(_NOISE - _MANTISSA)) >> np.uint32(_MANTISSA - shift))
@@ -105,7 +105,7 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
 
 @numba.njit(inline="always")
 def _leaves_zero(within, least, drawn):
-    """Whether a magnitude below the smallest value goes to it, from its position between zero and that, in units of 2**-_NOISE."""
+    """Whether a magnitude below the smallest value rounds to it, given its position between zero and it in units of 2**-_NOISE."""
     field, hidden = np.int64(within >> _MANTISSA), np.int64(1 << _MANTISSA)
     significand = np.int64(within) & (hidden - 1) | (hidden if field > 0 else np.int64(0))
     binades = max(np.int64(least >> _MANTISSA) - max(field, np.int64(1)), np.int64(0))

@@ -1,4 +1,4 @@
-"""The random bits of consecutive elements, in loops that Numba compiles; see `qsim_kernels.reference.philox`."""
+"""The random bits of consecutive elements, in loops compiled by Numba; see `qsim_kernels.reference.philox`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _16, _32 = _u64(16), _u64(32)
 
 @numba.njit(nogil=True, cache=True)
 def draw(noise, blocks, first, seed, stream, bits, correction):
-    """Writes what `as_added` gives for the elements of some blocks.
+    """Write the result of `as_added` for the elements of some blocks.
 
     Args:
         noise: Room for `SERVED * blocks` numbers.
-        blocks: How many blocks.
-        first: The number of the first.
+        blocks: Number of blocks.
+        first: Number of the first block.
         seed: 64 bits.
         stream: 64 bits.
-        bits: How many random bits an element uses.
+        bits: Number of random bits that an element uses.
         correction: See `Rule`.
     """
     for j in range(blocks):

@@ -1,4 +1,4 @@
-"""Rounding under scales on processors, in loops compiled by Numba; bit for bit what `qsim_kernels.reference.scaling` does."""
+"""Rounding under scales on CPUs, in loops compiled by Numba; bit for bit the same as `qsim_kernels.reference.scaling`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
 
-#: Elements that a thread divides, rounds and multiplies before it turns to the next.
+#: Elements that a thread divides, rounds and multiplies before it continues with the next.
 _AT_ONCE = 1 << 15
 _quantize_scaled_wide = partial(reference.quantize_scaled_into, quantize=quantize_into)
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
-    """Writes the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
+    """Write the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
     if not out.numel():
         return
     if x.dtype == torch.float64 or not x.numel():
@@ -41,7 +41,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
-    """Writes the scales that follow from largest magnitudes; see `reference.scaling.scales_into`."""
+    """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
     if amaxes.dtype == torch.float64:
         reference.scales_into(out, amaxes, under, scales)
         return
@@ -55,7 +55,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 def quantize_tiles_into(
     out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, how: Scales, elements: Elements
 ) -> None:
-    """Rounds `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     x = x if turn is None else turned(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
     if scales is None:
@@ -68,7 +68,7 @@ def quantize_tiles_into(
 def quantize_scaled_into(
     out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
 ) -> None:
-    """Rounds `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
+    """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
     if torch.float64 in (x.dtype, out.dtype):
         _quantize_scaled_wide(out, x, scales, under, tiles, turn, elements)
         return
@@ -86,16 +86,16 @@ def quantize_scaled_into(
 
 
 class _Part(NamedTuple):
-    """What threads round rows of.
+    """The tensors whose rows threads round.
 
     Attributes:
-        out: Where to write.
+        out: The output.
         x: Values.
-        scales: What they are divided by.
-        factors: What they are multiplied with again.
+        scales: What the values are divided by.
+        factors: What they are multiplied by again.
         tiles: Which elements share a scale.
-        elements: How they are rounded.
-        dtype: In which the result must be finite.
+        elements: How elements are rounded.
+        dtype: The dtype in which the result must be finite.
     """
 
     out: Tensor
@@ -107,7 +107,7 @@ class _Part(NamedTuple):
     dtype: torch.dtype
 
     def round(self, at: int, count: int) -> None:
-        """Rounds so many rows from one on, so few of them at once that they stay in the processor's cache."""
+        """Round a number of rows starting at one, few enough at once to stay in the CPU cache."""
         columns, how = self.tiles.columns, self.elements
         rows = min(count, max(1, _AT_ONCE // columns))
         values, rounded = (torch.empty(rows * columns, dtype=torch.float32, device=self.x.device) for _ in range(2))
@@ -123,7 +123,7 @@ class _Part(NamedTuple):
 
     def _divide(self, values: Tensor, first: int, count: int) -> None:
         rows, columns, height, width, across = self.tiles
-        # The loop counts from the first row of all.
+        # The loop counts from the very first row.
         to = values.data_ptr() - first * columns * values.element_size()
         divide_loop(self.x.dtype)(to, self.x.data_ptr(), self.scales.data_ptr(), first, count, (rows, columns, height, width), across)
 
@@ -136,12 +136,12 @@ class _Part(NamedTuple):
 
 
 def _in_rows(tiles: Tiles) -> Tiles:
-    """Tiles of one row each, one to a row, if they lie so behind one another: of those, threads can share as many as there are."""
+    """The tiles as one tile per row, if consecutive tiles allow it: threads can then share any number of them."""
     if tiles.rows == 1 and tiles.columns % tiles.width == 0 and not tiles.across:
         return Tiles(1, tiles.width, 1, tiles.width, False)
     return tiles
 
 
 def _stored(x: Tensor) -> Tensor:
-    """Values as loops read them."""
+    """Values in the form that loops read."""
     return (x if x.dtype in (torch.float32, torch.bfloat16) else x.to(torch.float32)).contiguous()

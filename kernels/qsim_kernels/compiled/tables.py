@@ -1,4 +1,4 @@
-"""Codes and values of narrow formats by looking them up."""
+"""Lookup tables for the codes and values of narrow formats."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from qsim_kernels.reference import decode_into, encode_into
 
 #: Codes of at most this many bits have tables.
 BITS = 8
-# Said at every call, because the default device of torch's factories may be another.
+# Passed in every call, because torch's default device may be a different one.
 _CPU = torch.device("cpu")
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, saturate=False)
 _UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def has_codes(grid: Grid, coding: Coding) -> bool:
-    """Whether the codes of a grid's values can be looked up: they have one byte, and the values all of their bits in bfloat16."""
+    """Whether the codes of a grid's values can be looked up: codes take one byte, and bfloat16 holds the values exactly."""
     how = plan(grid, wide=False)
     return coding.bits <= BITS and how.carrier == SINGLE and how.shift >= 16
 
 
 @lru_cache(maxsize=64)
 def codes(grid: Grid, coding: Coding) -> Tensor:
-    """The code of each number of bfloat16 that is a value of a grid, by its bit pattern."""
+    """The code of each bfloat16 number that is a value of the grid, indexed by bit pattern."""
     numbers = torch.arange(1 << 16, dtype=torch.int32, device=_CPU).to(torch.int16).view(torch.bfloat16)
     table = torch.empty(numbers.shape, dtype=torch.uint8, device=_CPU)
     encode_into(table, numbers, None, grid, _NEAREST, coding, 0, 0, check=False)
@@ -49,7 +49,7 @@ def values(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
 
 
 def look_up(out: Tensor, places: Tensor, table: Tensor) -> None:
-    """Writes the entry of a table at each place, an unsigned number, between contiguous tensors."""
+    """Look up unsigned indices in a table, between contiguous tensors."""
     loop = _loop(out.element_size(), places.element_size())
     out_at, places_at, table_at, size = out.data_ptr(), places.data_ptr(), table.data_ptr(), table.numel()
     steps = out.element_size(), places.element_size()

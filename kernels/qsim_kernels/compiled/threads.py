@@ -10,15 +10,15 @@ from functools import lru_cache
 
 import torch
 
-#: Fewer elements are not worth a second thread; parts begin where a block of random bits does.
+#: Fewer elements are not worth a second thread; parts begin at the start of a block of random bits.
 _SHARE = 1 << 16
 _local = threading.local()
 
 
 def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None:
-    """Runs a loop over `count` elements, or over rows of so many, given the first and the number of those of a part."""
+    """Run a loop over `count` elements, or over rows of that many; it gets the start and the length of its part."""
     parts = min(torch.get_num_threads(), count * row // _SHARE, count)
-    # A part never waits for parts of its own: all threads might be parts that wait.
+    # A part never waits for parts of its own: all threads could end up waiting.
     if parts < 2 or getattr(_local, "is_part", False):
         loop(0, count)
         return
@@ -39,5 +39,5 @@ def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None
 
 @lru_cache(maxsize=1)
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads of a process: what it has forked off has none of them."""
+    """The thread pool of a process; a forked child does not inherit its threads."""
     return ThreadPoolExecutor(count, "qsim")

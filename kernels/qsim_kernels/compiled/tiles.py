@@ -1,6 +1,6 @@
-"""The largest magnitudes of tiles, the scales that follow, and elements divided by them and multiplied with them again, in Numba's loops.
+"""Loops compiled by Numba for the largest magnitudes of tiles, the scales, division by the scales and multiplication by them again.
 
-A loop goes over rows of matrices one behind the other, or over rows of tiles; formats, rules and shapes are numbers at run time.
+A loop goes over the rows of consecutive matrices, or over rows of tiles; formats, rules and shapes are runtime numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _f32: Any = np.float32
 
 @lru_cache(maxsize=2)
 def amaxes_loop(x_dtype: torch.dtype) -> Callable[..., None]:
-    """The loop that finds the largest magnitude of each tile, or a NaN where there is one, in some rows of tiles.
+    """The loop that finds the largest magnitude of each tile, or NaN if it contains one, in some rows of tiles.
 
     Args:
-        x_dtype: Of the values, float32 or bfloat16.
+        x_dtype: The dtype of the values, float32 or bfloat16.
     """
     is_narrow = x_dtype == torch.bfloat16
 
@@ -65,14 +65,14 @@ def amaxes_loop(x_dtype: torch.dtype) -> Callable[..., None]:
 
 @numba.njit(inline="always")
 def _magnitude(pattern, finite):
-    """The bits of a magnitude; zero for what is not finite, if that does not count."""
+    """The bits of a magnitude; zero for non-finite values if they are ignored."""
     magnitude = _i32(pattern & _NAN)
     return _i32(0) if finite and magnitude >= _INFINITY else magnitude
 
 
 @lru_cache(maxsize=2)
 def divide_loop(x_dtype: torch.dtype) -> Callable[..., None]:
-    """The loop that multiplies values with the inverses of their scales, into float32, in some rows; see `amaxes_loop`."""
+    """The loop that multiplies values by the inverses of their scales, into float32, in some rows; see `amaxes_loop`."""
     is_narrow = x_dtype == torch.bfloat16
 
     @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -100,7 +100,7 @@ def divide_loop(x_dtype: torch.dtype) -> Callable[..., None]:
 
 @lru_cache(maxsize=2)
 def restore_loop(out_dtype: torch.dtype) -> Callable[..., None]:
-    """The loop that multiplies float32 elements with their scales again, in some rows, and writes them as float32 or bfloat16."""
+    """The loop that multiplies float32 elements by their scales again, in some rows, and writes them as float32 or bfloat16."""
     is_narrow = out_dtype == torch.bfloat16
 
     @numba.njit(nogil=True, cache=True)
@@ -142,30 +142,30 @@ def restore_loop(out_dtype: torch.dtype) -> Callable[..., None]:
 
 @numba.njit(inline="always")
 def _within(value, most, is_narrow):
-    """The bits of a number that is clamped to a largest magnitude, the upper 16 of them those of bfloat16 if it is to be that."""
+    """The bits of a number clamped to a largest magnitude; for bfloat16 output, the upper 16 bits are the result."""
     pattern = as_int(value)
     magnitude = _i32(pattern & _NAN)
     result = _i32(min(magnitude, most) | _i32(pattern & ~_NAN))
     if is_narrow:
-        # To nearest even; what this carries beyond the largest is an infinity.
+        # Round to nearest, ties to even; a carry beyond the largest gives infinity.
         result = _i32(result + _i32(0x7FFF) + _i32(_i32(result >> 16) & 1))
     return _i32(_NAN) if magnitude > _INFINITY else result
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def scales_loop(out_at, amaxes_at, count, under, rule, margin, largest, mantissa, least, numbers, zero):
-    """Writes the scales that follow from largest magnitudes; the steps are those of `reference.scaling.scales_of`.
+    """Write the scales that result from the largest magnitudes; the steps are those of `reference.scaling.scales_of`.
 
     Args:
-        out_at: Where to write float32.
-        amaxes_at: Where float32 magnitudes are.
-        count: How many.
-        under: The scale of the whole, 1 if there is none.
+        out_at: Address of the float32 output.
+        amaxes_at: Address of the float32 magnitudes.
+        count: Number of scales.
+        under: The scale of the whole tensor, 1 if there is none.
         rule: A `ScaleRule`.
-        margin: What the margin multiplies with, a power of two.
+        margin: The margin as a factor, a power of two.
         largest: The largest value of the elements.
-        mantissa: Of the elements.
-        least: No scale is below.
+        mantissa: Mantissa bits of the elements.
+        least: The smallest scale.
         numbers: `shift`, `low`, `least`, `half`, `parity` and `top` of the plan of the scales' grid in float64.
         zero: Whether zero is in that grid.
     """
@@ -192,7 +192,7 @@ def scales_loop(out_at, amaxes_at, count, under, rule, margin, largest, mantissa
 
 @numba.njit(inline="always")
 def _onto(wanted, numbers, zero, up):
-    """A positive number rounded onto a grid, to nearest or up; see `reference.rounding`."""
+    """Round a positive number onto a grid, to nearest or up; see `reference.rounding`."""
     shift0, low, least, half, parity, top = numbers
     magnitude = as_long(wanted)
     shift = min(max(low + shift0 - (magnitude >> _MANTISSA), shift0), _i64(_MANTISSA)) if low else shift0

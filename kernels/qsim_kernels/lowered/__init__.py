@@ -1,7 +1,7 @@
-"""What a compiler sees of the operators: elementwise arithmetic on bit patterns, which it fuses with the code around it.
+"""The operators lowered for compilers: elementwise arithmetic on bit patterns, which fuses with the surrounding code.
 
 While AOTAutograd traces a graph, an operator that needs no random bits becomes plain torch operators. They work on integers, or on floats
-whose result a compiler has no licence to change, so compiled code gives the same bits. Exported programs keep the operator itself.
+whose result a compiler may not change, so compiled code gives the same bits. Exported programs keep the operator itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["rounding", "scaling"]
 
 
 def _lower(name: str, function: Callable[..., Any]) -> None:
-    """Replaces an operator in graphs by what a function makes of its arguments, unless that is None."""
+    """Replace an operator in graphs by the result of a function of its arguments, unless that is None."""
     operator = getattr(torch.ops.qsim, name).default
 
     def traced(mode: FunctionalTensorMode, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None) -> Any:

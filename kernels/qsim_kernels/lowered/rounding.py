@@ -1,4 +1,4 @@
-"""Rounding without random bits, as a compiler sees it: elementwise arithmetic on bit patterns."""
+"""Rounding without random bits, lowered to elementwise arithmetic on bit patterns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qsim_kernels.reference.rounding import as_values, checked, signed
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
-    """Rounds element by element; nothing if that needs random bits."""
+    """Round element by element; return None if that needs random bits."""
     how = read(Rule, rule)
     if how.mode == Mode.STOCHASTIC:
         return None
@@ -20,15 +20,15 @@ def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
 
 
 def rounded(bits: Tensor, values: Plan, how: Rule) -> Tensor:
-    """Bit patterns of the carrier, rounded without random bits."""
+    """Round bit patterns of the carrier without random bits."""
     magnitude = bits & ~values.carrier.sign
-    # Clamped so that nothing overflows: compilers of C++ take signed overflow for impossible, and would drop the check for NaN.
+    # Clamped so that nothing overflows: C++ compilers assume that signed overflow cannot happen, and would drop the NaN check.
     found = signed(magnitude.clamp(max=values.carrier.infinity), bits, values, how, None)
     return checked(found, magnitude, values, how)
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Rounds a matrix element by element and adds up its rows; nothing if that needs random bits."""
+    """Round a matrix element by element and sum its rows; return None if that needs random bits."""
     values = quantize(x, seed, grid, rule, stream, 0, dtype)
     return None if values is None else (values, x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
 
@@ -44,7 +44,7 @@ def patterns(x: Tensor, plan: Plan) -> Tensor:
 def single_patterns(x: Tensor) -> Tensor:
     """Values of at most 32 bits as bit patterns of float32.
 
-    16-bit values are read as integers, because a compiler may keep what it computes in float32 until its bits are read.
+    16-bit values are read as integers, because a compiler may keep computed values in float32 until their bits are read.
     """
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).to(torch.int32) << 16
@@ -54,7 +54,7 @@ def single_patterns(x: Tensor) -> Tensor:
 
 
 def _widened(half: Tensor) -> Tensor:
-    """float16's patterns, as int32, as float32's."""
+    """Convert float16's bit patterns, given as int32, to float32's."""
     magnitude = half & 0x7FFF
     normal = (magnitude << 13) + (112 << 23)
     subnormal = (magnitude.to(torch.float32) * 2.0**-24).view(torch.int32)

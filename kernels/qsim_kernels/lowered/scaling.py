@@ -1,8 +1,8 @@
-"""Scales, and rounding under them without random bits, as a compiler sees them.
+"""Scales, and rounding under them without random bits, lowered for compilers.
 
 Compilers divide float32 numbers approximately, so quotients are computed in float64 and rounded to float32, which gives the same bits:
-float64 has more than twice as many. Compilers also contract a product with a sum that follows. Here any NaN becomes the one NaN first,
-which keeps the two apart.
+float64 has more than twice as many. Compilers also contract a product with a following sum. Here every NaN is replaced by the canonical
+NaN in between, which prevents that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qsim_kernels.scales import Restore, Tiles, read_scales
 
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
-    """The largest magnitude of each tile, where `_is_plain`."""
+    """The largest magnitude of each tile, if `_is_plain`."""
     where = Tiles.of(tiles)
     return _amaxes(as_single(x), where, finite) if _is_plain(x, where, turn) else None
 
@@ -35,7 +35,7 @@ def _amaxes(x: Tensor, tiles: Tiles, finite: bool) -> Tensor:
 
 
 def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor | None:
-    """The scales that follow from largest magnitudes."""
+    """The scales that result from the largest magnitudes."""
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
@@ -56,7 +56,7 @@ def quantize_scaled(
     dtype: torch.dtype,
     restore: int,
 ) -> Tensor | None:
-    """Rounds a tensor under given scales, where `_is_plain` and that needs no random bits."""
+    """Round a tensor under given scales, if `_is_plain` and no random bits are needed."""
     where = Tiles.of(tiles)
     if not _is_plain(x, where, turn) or dtype == torch.float64:
         return None
@@ -78,7 +78,7 @@ def quantize_tiles(
     dtype: torch.dtype,
     restore: int,
 ) -> tuple[Tensor, Tensor] | None:
-    """Rounds a tensor under the scales of its own tiles, where `_is_plain` and that needs no random bits."""
+    """Round a tensor under the scales of its own tiles, if `_is_plain` and no random bits are needed."""
     where = Tiles.of(tiles)
     if not _is_plain(x, where, turn) or dtype == torch.float64:
         return None
@@ -90,7 +90,7 @@ def quantize_tiles(
 
 
 def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A float32 product times the scales that its operands were divided by, plus a bias; nothing if it is float64."""
+    """Multiply a float32 product by the scales that its operands were divided by and add a bias; return None for float64."""
     if product.dtype != torch.float32 or dtype == torch.float64:
         return None
     for factor in factors:
@@ -100,17 +100,17 @@ def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dt
 
 
 def as_single(x: Tensor) -> Tensor:
-    """The values as float32, of a 16-bit tensor after they have been rounded to 16 bits."""
+    """The values as float32; those of a 16-bit tensor are rounded to 16 bits first."""
     return x if x.dtype == torch.float32 else single_patterns(x).view(torch.float32)
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values in a dtype, rounded to it even where the code that follows goes on in float32."""
+    """Convert float32 values to a dtype, rounding even if the following code continues in float32."""
     return x if dtype == torch.float32 else as_single(x.to(dtype)).to(dtype)
 
 
 def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
-    """Whether it is known of a tensor that it has elements, and tiles that are all of one size, and no transform goes before."""
+    """Whether a tensor is statically known to be nonempty with tiles of equal size, and no transform comes first."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
     conditions = x.numel() > 0, tiles.rows % tiles.height == 0, tiles.columns % tiles.width == 0
@@ -120,7 +120,7 @@ def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
 def _rounded_under(
     x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, grid: str, rule: str, dtype: torch.dtype, restore: int
 ) -> Tensor | None:
-    """float32 values divided by their scales, rounded, and multiplied with what is to be restored; nothing if that needs random bits."""
+    """Divide float32 values by their scales, round, and multiply by the scales to restore; return None if that needs random bits."""
     whole = scales if under is None else under_whole(scales, under)
     inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
     divided = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles) * _spread(inverse)
@@ -135,17 +135,17 @@ def _rounded_under(
 
 
 def _cut(matrices: Tensor, tiles: Tiles) -> Tensor:
-    """Matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
+    """View matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
     rows, columns, height, width, _ = tiles
     return matrices.reshape(-1, rows // height, height, columns // width, width)
 
 
 def _spread(scales: Tensor) -> Tensor:
-    """Scales of tiles as they broadcast to `_cut`'s."""
+    """View scales of tiles so that they broadcast to `_cut`'s result."""
     return scales[:, :, None, :, None]
 
 
 def _onto(x: Tensor, grid: Grid, how: Rule) -> Tensor:
-    """Positive float64 numbers, rounded onto a grid."""
+    """Round positive float64 numbers onto a grid."""
     values = plan(grid, wide=True)
     return as_values(rounded(x.view(torch.int64), values, how), values, torch.float64)

@@ -1,4 +1,4 @@
-"""The operators in plain torch: the default on every device without kernels of its own, and what the kernels are compared with."""
+"""The operators in plain torch: the default on every device without its own kernels, and the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = [
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
-    """Rounds `x` onto a grid, into `out`, which may be `x` itself.
+    """Round `x` onto a grid, into `out`, which may be `x` itself.
 
     Args:
         out: Of `x`'s shape, in a dtype that holds the grid.
         x: Values.
-        seed: A 0-d int64 tensor, needed for stochastic rounding alone.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         grid: The values to choose from.
         rule: How to choose.
-        stream: Which of a seed's streams of random bits.
+        stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
     """
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
@@ -51,10 +51,10 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
 def encode_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, coding: Coding, stream: int, offset: int, check: bool = True
 ) -> bool:
-    """Rounds `x` onto a grid and writes the codes into `out`; the arguments are those of `quantize_into`, and two more.
+    """Round `x` onto a grid and write the codes into `out`; takes the arguments of `quantize_into` and two more.
 
     Args:
-        out: For the codes.
+        out: Tensor for the codes.
         x: Values.
         seed: See `quantize_into`.
         grid: See `quantize_into`.
@@ -62,10 +62,10 @@ def encode_into(
         coding: The codes. A NaN that has none gets that of the largest value.
         stream: See `quantize_into`.
         offset: See `quantize_into`.
-        check: Look for such NaN.
+        check: Whether to look for such NaN.
 
     Returns:
-        Whether there is one, as far as it was looked for.
+        Whether there is one, if `check` is set.
     """
     how = plan(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
@@ -94,7 +94,7 @@ def quantize_and_encode_into(
     quantize: Callable[..., None] = quantize_into,
     encode: Callable[..., bool] = encode_into,
 ) -> None:
-    """Rounds `x` onto two grids: into values, as `quantize` does, and into codes, as `encode` does without a check."""
+    """Round `x` onto two grids: to values, as `quantize` does, and to codes, as `encode` does without a check."""
     quantize(out, x, seed, grid, rule, stream, 0)
     encode(codes, x, seed, code_grid, code_rule, coding, code_stream, 0, check=False)
 
@@ -102,17 +102,17 @@ def quantize_and_encode_into(
 def quantize_and_sum_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, quantize: Callable[..., None] = quantize_into
 ) -> Tensor:
-    """Rounds a matrix onto a grid, as `quantize` does, and adds up its rows as they were before.
+    """Round a matrix onto a grid, as `quantize` does, and sum its unrounded rows.
 
     Returns:
-        The sums, in float32, of float64 in float64.
+        The sums, in float32, or in float64 for float64 input.
     """
     quantize(out, x, seed, grid, rule, stream, 0)
     return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
-    """Writes the values of `codes` into `out`."""
+    """Write the values of `codes` into `out`."""
     how = plan(grid, wide=out.dtype == torch.float64)
     mask = (1 << coding.bits) - 1
     for _, (source, target) in pieces(codes, out):
@@ -120,7 +120,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
 
 
 def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
-    """One piece's values, rounded, as a flat tensor of the carrier's bit patterns."""
+    """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
     values = source.reshape(-1).to(float_dtype(how))
     noise = None if seed is None else Noise(seed, stream, index, values.numel(), values.device)
     return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)

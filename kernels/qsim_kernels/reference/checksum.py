@@ -1,7 +1,7 @@
-"""A sum over a tensor's elements that changes with any of them: each one's bits are mixed with its index before they are added.
+"""A sum over a tensor's elements that changes with each of them: an element's bits are mixed with its index before they are added.
 
-It does not depend on where in memory the elements lie, nor on the order in which they are added, and what shares of a tensor give adds up
-to what the whole gives.
+It does not depend on the memory layout or on the order of the additions, and the checksums of a tensor's shares add up to that of the
+whole.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _WORD = 0xFFFFFFFF
 
 
 def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
-    """Adds the mixed bits of all of `words` to `total`, modulo 2**64.
+    """Add the mixed bits of all `words` to `total`, modulo 2**64.
 
     Args:
         total: A 0-d int64 tensor.
         words: Integers.
-        offset: The index in the whole tensor of the first of them.
-        row: How many have consecutive indices; 0 if all have.
-        stride: From the index of one row's first element to that of the next.
+        offset: The index of the first word in the whole tensor.
+        row: The number of words with consecutive indices; 0 if all have.
+        stride: The distance from the index of one row's first element to that of the next.
     """
     for first, (piece,) in pieces(words):
         index = torch.arange(first, first + piece.numel(), device=words.device)
@@ -36,7 +36,7 @@ def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, strid
 
 
 def _mixed(word: Tensor, index: Tensor) -> Tensor:
-    """32 bits that depend on all of a word's lower 32 and on all of an index."""
+    """Mix a word's lower 32 bits and an index into 32 bits that depend on all of them."""
     h = word ^ (index + (index >> 32) * FOLD) * SPREAD
     h &= _WORD
     for factor, shift in STIR:

@@ -1,4 +1,4 @@
-"""Walks over tensors in pieces that stay in the processor's cache, in logical order, whatever their strides."""
+"""Iteration over tensors in logical order, whatever their strides, in pieces that stay in the CPU cache."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-#: Elements in a piece: its temporaries fit the caches, and its blocks of random words, a quarter as many, are still more than the 2**15
-#: that torch gives to one thread.
+#: Elements in a piece: its temporaries fit the caches, and its blocks of random words, a quarter as many, still exceed the 2**15 that
+#: torch gives to one thread.
 CHUNK = 3 << 16
 
 
 def pieces(*tensors: Tensor, first: int = 0) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-    """Cuts tensors of one shape into corresponding pieces of at most `CHUNK` elements.
+    """Cut tensors of one shape into corresponding pieces of at most `CHUNK` elements.
 
     Args:
         *tensors: Tensors of one shape, with any strides.

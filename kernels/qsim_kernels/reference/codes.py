@@ -1,7 +1,7 @@
-"""Values to codes and back, in plain torch.
+"""Conversion of values to codes and back, in plain torch.
 
-Sign and magnitude: a code's lower bits count the magnitudes upwards from zero. Adding the smallest normal to a subnormal value puts the
-count into the carrier's mantissa, where that of the normal values is already.
+In sign-magnitude codes the lower bits number the magnitudes upwards from zero. Adding the smallest normal to a subnormal value puts that
+number into the carrier's mantissa, where the normal values already have it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def codes_of(rounded: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
 
     Args:
         rounded: The values, as bit patterns of the carrier.
-        grid: The values that there are.
+        grid: The grid's values.
         coding: Their codes.
         plan: The grid in the carrier's bits.
 

@@ -1,7 +1,7 @@
 """Hadamard transforms of blocks along a dimension, in plain torch; see `scales.Turn`.
 
-Every implementation adds in the same order: partners one element apart first, then two, four and so on, and one multiplication at the end.
-Before that, finite values beyond the largest one divided by the block size saturate there, so that no sum of finite values overflows.
+Every implementation adds in the same order: elements one apart first, then two, four and so on, with one multiplication at the end.
+Before that, finite values saturate at the largest one divided by the block size, so that no sum of finite values overflows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qsim_kernels.scales import Turn
 
 
 def turned(x: Tensor, turn: Turn) -> Tensor:
-    """A tensor after its transform, in float32, of float64 in float64."""
+    """Transform a tensor, in float32, or in float64 for float64 input."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
         return x.new_empty(x.shape, dtype=dtype)
     whole = _bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
-    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # which they do not depend on
+    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # the signs do not depend on these
     for start, stop, size in _pieces(turn):
         blocks = whole[:, start:stop].unflatten(1, (-1, size))
         first = start % turn.size
@@ -31,34 +31,34 @@ def turned(x: Tensor, turn: Turn) -> Tensor:
 
 
 def _bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
-    """Saturate finite values at the largest magnitude of which `size` can be added up without an overflow."""
+    """Saturate finite values at the largest magnitude of which `size` can be summed without overflow."""
     if source == torch.float16:
         return values
     largest = torch.finfo(values.dtype).max / size
     return torch.where(values.isinf(), values, values.clamp(-largest, largest))
 
 
-#: No stream of noise: those are hashes.
+#: Not a stream of noise: those are hashes.
 _STREAM = int.from_bytes(b"Hadamard", "big")
 
 
 @lru_cache(maxsize=256)
 def signs_of(turn: Turn) -> tuple[int, ...]:
-    """1 or -1 for each element of a block: the lowest bits of the first words of a stream of the seed's."""
+    """1 or -1 for each element of a block, from the lowest bits of the first words of one of the seed's streams."""
     if turn.signs < 0:
         return (1,) * turn.size
     words = philox(0, -(-turn.size // 4), turn.signs, _STREAM, torch.device("cpu")).flatten().tolist()
     return tuple(1 - 2 * (word & 1) for word in words[: turn.size])
 
 
-# Kept, because to put them on a device waits for it.
+# Cached, because a copy to a device waits for it.
 @lru_cache(maxsize=64)
 def _signs_on(device: torch.device, dtype: torch.dtype, turn: Turn) -> Tensor:
     return torch.tensor(signs_of(turn), dtype=dtype, device=device)[:, None]
 
 
 def _pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
-    """Where blocks of one size begin and end, and that size: the whole ones, then the powers of two of what is left, the largest first."""
+    """Begin, end and block size of runs of equal blocks: the whole blocks, then the rest in powers of two, the largest first."""
     start = turn.length // turn.size * turn.size
     if start:
         yield 0, start, turn.size
@@ -71,11 +71,11 @@ def _pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
 
 
 def _transformed(blocks: Tensor) -> Tensor:
-    """Sylvester's matrix times blocks along the dimension before the last, orthonormal."""
+    """Multiply blocks along the second-to-last dimension by Sylvester's matrix, orthonormally."""
     size, step = blocks.shape[-2], 1
     while step < size:
         first, second = blocks.unflatten(-2, (-1, 2, step)).unbind(-3)
         blocks = torch.stack([first + second, first - second], -3).flatten(-4, -2)
         step *= 2
-    # Filled on the device: a number that comes from the host would wait for the GPU.
+    # Filled on the device: copying a number from the host would wait for the GPU.
     return blocks * blocks.new_full((), size**-0.5)

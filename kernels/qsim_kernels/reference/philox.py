@@ -1,7 +1,7 @@
 """Philox4x32-10 in plain torch, and the random bits that each element of a tensor gets from it.
 
-Every 32-bit word lives in an int64, so that one multiplication holds both halves of a product. Bits above the 32nd may be left over from
-the steps before; they are cleared where a word is multiplied next.
+Every 32-bit word is stored in an int64, so that one multiplication gives both halves of a product. Bits above the 32nd may be left over
+from earlier steps; they are cleared before a word is multiplied.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from qsim_kernels.carrier import NOISE_BITS
 
-# Elements that share a Philox block, and the bits that each has of it.
+# Elements that share a Philox block, and the bits of it that each gets.
 _SERVED, _HALF = 8, 16
-# Where the blocks of the first and of the last bits begin. No element's index reaches from the ones to the others.
+# Where the blocks of the first and of the last bits begin. They are too far apart for any element's index to overlap.
 _FIRST, _LAST = 0, 1 << 63
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -30,10 +30,10 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
 
     Args:
         first: Number of the first block of four words, unsigned.
-        count: How many blocks.
+        count: Number of blocks.
         seed: 64 bits.
         stream: 64 bits.
-        device: Where to compute them.
+        device: Device to compute on.
 
     Returns:
         An int64 tensor of shape (count, 4) with values below 2**32.
@@ -46,7 +46,7 @@ def philox(first: int, count: int, seed: int, stream: int, device: torch.device)
 
 
 def _mixed(low: Tensor, high: Tensor | int, seed: int, stream: int) -> Tensor:
-    """The words of the counters with these lower halves."""
+    """The words of the counters with the given lower halves."""
     words: tuple[Tensor | int, ...] = (low, high, stream & _WORD, (stream >> 32) & _WORD)
     key = (seed & _WORD, (seed >> 32) & _WORD)
     for _ in range(10):
@@ -59,7 +59,7 @@ def _mixed(low: Tensor, high: Tensor | int, seed: int, stream: int) -> Tensor:
 
 
 def _round(words: tuple[Tensor | int, ...], key: tuple[int, int]) -> tuple[Tensor | int, ...]:
-    """One round. The operators work in place on tensors, and on numbers as on any."""
+    """One Philox round. In-place operators update tensors in place and rebind plain numbers."""
     c0, c1, c2, c3 = words
     p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
     high0, high1 = p0 >> 32, p1 >> 32
@@ -73,19 +73,19 @@ def _round(words: tuple[Tensor | int, ...], key: tuple[int, int]) -> tuple[Tenso
 
 
 def _low(product: Tensor | int) -> Tensor | int:
-    """The product itself, where its upper half does no harm."""
+    """The lower half of a product; leaves the upper bits uncleared where they are harmless."""
     return product & _WORD if isinstance(product, int) else product
 
 
 def _half_words(first: int, count: int, seed: int, stream: int, device: torch.device, blocks: int) -> Tensor:
-    """The half words of `count` elements from `first` on, in those of the Philox blocks that start at the number `blocks`."""
+    """The half words of `count` elements starting at `first`, from the Philox blocks starting at number `blocks`."""
     block, skip = divmod(first, _SERVED)
     words = philox(blocks + block, -(-(skip + count) // _SERVED), seed, stream, device)
     return _halves(words).reshape(-1)[skip : skip + count]
 
 
 def _half_words_at(where: Tensor, seed: int, stream: int, blocks: int) -> Tensor:
-    """The half words of the elements with these logical indices, which need not be consecutive: a block of words for each."""
+    """The half words of elements with the given logical indices, which need not be consecutive: one block of words each."""
     block = where // _SERVED
     words = _mixed(block & _WORD, (block >> 32) + (blocks >> 32), seed, stream)
     return _halves(words).view(-1, _SERVED).gather(1, (where % _SERVED).view(-1, 1)).view(-1)
@@ -96,14 +96,14 @@ def _halves(words: Tensor) -> Tensor:
 
 
 class Noise(NamedTuple):
-    """Where the random bits of some elements come from: 32 each, the first 16 and the last 16 from different Philox blocks.
+    """The source of some elements' random bits: 32 each, the first 16 and the last 16 from different Philox blocks.
 
     Attributes:
         seed: 64 bits.
         stream: 64 bits.
-        where: Logical index of the first of consecutive elements, or those of all.
-        size: How many elements.
-        device: Where to compute them.
+        where: Logical index of the first of consecutive elements, or the indices of all elements.
+        size: Number of elements.
+        device: Device to compute on.
     """
 
     seed: int
@@ -117,11 +117,11 @@ class Noise(NamedTuple):
         return self._half_words(_FIRST)
 
     def last_bits(self) -> Tensor:
-        """The last 16."""
+        """The last 16 bits of each element, as int64."""
         return self._half_words(_LAST)
 
     def of(self, chosen: Tensor) -> Noise:
-        """The noise of some of the elements, by their numbers."""
+        """The noise of the elements at the given positions."""
         where = self.where[chosen] if isinstance(self.where, Tensor) else self.where + chosen
         return self._replace(where=where, size=chosen.numel())
 
@@ -139,6 +139,6 @@ def random_bits(noise: Noise, bits: int) -> Tensor:
 
 
 def as_added(drawn: Tensor, bits: int, correction: bool) -> Tensor:
-    """Random integers of `bits` bits as they are added: `NOISE_BITS` wide, with the correction behind their last bit."""
+    """Widen random integers of `bits` bits to the `NOISE_BITS` used in additions, with the correction below their last bit."""
     drawn = drawn << NOISE_BITS - bits
     return drawn.bitwise_or_(1 << (NOISE_BITS - 1 - bits)) if correction else drawn

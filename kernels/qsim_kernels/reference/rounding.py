@@ -1,7 +1,7 @@
 """Rounding onto a grid, on the bit patterns of the carrier: exact in every mode, with plain torch on any device.
 
 A magnitude's pattern grows with its value and is evenly spaced within a binade. So the neighbour below is the pattern with its low bits
-cleared, and to reach the one above is to add enough to carry into the kept bits. How many bits are low depends on the binade alone.
+cleared, and adding enough to carry into the kept bits reaches the one above. The number of low bits depends only on the binade.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from qsim_kernels.reference.philox import Noise, as_added, random_bits
 
 
 def float_dtype(plan: Plan) -> torch.dtype:
-    """The carrier's float type, of which bit patterns are views."""
+    """The carrier's float dtype."""
     return torch.float64 if plan.carrier == DOUBLE else torch.float32
 
 
 def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """The carrier's bit patterns as values of a dtype that holds them exactly; what a NaN becomes does not depend on the processor."""
+    """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
     values = bits.view(float_dtype(plan)).to(torch.float32 if dtype != torch.float64 else dtype)
     if dtype == torch.bfloat16:
         return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
@@ -39,29 +39,29 @@ _NANS = {
 
 
 def one_nan(x: Tensor) -> Tensor:
-    """The same values, where every NaN is the one that comes out of all roundings."""
+    """Replace every NaN by the canonical NaN that all roundings return."""
     pattern, nan = _NANS[x.dtype]
     if torch._C._are_functorch_transforms_active():
-        # Before torch 2.13 vmap has no rule for a batch's `view(dtype)`.
+        # Before torch 2.13 vmap does not support `view(dtype)`.
         return torch.where(x.isnan(), torch.full((), nan, dtype=pattern, device=x.device).view(x.dtype), x)
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
 def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: Noise | None) -> Tensor:
-    """Rounds values, given and returned as bit patterns of the carrier, with random bits drawn as far as they can matter.
+    """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
-    The first 16 of 32 random bits decide nearly all roundings. Where the rest could, because all zeros and all ones lead to different
-    neighbours, it is drawn.
+    The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
+    ones lead to different neighbours.
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
         plan: The grid.
         rule: The rounding.
-        noise: Where random bits come from, for stochastic rounding.
+        noise: The source of random bits, for stochastic rounding.
     """
     if rule.mode != Mode.STOCHASTIC:
         return round_bits(bits, plan, rule, None)
-    assert noise is not None  # the operators refuse stochastic rounding without a seed
+    assert noise is not None  # the operators reject stochastic rounding without a seed
     used = bits_that_matter(plan, rule)
     if used <= 16:
         return round_bits(bits, plan, rule, as_added(random_bits(noise, used), used, rule.correction))
@@ -76,26 +76,26 @@ def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: Noise | None) -> Tensor
 
 
 def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
-    """Rounds values, given and returned as bit patterns of the carrier.
+    """Round values, given and returned as bit patterns of the carrier.
 
-    Conditions are masks, integers with all bits set or none: arithmetic on integers is several times faster than choosing by booleans.
+    Conditions are masks, integers with all bits set or none: integer arithmetic is several times faster than selecting by booleans.
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values.
         plan: The grid.
         rule: The rounding.
-        noise: What `reference.philox.as_added` gives, for stochastic rounding.
+        noise: The output of `reference.philox.as_added`, for stochastic rounding.
     """
     magnitude = bits & ~plan.carrier.sign
     rounded = signed(magnitude, bits, plan, rule, noise)
-    # To look whether there is a NaN at all is cheaper than to put one where none is.
+    # Checking whether there is any NaN is cheaper than always replacing NaN.
     if rule.saturate and int(magnitude.amax()) <= plan.carrier.infinity:
         return rounded
     return checked(rounded, magnitude, plan, rule)
 
 
 def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
-    """Values rounded, given their magnitudes too; whatever becomes of a NaN."""
+    """Round values, given their magnitudes too; the result for NaN is undefined."""
     if rule.mode == Mode.NEAREST and rule.saturate and adds_exactly(plan):
         rounded = _nearest_by_addition(magnitude, plan)
     else:
@@ -109,22 +109,22 @@ def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tenso
 
 
 def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tensor:
-    """Rounded values with the one NaN where there is one."""
+    """Put the canonical NaN wherever the input is NaN."""
     nan = magnitude > plan.carrier.infinity
     if not rule.saturate:
         nan |= (rounded & ~plan.carrier.sign) > plan.carrier.infinity
-    # In compiled code `masked_fill` would put elements in order.
+    # In compiled code `masked_fill` would reorder elements into logical order.
     return torch.where(nan, plan.carrier.nan, rounded)
 
 
 def adds_exactly(plan: Plan) -> bool:
-    """Whether `_nearest_by_addition` can: evenly spaced down to zero, symmetric, more than one value a binade, and room for the power."""
+    """Whether `_nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
     room = 1 <= plan.shift < plan.carrier.mantissa and (plan.top >> plan.carrier.mantissa) + plan.shift <= 2 * plan.carrier.bias
     return plan.low > 0 and plan.top == plan.bottom and room
 
 
 def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
-    """Adds a power of two next to which the carrier's spacing is the grid's, and takes it away: the addition rounds, ties to even."""
+    """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
     mantissa = plan.carrier.mantissa
     carrier = float_dtype(plan)
     within = magnitude.clamp(max=plan.top)
@@ -134,7 +134,7 @@ def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
 
 
 def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
-    """The magnitudes rounded, whatever stands for a NaN."""
+    """Round magnitudes; the result for NaN is undefined."""
     negative = bits >> plan.carrier.last
     shift = _shift(magnitude, plan)
     kept = -1 << shift if isinstance(shift, int) else torch.bitwise_left_shift(-1, shift)
@@ -151,7 +151,7 @@ def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Ten
 
 
 def _shift(magnitude: Tensor, plan: Plan) -> Tensor | int:
-    """How many low bits are rounded away: constant, or more the further a value lies below the lowest binade with a spacing of its own."""
+    """The number of low bits to round away: constant, or growing the further a value is below the lowest binade with its own spacing."""
     if not plan.low:
         return plan.shift
     # The same as plan.low - field, from the plan's shift upwards.
@@ -162,7 +162,7 @@ def _shift(magnitude: Tensor, plan: Plan) -> Tensor | int:
 def _increment(
     magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, plan: Plan, rule: Rule, noise: Tensor | None
 ) -> Tensor:
-    """What to add so that clearing the low bits, those not in the mask `kept`, leaves the neighbour that the rounding chooses."""
+    """The number to add so that clearing the low bits, those not in the mask `kept`, leaves the neighbour that the rounding chooses."""
     ones = ~kept
     match rule.mode:
         case Mode.NEAREST:
@@ -181,14 +181,14 @@ def _increment(
         case Mode.ODD:
             even = ((magnitude ^ plan.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
             return even * ones
-    assert noise is not None  # the operators refuse stochastic rounding without a seed
+    assert noise is not None  # the operators reject stochastic rounding without a seed
     mantissa = plan.carrier.mantissa
     aligned = noise >> (NOISE_BITS - mantissa) if mantissa < NOISE_BITS else noise << (mantissa - NOISE_BITS)
     return aligned.to(magnitude.dtype).bitwise_right_shift_(mantissa - shift)
 
 
 def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
-    """Mask of the magnitudes below the smallest value that go to it instead of zero."""
+    """Mask of the magnitudes below the smallest value that round to it instead of zero."""
     last = plan.carrier.last
     inexact = -magnitude >> last
     match rule.mode:
@@ -207,13 +207,13 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, no
         case Mode.ODD:
             return inexact
     assert noise is not None
-    # Above the smallest value the position means nothing, and might not fit an int64.
+    # Above the smallest value the position is meaningless and might not fit an int64.
     position = magnitude.clamp(max=plan.least).view(float_dtype(plan)) * plan.scale
     return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).to(magnitude.dtype).neg_()
 
 
 def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule) -> Tensor:
-    """Puts what lies beyond the largest value where the rule says."""
+    """Replace values beyond the largest as the rule says."""
     if rule.saturate and plan.top == plan.bottom:
         return rounded.clamp_(max=plan.top)
     if not rule.saturate and plan.is_open and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC):

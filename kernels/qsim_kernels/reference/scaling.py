@@ -19,19 +19,19 @@ from qsim_kernels.scales import Elements, Restore, ScaleRule, Scales, Tiles, Tur
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
 _LARGEST = torch.finfo(torch.float32).max
-#: The values of float32, which most scales are.
+#: The values of float32, the grid of most scales.
 _SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
-    """Writes the largest magnitude of each tile.
+    """Write the largest magnitude of each tile.
 
     Args:
         out: Of `tiles.counts`' shape.
         x: Values.
         tiles: Which elements belong together.
-        turn: What happens to the values before.
-        finite: Whether to leave out what is not finite; otherwise a NaN makes NaN of its tile's.
+        turn: The transform of the values beforehand.
+        finite: Whether to ignore non-finite values; otherwise a NaN makes its tile's magnitude NaN.
     """
     if not out.numel():
         return
@@ -47,13 +47,13 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
-    """Writes the scales that follow from largest magnitudes.
+    """Write the scales that result from the largest magnitudes.
 
     Args:
         out: float32. NaN where the magnitude is not finite.
         amaxes: The largest magnitudes.
-        under: A 0-d float32 scale of the whole, under which these are: theirs are those of `x / under`.
-        scales: How a scale follows.
+        under: A 0-d float32 scale of the whole tensor, which these scales are under: they are computed for `x / under`.
+        scales: How scales are computed.
     """
     if not out.numel():
         return
@@ -73,9 +73,9 @@ def quantize_tiles_into(
     making: Scales,
     elements: Elements,
 ) -> None:
-    """Rounds `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
+    """Round `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
 
-    The scales are written if there is room for them.
+    The scales are written if a tensor for them is given.
     """
     x = x if turn is None else turned(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -87,12 +87,12 @@ def quantize_tiles_into(
 
 
 def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
-    """The scales of tiles whose largest magnitudes are given, in float64, which holds `a / M` as exactly as a comparison needs it.
+    """The scales of tiles with given largest magnitudes, in float64, which holds `a / M` precisely enough for comparisons.
 
     Args:
         largest: The largest magnitudes.
-        scales: How a scale follows.
-        onto: What rounds positive float64 numbers onto a grid, if not this module.
+        scales: How scales are computed.
+        onto: A function that rounds positive float64 numbers onto a grid, if not this module's.
     """
     onto = onto or _onto
     if scales.grid == _SINGLES and scales.rule == ScaleRule.FIT:
@@ -105,7 +105,7 @@ def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rul
     else:
         if scales.rule == ScaleRule.EVEN:
             a = _to_precision(a, scales.mantissa)
-        # By its bits, because compiled code may not know `frexp`. What is subnormal in float64 gets the least scale anyway.
+        # By its bits, because compiled code may not support `frexp`. Float64 subnormals get the least scale anyway.
         exponent = (a.view(torch.int64) >> DOUBLE.mantissa) - DOUBLE.bias
         power = exponent - (math.frexp(scales.largest)[1] - 1) + scales.margin
         chosen = onto(_power_of_two(power), scales.grid, _NEAREST)
@@ -123,20 +123,20 @@ def quantize_scaled_into(
     elements: Elements,
     quantize: Callable[..., None] = quantize_into,
 ) -> None:
-    """Rounds `x` divided by its scales onto a grid.
+    """Round `x` divided by its scales onto a grid.
 
-    `x` is multiplied with the scale's inverse. Where that is a power of two, this is exact; else inverse and product are rounded, to
-    float32, or to float64 if `x` is that. So is the product with the scale.
+    `x` is multiplied by the scale's inverse. If that is a power of two, this is exact; otherwise inverse and product are rounded to
+    float32, or to float64 if `x` is float64. So is the product with the scale.
 
     Args:
         out: Of `x`'s shape.
         x: Values.
-        scales: What `scales_into` gives.
-        under: The scale of the whole, if they are under one.
+        scales: The output of `scales_into`.
+        under: The scale of the whole tensor, if they are under one.
         tiles: Which elements share a scale.
-        turn: What happens to the values before.
-        elements: How they are rounded.
-        quantize: What rounds them, as `reference.quantize_into` does.
+        turn: The transform of the values beforehand.
+        elements: How elements are rounded.
+        quantize: The function that rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
         return
@@ -152,40 +152,40 @@ def quantize_scaled_into(
 
 
 def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """A tensor divided by its scales, as matrices, and those scales times that of the whole, if they are under one."""
+    """A tensor divided by its scales, as matrices, and those scales times that of the whole tensor, if they are under one."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     whole = (scales if under is None else under_whole(scales, under)).to(dtype)
     return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
 
 
 def saturated(products: Tensor, dtype: torch.dtype) -> Tensor:
-    """Clamp products of elements and scales to the finite values of the dtype that they are about to be written in; NaN stays.
+    """Clamp products of elements and scales to the finite values of the dtype they are about to be written in; NaN stays.
 
     A block can hold values that its dtype cannot: -2 times a scale of 2**127 in MXINT8, or 256 times 2**8 in float16 where E8M0 scales are
-    rounded up. OCP's MX specification leaves it to implementations what becomes of a value beyond float32's range. Here it becomes the
-    nearest one that the dtype has, as in every other saturation. The alternatives are worse: a smaller scale would break the rule by which
-    scales are made and would halve other elements of the block, and the next smaller element would change 6 to 4 because of an error in
-    the last place of a float32 scale. Elements and scales, and with them the codes, do not depend on the dtype of the result.
+    rounded up. OCP's MX specification leaves values beyond float32's range to implementations. Here such a value becomes the nearest one
+    that the dtype has, as in every other saturation. The alternatives are worse: a smaller scale would break the rule for computing scales
+    and would halve other elements of the block, and the next smaller element would change 6 to 4 because of an error in the last place of
+    a float32 scale. Elements and scales, and with them the codes, do not depend on the dtype of the result.
     """
     largest = min(torch.finfo(products.dtype).max, torch.finfo(dtype).max)
     return products.clamp(-largest, largest)
 
 
 def under_whole(scales: Tensor, whole: Tensor) -> Tensor:
-    """Multiply scales by the scale of the whole tensor, in float32, saturating: an infinite scale would make NaN of zeros."""
+    """Multiply scales by the scale of the whole tensor, in float32, saturating: an infinite scale would turn zeros into NaN."""
     return (scales.to(torch.float32) * whole).clamp(max=torch.finfo(torch.float32).max)
 
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
-    """Writes a product times scales that were left out of its operands.
+    """Write a product times the scales left out of its operands.
 
-    They are multiplied with it one after the other, because their own product could leave float32's range where the result does not.
+    It is multiplied by them one after the other, because their own product could leave float32's range where the result does not.
 
     Args:
         out: Of `product`'s shape.
         product: float32 or float64.
         factors: Scales, which broadcast to it.
-        bias: What is added at the end, one number for each of the last dimension.
+        bias: Numbers to add at the end, one per index of the last dimension.
     """
     for factor in factors:
         product = product * factor
@@ -193,30 +193,30 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
 
 
 def spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
-    """Each element's scale, as matrices."""
+    """The scale of each element, as matrices."""
     rows, columns, height, width, _ = tiles
     wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
     return wide[:, :rows, :columns].expand(x.numel() // (rows * columns), rows, columns)
 
 
 def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
-    """Positive float64 numbers, rounded onto a grid."""
+    """Round positive float64 numbers onto a grid."""
     how = plan(grid, wide=True)
     return as_values(round_bits(x.view(torch.int64), how, rule, None), how, torch.float64)
 
 
 def _onto_singles(x: Tensor, *_: object) -> Tensor:
-    """Positive float64 numbers rounded to float32, to nearest even, saturating."""
+    """Round positive float64 numbers to float32, to nearest with ties to even, saturating."""
     return x.to(torch.float32).clamp(max=_LARGEST)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """Float64 numbers by their bits: torch's own powers of two are float32 in between."""
+    """Float64 powers of two, built from their bits: torch's own go through float32."""
     return (exponent.clamp(-DOUBLE.bias + 1, DOUBLE.bias) + DOUBLE.bias << DOUBLE.mantissa).view(torch.float64)
 
 
 def _to_precision(x: Tensor, mantissa: int) -> Tensor:
-    """Float64 numbers rounded to so many bits behind the first, to nearest even, whatever their exponents."""
+    """Round float64 numbers to a number of bits after the first, to nearest with ties to even, whatever their exponents."""
     spare = DOUBLE.mantissa - mantissa
     bits = x.view(torch.int64)
     return (bits + (1 << (spare - 1)) - 1 + ((bits >> spare) & 1) >> spare << spare).view(torch.float64)

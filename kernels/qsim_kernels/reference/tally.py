@@ -1,4 +1,4 @@
-"""What became of the elements of a tensor when they were rounded, in plain torch."""
+"""Tallies of rounding outcomes over a tensor's elements, in plain torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from qsim_kernels.reference.chunks import pieces
 
 
 def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Counts and sums of what became of the elements of a tensor, on its device, which nothing waits for.
+    """Count and sum rounding outcomes over a tensor's elements, on its device, without synchronizing.
 
     Args:
         x: The elements.
-        rounded: What they became, in any dtype.
-        low: The smallest value that they could become.
-        high: The largest.
+        rounded: The rounded elements, in any dtype.
+        low: The smallest value of the grid.
+        high: The largest value of the grid.
 
     Returns:
-        Counts in int64 and sums in float64, as `qsim_kernels.tallies` says.
+        Counts in int64 and sums in float64, as described in `qsim_kernels.tallies`.
     """
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_zeros(tallies.SUMS, dtype=torch.float64)
     for _, (before, after) in pieces(x, rounded):
@@ -42,7 +42,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
 
 
 def _fields(x: Tensor) -> Tensor:
-    """The exponent fields that the elements have, or would have, in float32."""
+    """The elements' exponent fields in float32."""
     if x.dtype != torch.float64:
         return (x.to(torch.float32).view(torch.int32) >> 23) & tallies.SPECIAL
     field = (x.view(torch.int64) >> 52) & 0x7FF

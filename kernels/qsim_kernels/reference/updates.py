@@ -1,4 +1,4 @@
-"""One step of an optimizer in plain torch, tensor after tensor; see `qsim_kernels.updates` for the formulas and the order of operations."""
+"""One optimizer step in plain torch, one tensor at a time; see `qsim_kernels.updates` for the formulas and the order of operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Rounder = Callable[[Tensor], Tensor]
 
 
 class Place(NamedTuple):
-    """Where the elements of a share lie in a whole tensor: see `qsim.random.Place`."""
+    """The position of a share's elements in a whole tensor: see `qsim.random.Place`."""
 
     offset: int
     row: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """What the update of one parameter reads and writes; what an algorithm has no use for is `None`."""
+    """The tensors that the update of one parameter reads and writes; `None` for those that an algorithm does not use."""
 
     param: Tensor
     grad: Tensor
@@ -39,7 +39,7 @@ class Tensors(NamedTuple):
 
 
 def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
-    """Moves parameters by one step, as an algorithm makes updates of gradients and as roundings say."""
+    """Update parameters by one step, following an algorithm and roundings."""
     if step.found_inf is not None and bool(step.found_inf):
         return
     scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
@@ -54,7 +54,7 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
 
 
 def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
-    """The numbers of a step, from float64 to float32; in the format's arithmetic also rounded to it."""
+    """The numbers of a step, rounded from float64 to float32; in the format's arithmetic also rounded to the format."""
     decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
     if isinstance(algorithm, SGD):
         keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
@@ -70,7 +70,7 @@ def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algo
 
 
 def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
-    """The numbers rounded to the format, and what follows from them in its arithmetic."""
+    """The numbers rounded to the format, and those derived from them in its arithmetic."""
 
     def q(x: float | Tensor) -> float:
         return float(_rounded(torch.as_tensor(x, dtype=torch.float32).reshape(1), roundings.inner, roundings.inner_rule))
@@ -89,12 +89,12 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD,
 
 
 def _single(x: float) -> float:
-    """A float64 rounded to float32, infinities included."""
+    """Round a float64 to float32, overflowing to infinity."""
     return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
 
 
 def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
-    """The seed and the stream of a step's random bits: those that a block of the optimizer's own bits says."""
+    """The seed and the stream of a step's random bits, taken from a block of the optimizer's own bits."""
     words = philox(step, 1, seed, stream + role, torch.device("cpu"))[0].tolist()
     return words[0] | words[1] << 32, words[2] | words[3] << 32
 
@@ -102,7 +102,7 @@ def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
 def _update(
     tensors: Tensors, factors: Factors, keys: list[tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
 ) -> None:
-    """The update of one parameter, piece by piece."""
+    """Update one parameter, piece by piece."""
     for index, views in pieces(*(x for x in tensors if x is not None)):
         remaining = iter(views)
         piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def _update(
 
 
 class _Noises:
-    """The noise of a piece's elements in each role, for rules that need it."""
+    """The noise of a piece's elements per role, for rules that need it."""
 
     def __init__(self, keys: list[tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
         self._keys, self._place, self._index, self._like = keys, place, index, like
@@ -144,7 +144,7 @@ def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam 
         change = q(change + q(weight * factors.decay))
     for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
         if state is not None and value is not None:
-            # The largest second moment is one that was second moment before, and takes its random bits.
+            # The largest second moment was itself a second moment, so it uses the same random bits.
             _store(state, value, roundings.state, roundings.state_rule, drawn(roundings.state_rule, min(role, ROLES - 1)))
     if x.compensation is None:
         _store(x.param, weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0))
@@ -178,12 +178,12 @@ def _adam(grad: Tensor, x: Tensors, factors: Factors, algorithm: Adam, q: _Round
 
 
 def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder) -> None:
-    """Kahan's summation: what rounding takes from a weight comes back at the next step."""
+    """Kahan's summation: the rounding error of a weight is added back in the next step."""
     assert x.compensation is not None
     added = q(-change - _as_single(x.compensation))
     total = _rounded(weight + added, roundings.grid, roundings.rule)
     _store(x.compensation, q(total - weight) - added, roundings.inner, roundings.inner_rule, None)
-    # Last, because of a float32 tensor the weight is a view.
+    # Last, because the weight is a view of a float32 tensor.
     _store(x.param, total, roundings.grid, roundings.rule, None)
 
 
@@ -192,21 +192,21 @@ def _as_single(x: Tensor) -> Tensor:
 
 
 def _quotient(x: Tensor, divisor: float) -> Tensor:
-    """A division: by a number, torch might multiply with its inverse."""
+    """Divide: for division by a number, torch might multiply by its inverse."""
     return x / torch.full_like(x, divisor)
 
 
 def _root(x: Tensor) -> Tensor:
-    """The root rounded correctly, which torch's own on a processor is not; float64 is wide enough for it."""
+    """The correctly rounded square root, which torch's own on a CPU is not; float64 is wide enough for it."""
     return x.to(torch.float64).sqrt().to(torch.float32)
 
 
-# Conversions to these dtypes round to nearest by themselves.
+# Conversions to these dtypes already round to nearest.
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Float32 values rounded to a grid's, in a dtype that holds them; a rule that saturates makes NaN of infinities."""
+    """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
     how = plan(grid, wide=False)
@@ -218,5 +218,5 @@ def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtyp
 
 
 def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, noise: Noise | None) -> None:
-    """Rounds into a tensor."""
+    """Round into a tensor."""
     target.copy_(_rounded(x, grid, rule, noise, target.dtype).view(target.shape))

@@ -1,4 +1,4 @@
-"""The operators in Triton, for CUDA; through Triton's interpreter they run on the CPU, for tests."""
+"""The operators in Triton, for CUDA; for tests they run on the CPU through Triton's interpreter."""
 
 from qsim_kernels.triton.checksum import add_words
 from qsim_kernels.triton.launch import decode_into, encode_into, quantize_and_encode_into, quantize_into

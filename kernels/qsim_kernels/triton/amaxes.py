@@ -1,4 +1,4 @@
-"""The largest magnitudes of tiles of any size: a program reads a part of one, or parts of several that are one element wide or high."""
+"""Largest magnitudes of tiles of any size: a program reads part of one tile, or parts of several that are one element wide or high."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NUMBERS = ["rows", "columns", "height", "width", "down", "along", "parts_down",
 
 @triton.jit
 def part_of(part, size, parts, EACH: tl.constexpr, LENGTH: tl.constexpr):
-    """Where a part begins and ends along one dimension, and of which tile it is, the first of them if it is of several.
+    """The start and end of a part along one dimension, and its tile, or the first of its tiles if it covers several.
 
     Args:
-        part: Its number.
+        part: Number of the part.
         size: Elements of a tile along the dimension.
         parts: Parts of a tile.
-        EACH: Whether a tile is one element, so that a part is of several.
+        EACH: Whether a tile is one element, so that a part covers several.
         LENGTH: Elements of a part.
     """
     if EACH:
         tile = part.to(tl.int64) * LENGTH
         first, end = tile, tile + LENGTH
     else:
-        # Divisions of 64 bits take as long as the rest.
+        # 64-bit divisions take as long as everything else.
         tile = (part // parts).to(tl.int64)
         first = tile * size + (part % parts).to(tl.int64) * LENGTH
         end = tl.minimum((tile + 1) * size, first + LENGTH)
@@ -45,7 +45,7 @@ def largest_of(
     x, row, row_end, column, column_end, columns, base, signs,
     T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
-    """The largest patterns of magnitudes at each place of the regions that a part consists of."""
+    """The largest magnitude patterns at each position of the regions in a part."""
     found = tl.full((S.height, S.width), 0, tl.int32)
     for step in range(STEPS):
         from_row = row + (step * S.height if DOWN else 0)
@@ -63,7 +63,7 @@ def amaxes_kernel(
     parts_along: tl.int64, signs: tl.int64,
     T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Raises each tile's number in `out` to the largest pattern of a magnitude in it."""
+    """Raise each tile's number in `out` to its largest magnitude pattern."""
     EACH_ROW: tl.constexpr = S.tile_height == 1
     EACH_COLUMN: tl.constexpr = S.tile_width == 1
     HEIGHT: tl.constexpr = S.height * STEPS if EACH_COLUMN else S.height
@@ -90,15 +90,15 @@ def amaxes_kernel(
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: TurnVariant, signs: int, finite: bool) -> None:
-    """Writes the largest magnitude of each tile of a contiguous tensor; see `reference.scaling.amaxes_into`.
+    """Write the largest magnitude of each tile of a contiguous tensor; see `reference.scaling.amaxes_into`.
 
     Args:
         out: float32.
         x: Values of at most 32 bits.
         tiles: Which elements belong together.
-        turn: A transform of blocks that lie within tiles.
+        turn: A transform of blocks that are within tiles.
         signs: Its signs.
-        finite: Whether to leave out what is not finite.
+        finite: Whether to ignore non-finite values.
     """
     out.zero_()
     if not x.numel():
@@ -113,13 +113,13 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: TurnVariant, signs: 
 
 
 def _parts(elements: int, size: int, length: int) -> tuple[int, int]:
-    """How many parts a tile has along one dimension, and how many there are altogether."""
+    """The number of parts per tile along one dimension, and in total."""
     parts = -(-min(size, elements) // length)
     return parts, -(-elements // length) if size == 1 else parts * -(-elements // size)
 
 
 def _shape(tiles: Tiles, turn: TurnVariant) -> Shape:
-    """Regions that fit the tiles: long ones, so that few programs meet at one number."""
+    """The region shape that fits the tiles: long regions, so that few programs compete for one number."""
     tall, wide = min(tiles.height, tiles.rows), min(tiles.width, tiles.columns)
     if turn.down or tiles.width == 1:
         height, width = 32, 64
@@ -132,7 +132,7 @@ def _shape(tiles: Tiles, turn: TurnVariant) -> Shape:
 
 @lru_cache(maxsize=1024)
 def _reader(shape: Shape, turn: TurnVariant, finite: bool, across: bool, source: torch.dtype) -> tuple[Launcher, int, int]:
-    """The kernel, and how many rows and columns one of its programs reads."""
+    """The kernel, and the number of rows and columns that one of its programs reads."""
     single = shape.tile_height == shape.tile_width == 1
     steps = 8 if shape.height * shape.width >= 1024 and not single else 1
     height, width = (shape.height * steps, shape.width) if shape.tile_width == 1 else (shape.height, shape.width * steps)

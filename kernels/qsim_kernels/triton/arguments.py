@@ -1,4 +1,4 @@
-"""What a grid, a rounding and a coding mean to a kernel: the variant it is compiled for, and the numbers it gets at run time."""
+"""Kernel arguments for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     Args:
         grid: The values to choose from.
         rule: How to choose.
-        wide: Use float64 even if float32 would do.
+        wide: Use float64 even if float32 is enough.
     """
     behind = rule.correction and rule.bits in (16, 32)
     how = plan(grid, wide or behind)
@@ -43,7 +43,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
     )
     keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
-    # Half of the last random bit's weight, where there is room for it; behind 32 bits there is, in float64's arithmetic.
+    # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
     correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
     # On float32 positions are counted in units of 32 random bits.
@@ -65,7 +65,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
 
 
 def _is_fast(how: Plan, rule: Rule) -> bool:
-    """Whether adding a power of two and taking it away again rounds: the power must exist, and leave room for a carry."""
+    """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
 
@@ -74,13 +74,13 @@ def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
     """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.later`.
 
     Args:
-        variant: What `rounding` gave.
+        variant: The variant that `rounding` returned.
         grid: The grid.
         few: Whether values have at most 11 significant bits.
     """
     how = plan(grid, variant.wide)
-    # Next to 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. So must those of evenly spaced values, of
-    # which there are then at most 2**7: unsigned ones of 8 bits have twice as many.
+    # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
+    # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
     room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
     return variant._replace(later=draws and room and not INTERPRETED, few=few)
@@ -88,24 +88,24 @@ def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
 
 @lru_cache(maxsize=4096)
 def writing(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
-    """The variant and the numbers by which values are written as codes, from `lowest` on in the kernels' order.
+    """The variant and the numbers for writing values as codes, from `lowest` on in the kernels' order.
 
     Args:
         grid: The values.
         coding: Their codes.
-        wide: Whether they come in float64.
+        wide: Whether values are float64.
     """
     return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, -1)[1:]
 
 
 @lru_cache(maxsize=4096)
 def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
-    """The variant and the numbers by which codes are read, in the kernel's order.
+    """The variant and the numbers for reading codes, in the kernel's order.
 
     Args:
         grid: The values.
         coding: Their codes.
-        wide: Use float64 even if float32 would do.
+        wide: Use float64 even if float32 is enough.
     """
     wide = plan(grid, wide).carrier == DOUBLE
     return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, 1)
@@ -130,12 +130,12 @@ def _bias(wide: bool) -> int:
 
 
 def _power(grid: Grid, coding: Coding, wide: bool) -> int:
-    """log2 of how much larger a value is than the number whose pattern, shifted, is its code; for integers, than their number of steps."""
+    """log2 of the ratio of a value to the number whose shifted pattern is its code; for integers, to their number of steps."""
     return round(math.log2(grid.least)) if coding.twos_complement else grid.exponent + _bias(wide) - 1
 
 
 def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
-    """The numbers of `values.Codes`, in its order, floats as patterns; the direction is 1 from codes to values, -1 the other way."""
+    """The numbers of `values.Codes`, in its order, floats as patterns; `direction` is 1 from codes to values, -1 the other way."""
     how = plan(grid, wide)
     carrier = how.carrier
     power = _power(grid, coding, wide)

@@ -1,4 +1,4 @@
-"""Reading, rounding and writing one block of elements: the parts that kernels are made of."""
+"""Building blocks of kernels: reading, rounding and writing one block of elements."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ from qsim_kernels.triton.rounding import NEAREST, clamp, round_bits, round_magni
 
 @triton.jit
 def load(block, place, left, MASKED: tl.constexpr):
-    """The elements at some places of a block; zero where none are left."""
+    """Load the elements at some positions of a block; zero past the end."""
     if MASKED:
         elements = tl.load(block + place, mask=place < left, other=0)
     else:
@@ -21,7 +21,7 @@ def load(block, place, left, MASKED: tl.constexpr):
 
 @triton.jit
 def store(block, values, place, left, MASKED: tl.constexpr):
-    """Stores elements at some places of a block, as many as are left."""
+    """Store elements at some positions of a block, up to the end."""
     if MASKED:
         tl.store(block + place, values, mask=place < left)
     else:
@@ -30,7 +30,7 @@ def store(block, values, place, left, MASKED: tl.constexpr):
 
 @triton.jit
 def as_single(x):
-    """bfloat16 and float16 values as float32; bfloat16 by its bits, which are float32's upper half."""
+    """Convert bfloat16 and float16 values to float32; bfloat16 by its bits, which are float32's upper half."""
     if x.dtype == tl.bfloat16:
         single = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     elif x.dtype == tl.float16:
@@ -42,14 +42,14 @@ def as_single(x):
 
 @triton.jit
 def as_dtype(values, TARGET: tl.constexpr):
-    """float32 or float64 values in a type that holds them exactly; NaN, which is positive, as that type's with all bits set."""
+    """Convert float32 or float64 values to a type that holds them exactly; NaN, which is positive, becomes the one with all bits set."""
     if values.dtype == TARGET:
         result = values
     elif TARGET == tl.float32:
         bits = values.to(tl.float32).to(tl.int32, bitcast=True)
         result = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
     elif not INTERPRETED:
-        # The processor's own conversion to 16 bits makes every NaN the one with all bits set.
+        # The hardware conversion to 16 bits turns every NaN into the one with all bits set.
         result = values.to(tl.float32).to(TARGET)
     elif TARGET == tl.bfloat16:
         bits = values.to(tl.float32).to(tl.int32, bitcast=True)
@@ -63,15 +63,15 @@ def as_dtype(values, TARGET: tl.constexpr):
 
 @triton.jit
 def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
-    """A block of values, rounded, as floats of the carrier.
+    """Round a block of values, to floats of the carrier.
 
     Args:
         x: float32 or float64 values.
-        drawn: What `random_integers` gave.
+        drawn: The output of `random_integers`.
         grid: `Numbers`.
         V: The `Variant`.
-        FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
-        CLAMPED: Whether `clamp` has seen the values.
+        FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
+        CLAMPED: Whether the values have been through `clamp`.
     """
     if V.fast:
         bits = round_single(x, drawn, grid, V, FIX_NAN, CLAMPED)
@@ -84,24 +84,24 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.
 
 @triton.jit
 def note_lost(lost, values):
-    """Sets `lost` if there is a NaN: a row's sum of magnitudes is NaN if one of them is. What lies behind the last element is zero."""
+    """Set `lost` if there is a NaN: a row's sum of magnitudes is NaN if one of them is. Values past the last element are zero."""
     total = tl.sum(tl.abs(values), axis=1)
     tl.store(lost + tl.arange(0, values.shape[0]) * 0, 1, mask=total != total)
 
 
 @triton.jit
 def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
-    """The codes of a block of values, rounded.
+    """Round a block of values and return their codes.
 
     Args:
         x: float32 or float64 values.
-        drawn: What `random_integers` gave.
+        drawn: The output of `random_integers`.
         grid: `Numbers`.
         coding: `Codes`.
         V: The `Variant`.
         C: The `CodeVariant`.
         NARROW: Whether codes have at most 16 bits.
-        CLAMPED: Whether `clamp` has seen the values.
+        CLAMPED: Whether the values have been through `clamp`.
     """
     if V.fast:
         clean = x if CLAMPED else clamp(x, grid, C.nan)

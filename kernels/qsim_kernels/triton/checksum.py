@@ -15,7 +15,7 @@ from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.layouts import flat
 
 _BLOCK = 1024
-_STEPS = 8  # so many blocks share one atomic addition
+_STEPS = 8  # blocks that share one atomic addition
 
 FOLD: tl.constexpr = tl.constexpr(mixing.FOLD)
 SPREAD: tl.constexpr = tl.constexpr(mixing.SPREAD)
@@ -25,7 +25,7 @@ SECOND: tl.constexpr = tl.constexpr(mixing.STIR[1])
 
 @triton.jit
 def mixed(words, index):
-    """32 bits that depend on all of a word and of an index."""
+    """Mix a word and an index into 32 bits that depend on all of both."""
     if words.dtype == tl.int64:
         word = (words ^ (words >> 32) * FOLD).to(tl.uint32)
     else:
@@ -40,7 +40,7 @@ def mixed(words, index):
 
 @triton.jit
 def checksum_block(words, start, count, offset, row, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """What each element of a block adds."""
+    """The summand of each element of a block."""
     place = tl.arange(0, BLOCK)
     index = start + place
     if ROWS:
@@ -56,7 +56,7 @@ def checksum_kernel(
     words, total, count: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64,
     ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds `count` words to `total`, in any order, as one may with integers."""
+    """Add `count` words to `total`, in any order, which integer addition allows."""
     start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
     own = tl.zeros([BLOCK], tl.int64)
     if start + STEPS * BLOCK <= count:
@@ -70,12 +70,12 @@ def checksum_kernel(
 
 @lru_cache(maxsize=8)
 def _adder(dtype: torch.dtype, rows: bool) -> Launcher:
-    """One for each dtype: a launcher's compiled forms do not tell them apart."""
+    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
     return Launcher(checksum_kernel, (), (rows, _STEPS, _BLOCK), _STEPS * _BLOCK)
 
 
 def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
-    """Adds the mixed bits of all of `words` to `total`; see `reference.add_words`."""
+    """Add the mixed bits of all `words` to `total`; see `reference.add_words`."""
     count = words.numel()
     if count:
         _adder(words.dtype, row > 0)(flat(words), total, count, offset, row, stride)

@@ -1,4 +1,4 @@
-"""Values to codes and back inside a kernel; the steps are those of `reference.codes`."""
+"""Conversion of values to codes and back inside a kernel; the steps are those of `reference.codes`."""
 
 import triton
 import triton.language as tl
@@ -20,17 +20,17 @@ def codes_of(values, signs, coding, V: tl.constexpr):
         steps = (tl.abs(values) * coding.scale).to(tl.uint32).to(tl.int32, bitcast=True)
         code = tl.where(signs < 0, -steps, steps) & coding.last.to(tl.int32)
     elif V.zero:
-        # The exponent field becomes the code's own, and subnormal values become subnormal numbers. Then all moves to the top of the word.
+        # The exponent field becomes that of the code, subnormal values become subnormal numbers, and all bits move to the top of the word.
         placed = values * coding.scale
         if V.far:
             placed *= coding.rest
-        # A shift, although a multiplication would be cheaper: NVIDIA's assembler takes the float and the integer factor, both known before
-        # a loop, for two of a kind, and multiplies them with one another first.
+        # A shift, although a multiplication would be cheaper: NVIDIA's assembler confuses the float and integer factors, both known before
+        # a loop, and multiplies them by one another first.
         placed = placed.to(PATTERN, bitcast=True) << coding.lift
         if V.nan_is_zero:
             signs = tl.where(values == 0, 0, signs)
         if V.signed:
-            # One instruction, as long as the compiler does not know the mask and make an "and" and an "or" of it.
+            # One instruction, as long as the compiler does not know the mask and split it into an "and" and an "or".
             placed = ((placed ^ signs) & coding.mask) ^ signs
         code = (placed.to(UNSIGNED, bitcast=True) >> coding.unused.to(UNSIGNED)).to(PATTERN, bitcast=True)
         if V.nan_is_zero:
@@ -85,10 +85,10 @@ def floats_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
     if V.infinity and FIX_NAN:
         bits = tl.where(magnitude == coding.infinity, INFINITY, bits)
     elif V.infinity:
-        # The carrier's own infinity or NaN, as the mantissa says.
+        # The carrier's own infinity or NaN, depending on the mantissa.
         bits = tl.where(magnitude >= coding.infinity, bits | INFINITY, bits)
     if V.signed:
-        # To multiply by a power of two is to shift, on a part of the processor that has less to do.
+        # Multiplying by a power of two is a shift, on a less busy unit of the processor.
         bits |= (code * (one << coding.unused)) & SIGN
     if V.nan and (FIX_NAN or not V.infinity):
         bits = tl.where(code == coding.nan if V.nan_is_zero else magnitude > coding.last, QUIET, bits)
@@ -100,13 +100,13 @@ def values_of(codes, coding, V: tl.constexpr, FIX_NAN: tl.constexpr):
     """The values of codes, as floats of the carrier.
 
     Args:
-        codes: uint32 codes; what stands above their bits is ignored.
+        codes: uint32 codes; bits above theirs are ignored.
         coding: `Codes`.
         V: The `CodeVariant`.
-        FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
+        FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
     """
     if not V.signed or V.nan_is_zero:
-        # The others' sign bit is cut out or shifted to the top anyway.
+        # For the others the sign bit is masked out or shifted to the top anyway.
         codes &= (2 * coding.sign - 1).to(tl.uint32)
     if V.twos_complement:
         values = integers_of(codes, coding, V)

@@ -1,4 +1,4 @@
-"""How a tensor is cut into the regions on which programs work: where its tiles lie in memory, and how much of them a thread should hold."""
+"""Partitioning of a tensor into the regions that programs work on: tiles in memory, and how much of them a thread holds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from qsim_kernels.triton.regions import Shape
 
 # Elements of the largest region that a program holds.
 _LARGEST = 2**14
-#: Blocks of a transform beyond this go through plain torch.
+#: Transforms of larger blocks go through plain torch.
 _LARGEST_TURN = 32
 
 
 class Cut(NamedTuple):
-    """How a tensor is cut into regions, as a launch takes it.
+    """A partition of a tensor into regions, for a launch.
 
     Attributes:
         shape: The form of a region.
-        programs: How many there are.
+        programs: Number of programs.
         matrices: The numbers of `regions.Matrices`.
-        warps: Of a program.
-        registers: Of a thread at most; 0 for as many as the compiler likes.
+        warps: Warps of a program.
+        registers: Largest number of registers of a thread; 0 leaves it to the compiler.
     """
 
     shape: Shape
@@ -42,13 +42,13 @@ class Cut(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a kernel reads.
+    """The input of a kernel.
 
     Attributes:
-        x: A contiguous tensor of at most 32 bits; the transform has gone before, if the kernel does not do it.
+        x: A contiguous tensor of at most 32 bits; already transformed, unless the kernel does it.
         tiles: Which elements share a scale.
         turn: The transform that the kernel does.
-        signs: Its signs, a bit for each element of a block.
+        signs: Its signs, one bit per element of a block.
     """
 
     x: Tensor
@@ -58,17 +58,17 @@ class Prepared(NamedTuple):
 
 
 def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
-    """What a kernel reads of a tensor."""
+    """Prepare a tensor for a kernel."""
     x = flat(x)
     if tiles.across and tiles.columns == 1:
-        # What lies next to each other belongs to different scales: these are columns rather than rows.
+        # Neighbours in memory have different scales: these are columns rather than rows.
         matrices = x.numel() // tiles.rows if tiles.rows else 0
         tiles = Tiles(matrices, tiles.rows, max(matrices, 1), 1, False)
     if turn is None:
         return Prepared(x, tiles, NO_TURN, 0)
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
         return Prepared(turned(x, turn), tiles, NO_TURN, 0)
-    signs = _bits(turn._replace(length=0, inner=0))  # which they do not depend on
+    signs = _bits(turn._replace(length=0, inner=0))  # the signs do not depend on these
     variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
     if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
         tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)
@@ -81,22 +81,22 @@ def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
 
 @lru_cache(maxsize=256)
 def _bits(turn: Turn) -> int:
-    """The signs of a transform, a bit for each element of a block."""
+    """The signs of a transform, one bit per element of a block."""
     return sum((sign < 0) << place for place, sign in enumerate(signs_of(turn)))
 
 
 def _holds(elements: int, size: int, block: int) -> bool:
-    """Whether tiles of a size along a dimension consist of whole blocks."""
+    """Whether tiles of a given size along a dimension consist of whole blocks."""
     return size % block == 0 or size >= elements
 
 
 def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether so few bytes are moved that the time goes by instructions."""
+    """Whether so few bytes are moved that instructions determine the time."""
     return source.itemsize == target.itemsize == 2
 
 
 def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scales) -> Cut | None:
-    """Regions that hold whole tiles, if there are such. What a thread should hold, and in how many registers, was found by trying."""
+    """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment."""
     _, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
         return None
@@ -124,7 +124,7 @@ def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scal
 
 
 def cut(read: Prepared, out: Tensor, elements: Elements) -> Cut:
-    """Regions for scales that are given, which need not hold whole tiles."""
+    """Regions for given scales, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read
     block, size, registers = 1 << turn.levels, 1024, 0
     if is_narrow(read.x.dtype, out.dtype) and width > 1 and not turn.levels:

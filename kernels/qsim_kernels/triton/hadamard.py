@@ -1,4 +1,4 @@
-"""Hadamard transforms inside a kernel; what is added to what, and in which order, is that of `reference.hadamard`."""
+"""Hadamard transforms inside a kernel; the additions and their order are those of `reference.hadamard`."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ class TurnVariant(NamedTuple):
 
     Attributes:
         levels: log2 of the elements of a block; 0 for no transform.
-        down: Whether blocks lie down the rows of a region; otherwise along its columns.
-        factor: What all is multiplied with at the end.
+        down: Whether blocks run down the rows of a region; otherwise along its columns.
+        factor: The final factor of all elements.
         bounded: Whether finite values are so small that no sum of a block overflows; otherwise large ones saturate first.
     """
 
@@ -27,11 +27,11 @@ NO_TURN = TurnVariant(0, False, 1.0, True)
 
 @triton.jit
 def turned(x, signs, T: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """A region of float32 values after its transform.
+    """Transform a region of float32 values.
 
     Args:
         x: The values, `HEIGHT` by `WIDTH`.
-        signs: A bit for each element of a block: whether it changes its sign.
+        signs: One bit per element of a block: whether its sign is flipped.
         T: The `TurnVariant`.
         HEIGHT: Rows.
         WIDTH: Columns.

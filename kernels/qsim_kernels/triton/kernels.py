@@ -1,6 +1,6 @@
-"""The kernels: one for each operator, over flat or transposed tensors. Formats and roundings come at run time: a sweep compiles each once.
+"""The kernels: one per operator, over flat or transposed tensors. Formats and roundings are runtime arguments: a sweep compiles each once.
 
-Full blocks are read and written without a mask, because masks depend on runtime values, which would keep accesses narrow.
+Full blocks are read and written without a mask, because masks depend on runtime values, which would prevent wide accesses.
 """
 
 import triton
@@ -13,7 +13,7 @@ from qsim_kernels.triton.rounding import clamp
 from qsim_kernels.triton.transposed import encode_tile, quantize_and_encode_tile, quantize_tile
 from qsim_kernels.triton.values import Noise, as_codes, as_numbers
 
-#: Arguments of which none is worth a variant of its own.
+#: Arguments that are not worth specializing on.
 NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
 MATRIX = ["rows", "columns"]
 NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
@@ -25,10 +25,10 @@ def quantize_block(
     x, out, start, count, offset, noise, grid,
     V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rounds one block of values."""
+    """Round one block of values."""
     place = tl.arange(0, BLOCK)
     values = load(x + start, place, count - start, MASKED)
-    # A conversion to 16 bits makes every NaN the same by itself.
+    # A conversion to 16 bits already makes every NaN the same.
     drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
     values = rounded(as_single(values), drawn, grid, V, out.dtype.element_ty == tl.float32)
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
@@ -43,7 +43,7 @@ def quantize_kernel(
     over: tl.int64, under: tl.int64, scale: tl.int64,
     V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Rounds `count` values, of matrices of `rows` and `columns` if there is a `Tile`."""
+    """Round `count` values, of matrices of `rows` and `columns` if there is a `Tile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
@@ -64,7 +64,7 @@ def encode_block(
     x, out, lost, start, count, offset, noise, grid, coding,
     V: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rounds one block of values and writes their codes."""
+    """Round one block of values and write their codes."""
     place = tl.arange(0, BLOCK)
     values = as_single(load(x + start, place, count - start, MASKED))
     drawn = random_integers(noise, offset + start, V, RUN, ALIGNED, BLOCK)
@@ -73,7 +73,7 @@ def encode_block(
     if lost is not None:
         if not V.fast:
             values = rounded(values, drawn, grid, V, True)
-        # A thread adds up its own.
+        # Each thread adds up its own.
         note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
 
 
@@ -88,13 +88,13 @@ def encode_kernel(
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     V: tl.constexpr, C: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds `count` values and writes their codes; sets `lost`, if there is one, where a NaN has none."""
+    """Round `count` values and write their codes; set `lost`, if given, where a NaN has no code."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
     coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
-    # What a thread does once weighs less on two blocks; the traffic alone would leave no time for it.
+    # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
     start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
     if T is not None:
         encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V, C, T)
@@ -108,10 +108,10 @@ def encode_kernel(
 
 @triton.jit
 def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Writes the values of one block of codes."""
+    """Write the values of one block of codes."""
     place = tl.arange(0, BLOCK)
     read = load(codes + start, place, count - start, MASKED).to(tl.int32)
-    # A conversion to 16 bits makes every NaN the same by itself.
+    # A conversion to 16 bits already makes every NaN the same.
     values = values_of(read.to(tl.uint32, bitcast=True), coding, C, C.wide or out.dtype.element_ty == tl.float32)
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
@@ -123,7 +123,7 @@ def decode_kernel(
     unused: tl.int64, binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the values of `count` codes."""
+    """Write the values of `count` codes."""
     coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, C.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
@@ -138,13 +138,13 @@ def quantize_and_encode_block(
     V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rounds one block of values to two grids."""
-    # A thread holds as many neighbours for the narrow codes as for the values, or shared memory would carry one of them.
+    """Round one block of values to two grids."""
+    # A thread holds as many neighbours for the narrow codes as for the values; otherwise one of them would go through shared memory.
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     values = as_single(load(x + start, place, count - start, MASKED))
     drawn = random_integers(noise, start, V, RUN, True, BLOCK)
     code_drawn = random_integers(code_noise, start, W, RUN, True, BLOCK)
-    # What both do on the way to one grid is done once.
+    # Steps shared by both are done once if the grid is the same.
     if ONE_GRID:
         values = clamp(values, grid, True)
     result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32, ONE_GRID)
@@ -170,7 +170,7 @@ def quantize_and_encode_kernel(
     binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
     V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds `count` values to one grid, and to another whose codes it writes: what a layer needs of its input, from one read."""
+    """Round `count` values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)

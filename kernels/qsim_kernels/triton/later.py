@@ -1,8 +1,8 @@
-"""Stochastic rounding that draws the last 16 of 32 random bits only where the first 16 leave a result open.
+"""Stochastic rounding that draws the last 16 of 32 random bits only where the first 16 leave a result undecided.
 
 That is one value in 65536: the first bits of its position between its two neighbours and the first random bits add up to just less than a
-step. A thread that holds such a value rounds again, with all bits. Values with at most 11 significant bits are open only below the smallest
-value of a grid: above it, their positions have no more than 16 bits.
+step. A thread that holds such a value rounds again, with all bits. Values with at most 11 significant bits can be undecided only below
+the smallest value of a grid: above it, their positions have at most 16 bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from qsim_kernels.triton.toward_zero import multiply_add_toward_zero
 
-#: Elements of a Philox block, and of a call of the text below.
+#: Elements of a Philox block, and of one call of the PTX below.
 RUN = 8
 _OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", "least", "scale", "low", "largest")
 
@@ -27,7 +27,7 @@ def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[s
         f"mov.b64 {{{c2}, {c3}}}, {stream};",
         f"mov.b64 {{key0, key1}}, {seed};",
         "mov.b32 round, 0;",
-        # A short loop: it is run rarely, and its instructions are in the way of others.
+        # A short loop: it runs rarely, and unrolled instructions would get in the way of others.
         f'{name}_ROUND: .pragma "nounroll";',
         f"mul.wide.u32 product0, {c0}, 0xD2511F53;",
         f"mul.wide.u32 product1, {c2}, 0xCD9E8D57;",
@@ -48,7 +48,7 @@ def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[s
 
 
 def _half_word(result: str, name: str, place: str) -> list[str]:
-    """PTX for the half word of the element at a place, 0 to 7, of a Philox block."""
+    """PTX for the half word of the element at a position, 0 to 7, of a Philox block."""
     return [
         f"setp.gt.u32 second, {place}, 1;",
         f"selp.b32 {result}, {name}1, {name}0, second;",
@@ -64,7 +64,7 @@ def _half_word(result: str, name: str, place: str) -> list[str]:
 
 
 def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
-    """PTX that rounds one value, if it is open and in the current Philox block, with all 32 bits."""
+    """PTX that rounds one value with all 32 bits, if it is undecided and in the current Philox block."""
     out, x, distance, place, block, least, scale, low, largest = (
         of[name][i] for name in ("out", "x", "open", "place", "block", "least", "scale", "low", "largest")
     )
@@ -91,7 +91,7 @@ def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
         f"mov.b32 step, {least};",
         "add.u32 step, step, binade;",
         "mov.b32 spacing, step;",
-        # What is open has not been rounded up.
+        # Undecided values have not been rounded up.
         f"sub.f32 magnitude, magnitude, {out};",
         "mul.f32 magnitude, magnitude, per_step;",
         "cvt.rzi.u32.f32 position, magnitude;",
@@ -101,7 +101,7 @@ def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
 
 
 def _first_left(blocks: list[str]) -> list[str]:
-    """PTX for the Philox block of the first element that is left."""
+    """PTX for the Philox block of the first remaining element."""
     lines = [f"mov.b64 current, {blocks[-1]};"]
     for i, block in reversed(list(enumerate(blocks[:-1]))):
         lines += [f"and.b32 odd, left, {1 << i};", "setp.ne.u32 here, odd, 0;", f"selp.b64 current, {block}, current, here;"]
@@ -109,10 +109,10 @@ def _first_left(blocks: list[str]) -> list[str]:
 
 
 def _settle_text() -> str:
-    """PTX for eight elements: where the first 16 bits leave one open, it draws all bits and rounds again.
+    """PTX for eight elements: where the first 16 bits leave one undecided, it draws all bits and rounds again.
 
-    The eight elements may be any. In fast kernels they share a Philox block: the compiler then knows that one pass of the loop serves them
-    all, and removes the rest of it.
+    Any eight elements are allowed. In fast kernels they share a Philox block: the compiler then knows that one pass of the loop is enough,
+    and removes the rest.
     """
     of = {name: [f"${RUN * number + i}" for i in range(RUN)] for number, name in enumerate(_OPERANDS)}
     seed, stream = of["seed"][0], of["stream"][0]
@@ -125,7 +125,7 @@ def _settle_text() -> str:
         f"mov.b32 nearest, {of['open'][0]};",
         *(f"min.u32 nearest, nearest, {distance};" for distance in of["open"][1:]),
         "setp.ne.u32 decided, nearest, 0;",
-        # A warp stays together: its other threads round again to the same results.
+        # A warp does not diverge: its other threads round again to the same results.
         "vote.sync.all.pred decided, decided, 0xFFFFFFFF;",
         "@decided bra.uni DONE;",
         "mov.b32 left, 0xFF;",
@@ -137,7 +137,7 @@ def _settle_text() -> str:
     for i in range(RUN):
         lines += _round_again(i, of)
     lines += ["setp.ne.u32 again, left, 0;", "@again bra NEXT;", "DONE:"]
-    # The sign comes last, so that an element's value and its sign need not be kept apart meanwhile.
+    # The sign comes last, so that an element's value and its sign need not be kept separately.
     lines += [f"lop3.b32 {out}, {out}, {x}, 0x80000000, 0xF8;" for out, x in zip(of["out"], of["x"], strict=True)]
     return "{" + "\n".join([*lines, "}"])
 
@@ -148,7 +148,7 @@ SETTLE_CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 1
 
 @triton.jit
 def add_half_word(bits, words, place):
-    """Adds the half words of elements at these places of a Philox block to integers: one instruction, which also selects the half."""
+    """Add the half words of elements at the given positions of a Philox block to integers: one instruction, which also selects the half."""
     TEXT: tl.constexpr = "dp2a.lo.u32.u32 $0, $1, $2, $3;"
     which = tl.where(place & 1 == 0, 0x1, 0x100)
     return tl.inline_asm_elementwise(TEXT, "=r,r,r,r", [words, which, bits], dtype=tl.int32, is_pure=True, pack=1)
@@ -156,21 +156,21 @@ def add_half_word(bits, words, place):
 
 @triton.jit
 def round_later(x, y, drawn, grid, FEW: tl.constexpr):
-    """Rounds float32 values onto a grid with evenly spaced values around zero; draws the last 16 random bits only where they matter.
+    """Round float32 values onto a grid with evenly spaced values around zero, drawing the last 16 random bits only where they matter.
 
     Args:
-        x: Values. It is fastest if a thread holds eight neighbours of one Philox block.
+        x: Values. Fastest if a thread holds eight neighbours of one Philox block.
         y: Their magnitudes, clamped. NaN is the one with all bits set.
         drawn: `Words`.
         grid: `Numbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
         FEW: Whether values have at most 11 significant bits.
     """
-    # Next to 2**7 times the spacing, or 1.5 times as much, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
+    # Near 2**7 times the spacing, or 1.5 times that, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
     power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7FC00000, grid.low << 23).to(tl.float32, bitcast=True)
     lift = ((grid.shift + 111) << 23).to(tl.float32, bitcast=True)
     total = add_half_word(multiply_add_toward_zero(power, lift, y).to(tl.int32, bitcast=True), drawn.words, drawn.place)
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
-    # The first bits leave a value open if 2**-16 more of the spacing would reach its upper neighbour.
+    # The first bits leave a value undecided if 2**-16 more of the spacing would reach its upper neighbour.
     if FEW:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
     else:
@@ -180,7 +180,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr):
 
 @triton.jit
 def settled(rounded, x, distance, drawn, grid):
-    """Rounds again wherever `distance`, from the sum that the first 16 random bits leave open, is zero; gives results `x`'s sign."""
+    """Round again wherever `distance`, from the sum that the first 16 random bits leave undecided, is zero; give results `x`'s sign."""
     least = grid.least.to(tl.float32, bitcast=True)
     return tl.inline_asm_elementwise(
         SETTLE, SETTLE_CONSTRAINTS,

@@ -1,4 +1,4 @@
-"""From the operators' arguments to a launch: which kernel, with which numbers, on how many blocks."""
+"""Launches from the operators' arguments: which kernel, with which numbers, on how many blocks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from qsim_kernels.triton.values import Variant
 def quantize_into(
     out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int, block: int | None = None
 ) -> None:
-    """Rounds `x` onto a grid, into `out`; see `reference.quantize_into`.
+    """Round `x` onto a grid, into `out`; see `reference.quantize_into`.
 
     Args:
         out: Of `x`'s shape, in a dtype that holds the grid.
         x: Values.
-        seed: A 0-d int64 tensor, needed for stochastic rounding alone.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         grid: The values to choose from.
         rule: How to choose.
-        stream: Which of a seed's streams of random bits.
+        stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
-        block: Elements of a block, if not the number that is fastest.
+        block: Elements of a block; by default the fastest number.
     """
     count, aligned = x.numel(), offset % 8 == 0
     pointer, number = seed_of(seed, x)
@@ -58,10 +58,10 @@ def encode_into(
     check: bool = True,
     block: int | None = None,
 ) -> Tensor | bool:
-    """Rounds `x` onto a grid and writes the codes into `out`; see `reference.encode_into`.
+    """Round `x` onto a grid and write the codes into `out`; see `reference.encode_into`.
 
     Returns:
-        Whether a NaN was met that has no code, on the device of `x`.
+        Whether there was a NaN without a code, on the device of `x`.
     """
     count = x.numel()
     if not count:
@@ -78,7 +78,7 @@ def encode_into(
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
-    """Writes the values of `codes` into `out`; see `reference.decode_into`."""
+    """Write the values of `codes` into `out`; see `reference.decode_into`."""
     count = codes.numel()
     if count:
         work = work_on(False, True, codes, out)
@@ -99,7 +99,7 @@ def quantize_and_encode_into(
     coding: Coding,
     code_stream: int,
 ) -> None:
-    """Rounds `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
+    """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
     count = x.numel()
     if count:
         work = work_on(Mode.STOCHASTIC in (rule.mode, code_rule.mode), True, x, out, codes)
@@ -123,7 +123,7 @@ def _quantizer(
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
     if variant.later:
-        # What a thread does once costs less per element over several blocks; it matters where there is little to move.
+        # Several blocks amortize a thread's fixed costs, which matters where there is little to move.
         steps, registers = 4 if target.itemsize == 2 else 1, 64
     elif draws_words:
         # A Philox block has half words for eight neighbours.
@@ -177,7 +177,7 @@ def _both(
         second_variant = _drawn_later(second_variant, code_grid, source)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
-    # Two grids need more registers than would leave room for as many threads.
+    # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048, **scarce)
 
@@ -190,22 +190,22 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
 
 
 def _drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
-    """Where there are so many bytes to move that all random bits are drawn meanwhile, nothing is gained by drawing them later."""
+    """The variant that draws later, unless so many bytes are moved that drawing all random bits takes no extra time."""
     return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
 
 
 def run_of(source: torch.dtype, target: torch.dtype) -> int:
-    """How many neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
+    """The number of neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
     return max(4, 16 // min(source.itemsize, target.itemsize))
 
 
 def significant_bits(dtype: torch.dtype) -> int:
-    """How many bits a dtype's significands have."""
+    """The number of bits in a dtype's significand."""
     return 2 - math.frexp(torch.finfo(dtype).eps)[1]
 
 
 def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
-    """The seed by pointer where it lies on the device, which nothing waits for; else by value."""
+    """The seed by pointer if it is on the device, without synchronizing; otherwise by value."""
     if seed is None:
         return None, 0
     return (seed, 0) if seed.device == x.device else (None, int(seed))

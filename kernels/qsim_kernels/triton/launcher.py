@@ -1,4 +1,4 @@
-"""A kernel that is compiled once for each form of its arguments, and launched quickly from then on."""
+"""Kernels that are compiled once per form of their arguments, with fast launches from then on."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _is_watched() -> bool:
 class Launcher:
     """A kernel and all of its arguments that do not change from call to call.
 
-    Triton finds the compiled form of a kernel by looking at every argument, which takes longer than to launch it. Here the form depends on
-    little, the device, whether the pointers are aligned, and which optional arguments there are, and the driver launches it at once.
+    Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
+    only on the device, pointer alignment and which optional arguments are given, and the driver launches it directly.
 
     Args:
         kernel: The kernel.
         numbers: Its arguments that are never specialized, the last ones before the constants.
-        constants: What it is compiled for, the elements of a block last.
-        share: How many elements a program works on.
-        options: What the compiler is told: `num_warps`, `maxnreg`.
+        constants: Its compile-time constants, the elements of a block last.
+        share: Elements per program.
+        options: Compiler options: `num_warps`, `maxnreg`.
     """
 
     def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], share: int, **options: int) -> None:
@@ -40,18 +40,18 @@ class Launcher:
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
-        """Launches as many programs as share `count` elements; the other arguments are those of `launch`."""
+        """Launch as many programs as share `count` elements; the other arguments are those of `launch`."""
         self.launch(-(-count // self.share), x, out, count, *others, absent=absent)
 
     def launch(self, programs: int, x: Tensor, out: Tensor, *others: Any, absent: Hashable = None) -> None:
-        """Launches the kernel on the current stream of `x`'s device.
+        """Launch the kernel on the current stream of `x`'s device.
 
         Args:
-            programs: How many.
-            x: What is read.
-            out: What is written.
+            programs: Number of programs.
+            x: The tensor that is read.
+            out: The tensor that is written.
             *others: The arguments between these and the numbers.
-            absent: Which of the kernel's optional arguments are not there.
+            absent: Which of the kernel's optional arguments are missing.
         """
         device = x.device.index
         if not _INTERPRETED and device != torch._C._cuda_getDevice():

@@ -1,4 +1,4 @@
-"""How tensors lie in memory: which of them kernels take as they lie, and which are put into logical order first."""
+"""Memory layouts of tensors: which ones kernels process in place, and which are copied into logical order first."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.transposed import Tile
 
-#: Elements of a tile, and how many of them lie side by side in memory where there are so many.
+#: Elements of a tile, and how many of them are adjacent in memory if there are that many.
 _TILE, _ACROSS = 2048, 64
-#: How many neighbours in logical order a thread makes random bits for.
+#: Number of neighbours in logical order that a thread makes random bits for.
 _RUN = 8
 #: Smaller matrices would leave most of a program's threads idle, and are copied.
 _LEAST = 256
 
 
 class Transposed(NamedTuple):
-    """Matrices, one behind the other, that are stored transposed, as images are whose channels come last.
+    """Consecutive matrices that are stored transposed, such as channels-last images.
 
     Attributes:
-        rows: In memory; their elements of one column are neighbours in logical order.
-        columns: In memory.
+        rows: Rows in memory; their elements in one column are neighbours in logical order.
+        columns: Columns in memory.
     """
 
     rows: int
@@ -34,12 +34,12 @@ class Transposed(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a tensor's elements are in memory.
+    """The memory layout of a tensor's elements.
 
     Attributes:
-        steps: Size and stride of its dimensions in logical order; those that are one in memory are one here.
-        is_dense: Whether they fill their memory, each place once.
-        transposed: What it is, if it is that.
+        steps: Size and stride of its dimensions in logical order; dimensions that are contiguous in memory are merged.
+        is_dense: Whether they fill their memory, each location once.
+        transposed: The transposed matrices, if it is stored as such.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
-    """How a tensor of this shape and these strides lies in memory."""
+    """The memory layout of a tensor with the given shape and strides."""
     steps: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if steps and steps[-1][1] == size * stride:
@@ -69,14 +69,14 @@ def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
 
 
 class Work(NamedTuple):
-    """What a kernel reads and writes instead of the tensors that it was given.
+    """The tensors that a kernel reads and writes in place of the given ones.
 
     Attributes:
-        source: Is read.
-        target: Is written.
-        others: Are written too.
-        transposed: What all of these are, if they are, and it matters which element is which.
-        tile: Of which a program then rounds one.
+        source: The tensor that is read.
+        target: The tensor that is written.
+        others: Further tensors that are written.
+        transposed: Their common transposed layout, if they have one and the elements' indices matter.
+        tile: The tile that a program then rounds.
     """
 
     source: Tensor
@@ -86,7 +86,7 @@ class Work(NamedTuple):
     tile: Tile | None = None
 
     def launch(self, launcher: Launcher, count: int, *arguments: Any, absent: Hashable) -> None:
-        """Launches a kernel with as many programs as share `count` elements."""
+        """Launch a kernel with as many programs as share `count` elements."""
         if self.transposed is None or self.tile is None:
             launcher(self.source, self.target, count, 0, 0, *arguments, absent=absent)
             return
@@ -95,21 +95,21 @@ class Work(NamedTuple):
         launcher.launch(programs, self.source, self.target, count, rows, columns, *arguments, absent=absent)
 
     def finish(self, *outs: Tensor) -> None:
-        """Puts what was written elsewhere into the tensors that were given."""
+        """Copy results written elsewhere into the given tensors."""
         for out, target in zip(outs, (self.target, *self.others), strict=True):
             if target is not out:
                 out.copy_(target)
 
 
 def work_on(by_index: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tensor) -> Work:
-    """How a kernel gets its tensors: as they lie in memory where it can take them so, in logical order otherwise.
+    """Arrange tensors for a kernel: in place where it can process their memory layout, in logical order otherwise.
 
     Args:
-        by_index: Whether what becomes of an element depends on its index; otherwise any order will do.
-        aligned: Whether the first element is one for which random bits begin.
-        x: What is read.
-        out: What is written.
-        *others: What is written too.
+        by_index: Whether results depend on an element's index; otherwise any order will do.
+        aligned: Whether the first element starts a group of random bits.
+        x: The tensor that is read.
+        out: The tensor that is written.
+        *others: Further tensors that are written.
     """
     outs = (out, *others)
     if x.is_contiguous() and all(map(Tensor.is_contiguous, outs)):
@@ -125,7 +125,7 @@ def work_on(by_index: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tens
 
 @lru_cache(maxsize=4096)
 def tile_of(transposed: Transposed, aligned: bool) -> Tile:
-    """The tile of which a program rounds one, where the first element is one for which random bits begin, or is not."""
+    """The tile that a program rounds, depending on whether the first element starts a group of random bits."""
     rows, columns = transposed
     across = min(_ACROSS, _power_from(columns))
     down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
@@ -134,7 +134,7 @@ def tile_of(transposed: Transposed, aligned: bool) -> Tile:
 
 
 def _power_from(size: int) -> int:
-    """The least power of two that is not smaller."""
+    """The smallest power of two that is not smaller."""
     return 1 << (size - 1).bit_length()
 
 
@@ -144,5 +144,5 @@ def flat(x: Tensor) -> Tensor:
 
 
 def _target(out: Tensor) -> Tensor:
-    """Where to write the elements in logical order."""
+    """A tensor to write the elements to in logical order."""
     return out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)

@@ -1,4 +1,4 @@
-"""From the largest magnitude of a tile to its scale, inside a kernel; the steps are those of `reference.scaling.scales_of`."""
+"""Scales from the largest magnitudes of tiles, inside a kernel; the steps are those of `reference.scaling.scales_of`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
 
 
 class MakingVariant(NamedTuple):
-    """What a kernel that makes scales is compiled for.
+    """The compile-time variant of a kernel that computes scales.
 
     Attributes:
         rule: A `ScaleRule`.
-        powers: Whether `powers_as_scales` serves.
-        ratios: Whether `nearest_ratios` serves.
+        powers: Whether `powers_as_scales` applies.
+        ratios: Whether `nearest_ratios` applies.
     """
 
     rule: int
@@ -46,10 +46,10 @@ class Making(NamedTuple):
         largest: `M`, float64.
         factor: Two to the margin, float64.
         spare: Mantissa bits of float64 beyond the elements'.
-        power: The margin less the exponent of `M`.
-        smallest: No scale is below, float64.
+        power: The margin minus the exponent of `M`.
+        smallest: The smallest scale, float64.
         lift: See `powers_as_scales`.
-        grid: `Numbers` of the scales, in float32 for `nearest_ratios`, else in float64.
+        grid: `Numbers` of the scales, in float32 for `nearest_ratios`, otherwise in float64.
     """
 
     largest: Any
@@ -67,13 +67,13 @@ MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{
 
 @triton.jit
 def number(bits):
-    """A float64 whose bits came as a whole number."""
+    """A float64 from its bits as an integer."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def as_making(largest, factor, spare, power, smallest, lift, grid):
-    """What came as int64, in its types."""
+    """Convert int64 arguments to a `Making`."""
     return Making(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
 
 
@@ -83,11 +83,11 @@ def powers_as_scales(bits, making):
 
     Args:
         bits: Largest magnitudes, as float32's bits.
-        making: `Making`. Its `lift` is what lets what lies beyond `M`'s fraction carry into the exponent, where scales are rounded up.
+        making: `Making`. Its `lift` makes fractions beyond that of `M` carry into the exponent, where scales are rounded up.
     """
     exponent = ((bits + making.lift) & -0x800000) + (making.power.to(tl.int32) << 23)
     exponent = tl.minimum(tl.maximum(exponent, 0), 0x7F000000)
-    # The smallest is a subnormal number, one half of the smallest normal one.
+    # The smallest is a subnormal number, half of the smallest normal one.
     scales, inverses = tl.maximum(exponent, 0x400000), tl.maximum(0x7F000000 - exponent, 0x400000)
     finite = bits < 0x7F800000
     scales = tl.where(finite, scales.to(tl.float32, bitcast=True), float("nan"))
@@ -96,19 +96,19 @@ def powers_as_scales(bits, making):
 
 @triton.jit
 def nearest_ratios(a, under, making, G: tl.constexpr):
-    """The values of a grid that are nearest to `a / (under * M)`, ties to even, exactly so, in float32.
+    """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, computed in float32.
 
-    A quotient that is a little off is far from a tie nearly always, so that a little more and a little less of it round to the same value.
-    Else the sign of `a - middle * M * under` decides, which one instruction finds without an error.
+    A slightly inexact quotient is nearly always far from a tie, so that slightly more and slightly less of it round to the same value.
+    Otherwise the sign of `a - middle * M * under` decides, which one instruction computes exactly.
 
     Args:
         a: Magnitudes, float32.
-        under: A pointer to the scale of the whole.
+        under: A pointer to the scale of the whole tensor.
         making: `Making`.
         G: The `Variant` of rounding onto the grid in float32.
     """
     whole = tl.load(under)
-    # Tiny numbers are made larger first, so that no difference vanishes, and huge ones smaller, so that no product overflows.
+    # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
     lift = tl.where(whole < 5.421010862427522e-20, 18446744073709551616.0, 1.0)
     lift = tl.where(whole > 18446744073709551616.0, 5.421010862427522e-20, lift)
     whole *= lift
@@ -144,11 +144,11 @@ def scales_as_numbers(amax, making, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
-    """The scales of tiles, and the inverses of what elements are divided by.
+    """The scales of tiles, and the inverses of the divisors of elements.
 
     Args:
         bits: Largest magnitudes, as float32's bits.
-        under: A pointer to the scale of the whole, if they are under one.
+        under: A pointer to the scale of the whole tensor, if they are under one.
         making: `Making`.
         M: The `MakingVariant`.
         G: The `Variant` of rounding onto the scales' grid.
@@ -172,7 +172,7 @@ def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def inverses_of(scales, under):
-    """What elements are multiplied with instead of being divided by their scale and by that of the whole."""
+    """The factors that replace division of elements by their scale and by that of the whole tensor."""
     if under is not None:
         scales = under_whole(scales, under)
     return tl.div_rn(scales * 0 + 1, scales)
@@ -192,7 +192,7 @@ def scales_kernel(
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
     M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the scales that follow from `count` largest magnitudes."""
+    """Write the scales that result from `count` largest magnitudes."""
     grid = as_numbers(
         scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
         scale_scale, G.wide,
@@ -205,7 +205,7 @@ def scales_kernel(
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
-    """Writes the scales that follow from float32 magnitudes; see `reference.scaling.scales_into`."""
+    """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
     if out.numel():
         _maker(scales, under is not None)(amaxes, out, out.numel(), under, absent=under is None)
 
@@ -218,11 +218,11 @@ def _maker(scales: Scales, is_under: bool) -> Launcher:
 
 @lru_cache(maxsize=1024)
 def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Variant], tuple[int, ...]]:
-    """What a kernel that makes scales is compiled for, and the numbers that it gets.
+    """The variant and the runtime numbers of a kernel that computes scales.
 
     Args:
-        scales: How they are made.
-        is_under: Whether they are under a scale of the whole.
+        scales: How scales are made.
+        is_under: Whether they are under a scale of the whole tensor.
     """
     rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, True)
     ratios = is_under and _is_of_ratios(scales, rule)
@@ -240,7 +240,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Vari
 
 
 def _is_of_powers(scales: Scales) -> bool:
-    """Whether `powers_as_scales` serves: it takes subnormal magnitudes for less than they are, which must not matter."""
+    """Whether `powers_as_scales` applies: it underestimates subnormal magnitudes, which must not matter."""
     exponent = math.frexp(scales.largest)[1] - 1
     simple = scales.least == SMALLEST and scales.rule in (ScaleRule.FLOOR, ScaleRule.CEIL) and scales.margin < exponent
     return simple and is_e8m0(scales.grid)
@@ -252,7 +252,7 @@ def is_e8m0(grid: Grid) -> bool:
 
 
 def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
-    """Whether `nearest_ratios` serves: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
+    """Whether `nearest_ratios` applies: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
     grid, (variant, _) = scales.grid, arguments.rounding(scales.grid, rule, False)
     fraction, _ = math.frexp(scales.largest)
     bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())

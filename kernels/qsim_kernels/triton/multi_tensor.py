@@ -1,6 +1,6 @@
-"""Many tensors in one launch: a table of their addresses on the device, and which program works on which part of which.
+"""Many tensors in one launch: a device table of their addresses, and an assignment of tensor parts to programs.
 
-Both are kept as long as they are in use: the table depends on addresses, of which gradients tend to have the same in every step.
+Both are cached while they are in use: the table depends on addresses, which tend to be the same for gradients in every step.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 
 from qsim_kernels.triton.update_table import COLUMNS, COMPENSATION, FACTORS, KEYS, OFFSET, ROW
 
-# How many columns hold addresses of tensors with as many elements as the parameter.
+# The number of columns with addresses of tensors that have as many elements as the parameter.
 _ADDRESSES = COMPENSATION.value + 1
 
-#: Tables that are kept: as many as groups of parameters may take turns.
+#: Cached tables: as many as the groups of parameters that may take turns.
 _KEPT = 64
 
 
 class Table(NamedTuple):
-    """What kernels find tensors by.
+    """The table by which kernels find tensors.
 
     Attributes:
-        host: The addresses on the host, which must stay while a copy to the device may be replayed.
-        device: The same on the device.
+        host: The addresses on the host, which must stay alive while a copy to the device may be replayed.
+        device: The addresses on the device.
         factors: Room for the numbers of a step.
         keys: Room for the keys of its random bits.
-        smooth: Which parameters can be read in wide accesses, with elements that follow one another in the whole.
+        smooth: Which parameters allow wide accesses, with elements that are consecutive in the whole tensor.
     """
 
     host: Tensor
@@ -43,23 +43,23 @@ class Table(NamedTuple):
 
 
 _tables: OrderedDict[Hashable, Table] = OrderedDict()
-# What a CUDA graph was captured with must stay as long as it may be replayed, which nothing tells.
+# Tensors captured in a CUDA graph must stay alive as long as it may be replayed, which cannot be detected.
 _captured: list[tuple[Any, ...]] = []
 
 
 def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int]) -> Table:
-    """The table of tensors in these columns: parameters, gradients and so on, as many in each, or none.
+    """The table of tensors in the given columns: parameters, gradients and so on, each column equally long or empty.
 
     Args:
         columns: Contiguous tensors.
-        counts: How many elements the parameters have.
+        counts: Number of elements of each parameter.
         streams: See `updates.Step`.
         places: See `updates.Step`.
     """
     device = columns[0][0].device
     addresses = tuple(tuple(map(Tensor.data_ptr, column)) for column in columns)
     capturing = _is_capturing(device)
-    # What one stream writes another must not find before it is there.
+    # Another stream must not find a table before this stream has written it.
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = (device, stream, addresses, counts, tuple(streams), tuple(places))
     table = None if capturing else _tables.get(key)
@@ -83,7 +83,7 @@ def _write(
     none = (0,) * tensors
     columns = [*(column or none for column in addresses), counts, places[0::3], places[1::3], places[2::3], streams]
     columns += [none] * (COLUMNS.value - len(columns))
-    # An array, because torch takes its time with long lists.
+    # An array, because torch is slow with long lists.
     values = torch.frombuffer(array("q", chain.from_iterable(columns)), dtype=torch.int64).view(COLUMNS.value, tensors)
     is_aligned = (values[:_ADDRESSES] % 16 == 0).all(0)
     smooth = is_aligned & (values[ROW.value] == 0) & (values[OFFSET.value] % 8 == 0)
@@ -94,7 +94,7 @@ def _write(
 
 
 def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each program the tensor and the number of the block that it works on: of full blocks in smooth tensors, and of all others."""
+    """The tensor and the block number for each program: for full blocks of smooth tensors, and for all other blocks."""
     if not _is_capturing(device):
         return _kept_work(counts, smooth, block, device)
     hosts = [_pinned(pairs) for pairs in _work(counts, smooth, block)]
@@ -120,12 +120,12 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 def _pinned(x: Tensor) -> Tensor:
-    """The same in memory that a copy to the device need not wait for, where there is such a device."""
+    """Move to pinned memory for asynchronous copies, if there is a device that supports it."""
     return x.pin_memory() if torch.cuda.is_available() else x
 
 
 def _blocks(begin: Tensor, end: Tensor) -> Tensor:
-    """Pairs of a tensor and of the number of one of its blocks, from one number to another."""
+    """Pairs of a tensor and one of its block numbers, from one number to another."""
     blocks = end - begin
     tensor = torch.repeat_interleave(torch.arange(len(blocks), device="cpu"), blocks)
     first = (blocks.cumsum(0) - blocks - begin)[tensor]

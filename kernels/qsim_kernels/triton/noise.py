@@ -1,4 +1,4 @@
-"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call for 16 bits of eight elements."""
+"""Random bits inside a kernel: Philox4x32-10 on the logical index, one call per 16 bits of eight elements."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
-#: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index reaches so far.
+#: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index is that large.
 LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
 
 
@@ -21,14 +21,14 @@ def multiply(a, b: tl.constexpr):
     if INTERPRETED:
         product = a.to(tl.uint64) * b
     else:
-        # For a product of 64-bit numbers the compiler also adds the upper halves, which are zero.
+        # For a product of 64-bit numbers the compiler would also add the upper halves, which are zero.
         product = tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], dtype=tl.uint64, is_pure=True, pack=1)
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @triton.jit
 def words(index, seed, stream):
-    """The four words of the blocks with these numbers; see `reference.philox.philox`."""
+    """The four words of the blocks with the given numbers; see `reference.philox.philox`."""
     c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     c2, c3 = stream.to(tl.uint32), (stream >> 32).to(tl.uint32)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
@@ -42,25 +42,25 @@ def words(index, seed, stream):
 
 @triton.jit
 def interleave4(a, b, c, d):
-    """The elements of four blocks in turn: a0, b0, c0, d0, a1, b1 and so on."""
+    """Interleave the elements of four blocks: a0, b0, c0, d0, a1, b1 and so on."""
     return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
 
 
 @triton.jit
 def interleave8(a, b, c, d, e, f, g, h):
-    """The elements of eight blocks in turn."""
+    """Interleave the elements of eight blocks."""
     return tl.interleave(interleave4(a, c, e, g), interleave4(b, d, f, h))
 
 
 @triton.jit
 def shared_words(block, seed, stream, RUN: tl.constexpr):
-    """Words of which a thread makes those of `RUN` neighbours, 8 or 16: one for every two.
+    """Random words, of which a thread makes those of `RUN` neighbours, 8 or 16: one for every two.
 
     Args:
         block: The numbers of the runs' first Philox blocks, one after the other along the last dimension.
         seed: 64 bits.
         stream: 64 bits.
-        RUN: How many.
+        RUN: Number of neighbours.
     """
     a, b, c, d = words(block, seed, stream)
     if RUN == 8:
@@ -73,14 +73,14 @@ def shared_words(block, seed, stream, RUN: tl.constexpr):
 
 @triton.jit
 def half_words(block, seed, stream, RUN: tl.constexpr):
-    """The half words of `shared_words`, one for each element."""
+    """The half words of `shared_words`, one per element."""
     drawn = shared_words(block, seed, stream, RUN)
     return tl.interleave(drawn & 0xFFFF, drawn >> 16)
 
 
 @triton.jit
 def single_half_words(index, seed, stream, LATE: tl.constexpr):
-    """The half word of each index, wherever it is in its Philox block: a call per element."""
+    """The half word of each index, at any position in its Philox block: one Philox call per element."""
     block = index // 8
     if LATE:
         block |= LATE_BLOCKS
@@ -95,7 +95,7 @@ class Words(NamedTuple):
 
     Attributes:
         words: The Philox word of each element; two neighbours share one.
-        place: The number of each element in its Philox block, 0 to 7.
+        place: The position of each element in its Philox block, 0 to 7.
         block: The number of that Philox block.
         seed: 64 bits.
         stream: 64 bits.
@@ -110,7 +110,7 @@ class Words(NamedTuple):
 
 @triton.jit
 def words_of_runs(noise, first, RUN: tl.constexpr, BLOCK: tl.constexpr):
-    """The `Words` of `BLOCK` elements, of which the first has the logical index 8 * `first`."""
+    """The `Words` of `BLOCK` elements starting at the logical index 8 * `first`."""
     drawn = shared_words(first + RUN // 8 * tl.arange(0, BLOCK // RUN), noise.seed, noise.stream, RUN)
     place = tl.arange(0, BLOCK)
     return Words(tl.interleave(drawn, drawn), place & 7, first + (place >> 3), noise.seed, noise.stream)
@@ -118,7 +118,7 @@ def words_of_runs(noise, first, RUN: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def words_of_rows(noise, first, RUN: tl.constexpr, WIDTH: tl.constexpr):
-    """The `Words` of `WIDTH` neighbours in each of some rows, whose first elements have the logical indices 8 * `first`."""
+    """The `Words` of `WIDTH` neighbours in each of several rows, whose first elements have the logical indices 8 * `first`."""
     runs = first[:, None] + (RUN // 8 * tl.arange(0, WIDTH // RUN))[None, :]
     drawn = shared_words(runs, noise.seed, noise.stream, RUN)
     place = tl.arange(0, WIDTH)
@@ -128,7 +128,7 @@ def words_of_rows(noise, first, RUN: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def words_at(noise, index):
-    """The `Words` of the elements with these logical indices, which need not be consecutive."""
+    """The `Words` of the elements with the given logical indices, which need not be consecutive."""
     block = index // 8
     place = (index % 8).to(tl.int32)
     a, b, c, d = words(block, noise.seed, noise.stream)
@@ -138,7 +138,7 @@ def words_at(noise, index):
 
 @triton.jit
 def integers_of_runs(noise, runs, V: tl.constexpr, RUN: tl.constexpr):
-    """`random_integers` of runs of neighbours, given the numbers of the Philox blocks with which they begin."""
+    """`random_integers` of runs of neighbours, given the numbers of their first Philox blocks."""
     bits = half_words(runs, noise.seed, noise.stream, RUN)
     if not V.halves:
         bits = bits << 16 | half_words(runs | LATE_BLOCKS, noise.seed, noise.stream, RUN)
@@ -147,15 +147,15 @@ def integers_of_runs(noise, runs, V: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The random integers of `BLOCK` elements as `round_bits` and `round_magnitude` take them; zero where the rounding needs none.
+    """The random integers of `BLOCK` elements for `round_bits` and `round_magnitude`; zero where the rounding needs none.
 
     Args:
         noise: A `Noise`.
         first: Logical index of the block's first element.
         V: The `Variant`.
-        RUN: How many neighbours a thread holds, so that words are made where they are used; shared memory would carry them there otherwise.
+        RUN: Number of neighbours a thread holds, so that words are made where they are used instead of going through shared memory.
         ALIGNED: Whether `first` begins a Philox block.
-        BLOCK: How many elements.
+        BLOCK: Number of elements.
 
     Returns:
         `Words` for the variants that draw later.
@@ -175,7 +175,7 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
 
 @triton.jit
 def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, WIDTH: tl.constexpr):
-    """What `random_integers` gives, for `WIDTH` neighbours in each of some rows, whose first elements have these logical indices."""
+    """`random_integers` for `WIDTH` neighbours in each of several rows, whose first elements have the given logical indices."""
     drawn = 0
     if V.mode == STOCHASTIC:
         HALVES: tl.constexpr = max(RUN, 8)
@@ -193,7 +193,7 @@ def integers_of_rows(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: 
 
 @triton.jit
 def integers_at(noise, index, V: tl.constexpr):
-    """`random_integers` of the elements with these logical indices, which need not be consecutive."""
+    """`random_integers` of the elements with the given logical indices, which need not be consecutive."""
     drawn = 0
     if V.mode == STOCHASTIC:
         bits = single_half_words(index, noise.seed, noise.stream, False)

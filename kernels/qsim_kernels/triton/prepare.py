@@ -1,4 +1,4 @@
-"""What one step of an optimizer needs beside its tensors: counts of steps, factors and keys of random bits, computed on the device."""
+"""The scalars of one optimizer step: step counts, factors and keys of random bits, computed on the device."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def power(base, exponent):
 
 @triton.jit
 def number(bits):
-    """A float64 whose bits came as a whole number; a small one comes narrower than it is declared where kernels are interpreted."""
+    """A float64 from its bits as an integer; under the interpreter a small integer is narrower than declared."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def store_key(keys, step, seed, stream, role, present):
-    """The seed and the stream of a step's random bits: those that a block of the optimizer's own bits says."""
+    """Store the seed and the stream of a step's random bits, taken from a block of the optimizer's own bits."""
     a, b, c, d = words(step, seed + step * 0, stream + role)
     tl.store(keys + 2 * role, (a.to(tl.uint64) | (b.to(tl.uint64) << 32)).to(tl.int64, bitcast=True), mask=present)
     tl.store(keys + 2 * role + 1, (c.to(tl.uint64) | (d.to(tl.uint64) << 32)).to(tl.int64, bitcast=True), mask=present)
@@ -49,7 +49,7 @@ def prepare_kernel(
     over: tl.int64, under: tl.int64, scale: tl.int64,
     K: tl.constexpr, N: tl.constexpr, P: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Counts the step and writes the factors and keys of as many tensors as there are lanes. Numbers come as their bits."""
+    """Count the step and write the factors and keys of as many tensors as there are lanes. Numbers are passed as their bits."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     present = lane < tensors
     moved = present.to(tl.int64)
@@ -93,7 +93,7 @@ def store_factors(
     at, present, unscale, keep1, fresh1, keep2, fresh2, rate, root, epsilon, decay, products, active, inner,
     K: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """Rounds the factors to float32 and, if arithmetic is in the format, to it, where products are carried from step to step."""
+    """Round the factors to float32 and, if arithmetic is in the format, to the format, where products are carried from step to step."""
     keep1, fresh1 = q(keep1.to(tl.float32), inner, K, N, P), q(fresh1.to(tl.float32), inner, K, N, P)
     keep2, fresh2 = q(keep2.to(tl.float32), inner, K, N, P), q(fresh2.to(tl.float32), inner, K, N, P)
     rate, root = q(rate.to(tl.float32), inner, K, N, P), root.to(tl.float32)

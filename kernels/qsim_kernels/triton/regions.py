@@ -1,4 +1,4 @@
-"""Regions of matrices, on each of which one program works: where their elements lie, and how they are read and written."""
+"""Regions of matrices, one per program: the locations of their elements, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qsim_kernels.triton.rounding import NAN
 
 
 class Matrices(NamedTuple):
-    """A tensor seen as matrices, one behind the other, and what shares a scale in them.
+    """A tensor viewed as consecutive matrices, and the tiles in them that share a scale.
 
     Attributes:
-        rows: Of a matrix.
-        columns: Of a matrix.
+        rows: Rows of a matrix.
+        columns: Columns of a matrix.
         down: Tiles down a matrix.
         along: Tiles along a matrix.
         regions_down: Regions down a matrix.
@@ -39,10 +39,10 @@ class Shape(NamedTuple):
         width: Columns of a region.
         tile_height: Rows of a tile, 0 for all of the matrix.
         tile_width: Columns of a tile, 0 for all of the matrix.
-        flat: Whether there is one row alone.
+        flat: Whether there is only one row.
         even: Whether rows begin at multiples of 16 elements.
         aligned: Whether rows begin where random bits begin.
-        run: How many neighbours a thread holds.
+        run: Number of neighbours a thread holds.
     """
 
     height: int
@@ -56,10 +56,10 @@ class Shape(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a region lies.
+    """The position of a region.
 
     Attributes:
-        matrix: Which matrix.
+        matrix: Number of its matrix.
         row: Its first row.
         column: Its first column.
         first: The index of each row's first element in the tensor.
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 @triton.jit
 def row_starts(row, columns, column, HEIGHT: tl.constexpr, EVEN: tl.constexpr):
-    """The indices of rows' elements in a column; the compiler must know multiples of 16, or threads would read single elements."""
+    """The indices of rows' elements in a column; the compiler must see multiples of 16, or threads would read single elements."""
     starts = (row + tl.arange(0, HEIGHT)) * columns + column
     if EVEN:
         starts = tl.multiple_of(starts, [16])
@@ -82,12 +82,12 @@ def row_starts(row, columns, column, HEIGHT: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def place_of(region, m, S: tl.constexpr):
-    """Where the region of a number lies."""
+    """The position of the region with a given number."""
     if S.flat:
         matrix, row, column = region * 0, region * 0, region.to(tl.int64) * S.width
         first = column + tl.arange(0, 1)
     else:
-        # Divisions of 64 bits take as long as the rest.
+        # 64-bit divisions take as long as everything else.
         along, down = m.regions_along.to(tl.int32), m.regions_down.to(tl.int32)
         rest = region // along
         column = (region % along).to(tl.int64) * S.width
@@ -99,7 +99,7 @@ def place_of(region, m, S: tl.constexpr):
 
 @triton.jit
 def inside(row, rows, column, columns, S: tl.constexpr):
-    """Which elements of a region lie before some row and column; where rows are even, so that threads may read many at once."""
+    """Mask of a region's elements before a given row and column; if rows are even, in a form that lets threads read many at once."""
     left = columns - column
     if S.even:
         left = tl.multiple_of(left, 16)
@@ -108,21 +108,21 @@ def inside(row, rows, column, columns, S: tl.constexpr):
 
 @triton.jit
 def load_region(x, at, m, S: tl.constexpr):
-    """The elements of a region; zero where there are none."""
+    """Load the elements of a region; zero outside the matrix."""
     place = at.first[:, None] + tl.arange(0, S.width)[None, :]
     return tl.load(x + place, mask=inside(at.row, m.rows, at.column, m.columns, S), other=0)
 
 
 @triton.jit
 def store_region(out, values, at, m, S: tl.constexpr):
-    """Writes the elements of a region."""
+    """Write the elements of a region."""
     place = at.first[:, None] + tl.arange(0, S.width)[None, :]
     tl.store(out + place, values, mask=inside(at.row, m.rows, at.column, m.columns, S))
 
 
 @triton.jit
 def narrowed(x, TARGET: tl.constexpr):
-    """float32 values rounded to nearest to what is stored; every NaN the same."""
+    """Round float32 values to nearest in the stored type; every NaN becomes the same."""
     if TARGET == tl.float32:
         result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     elif INTERPRETED and TARGET == tl.bfloat16:

@@ -1,4 +1,4 @@
-"""A product times scales that were left out of its operands, plus a bias, from one read."""
+"""Multiplication of a product by scales left out of its operands, plus a bias, in one read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 1024
 
 @triton.jit
 def factor_of(factors, row, column, PLACE: tl.constexpr):
-    """The scales of some elements of a row: of all, of the row, or of the columns."""
+    """The scales of some elements of a row: one for everything, that of the row, or those of the columns."""
     if PLACE == "row":
         found = tl.load(factors + row)
     elif PLACE == "column":
@@ -34,7 +34,7 @@ def rescale_kernel(
     product, out, first, second, bias, rows: tl.int64, columns: tl.int64,
     FIRST: tl.constexpr, SECOND: tl.constexpr, EVEN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Writes a part of a row of the result."""
+    """Write part of a row of the result."""
     program, along = tl.program_id(0), tl.cdiv(columns, WIDTH).to(tl.int32)
     row, start = (program // along).to(tl.int64), (program % along).to(tl.int64) * WIDTH
     begin, left = row * columns + start, columns - start
@@ -53,7 +53,7 @@ def rescale_kernel(
 
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
-    """Writes a product times scales; see `reference.scaling.rescaled_into`."""
+    """Write a product times scales; see `reference.scaling.rescaled_into`."""
     places = [_place(factor, product) for factor in factors]
     plain = product.dtype == torch.float32 and product.is_contiguous() and 1 <= len(factors) <= 2 and bool(product.numel())
     if not plain or None in places or product.numel() >= 2**40 or out.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -69,7 +69,7 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
 
 
 def _place(factor: Tensor, product: Tensor) -> str | None:
-    """Where in a matrix a factor belongs; none for what is not float32 and packed, or belongs elsewhere."""
+    """The dimensions of a matrix that a factor applies to; None if it is not float32 and packed, or applies elsewhere."""
     if factor.dtype != torch.float32:
         return None
     if factor.numel() == 1:
@@ -82,5 +82,5 @@ def _place(factor: Tensor, product: Tensor) -> str | None:
 
 @lru_cache(maxsize=64)
 def _rescaler(first: str, second: str, even: bool, target: torch.dtype) -> Launcher:
-    # The bias is added to a rounded product, as plain torch does it.
+    # The bias is added to a rounded product, as in plain torch.
     return Launcher(rescale_kernel, (), (first, second, even, _WIDTH), _WIDTH, enable_fp_fusion=False)

@@ -1,7 +1,7 @@
 """Rounding onto a grid inside a kernel.
 
-`round_bits` is the way of the reference, for every grid and mode. `round_single` is the fast way for the grids that most formats have: it
-lets float32's own addition find the neighbour.
+`round_bits` is the reference algorithm, for every grid and mode. `round_single` is the fast path for the grids of most formats: it lets
+float32's own addition find the neighbour.
 """
 
 import triton
@@ -26,7 +26,7 @@ NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def clamp(x, grid, NAN_STAYS: tl.constexpr):
-    """float32 values between a grid's smallest and largest; NaN stays, as the positive one with all bits set, or becomes the largest."""
+    """Clamp float32 values to a grid's range; NaN stays, as the positive one with all bits set, or becomes the largest value."""
     top = grid.top.to(tl.float32, bitcast=True)
     bottom = -grid.bottom.to(tl.float32, bitcast=True)
     if NAN_STAYS:
@@ -36,7 +36,7 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
             x = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     else:
         if INTERPRETED:
-            # The processor's minimum gives the number where the other operand is none; that of NumPy depends on its version.
+            # The hardware minimum returns the number if the other operand is NaN; NumPy's depends on its version.
             x = tl.where(x == x, x, top)
         x = tl.maximum(tl.minimum(x, top), bottom)
     return x
@@ -44,12 +44,12 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
 
 @triton.jit
 def clamped_magnitude(x, grid):
-    """Magnitudes up to the largest value; NaN stays."""
+    """Clamp magnitudes to the largest value; NaN stays."""
     top = grid.top.to(tl.float32, bitcast=True)
     if INTERPRETED:
         y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
-        # One instruction. If `x` comes from 16 bits, the compiler would clear the sign bit with another.
+        # One instruction. If `x` comes from 16 bits, the compiler would use a second one to clear the sign bit.
         TEXT: tl.constexpr = "{ .reg .f32 magnitude; abs.f32 magnitude, $1; min.NaN.f32 $0, magnitude, $2; }"
         y = tl.inline_asm_elementwise(TEXT, "=f,f,f", [x, top], dtype=tl.float32, is_pure=True, pack=1)
     return y
@@ -57,7 +57,7 @@ def clamped_magnitude(x, grid):
 
 @triton.jit
 def nearby_power(x, grid, V: tl.constexpr, HALF: tl.constexpr):
-    """Bits of a power of two, or one and a `HALF` times it, next to which float32's spacing is the grid's spacing at `x`."""
+    """Bits of a power of two, or with `HALF` 1.5 times it, near which float32's spacing is the grid's spacing at `x`."""
     lift = (grid.shift << 23) + (0x400000 if HALF else 0)
     power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + lift
     if V.mode == NEAREST and V.binary:
@@ -68,10 +68,10 @@ def nearby_power(x, grid, V: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def round_nearest(x, grid, V: tl.constexpr):
-    """Rounds clamped float32 values to nearest onto a grid with evenly spaced values around zero, without heed of a zero's sign.
+    """Round clamped float32 values to nearest on a grid with evenly spaced values around zero, ignoring the sign of zero.
 
-    To add a large power of two and take it away again leaves `x` rounded to the spacing of its neighbourhood. With one and a half times the
-    power the sum stays in the same binade for either sign.
+    Adding and subtracting a large power of two leaves `x` rounded to the local spacing. With 1.5 times the power the sum stays in the
+    same binade for either sign.
     """
     magic = nearby_power(x, grid, V, True).to(tl.float32, bitcast=True)
     return (x + magic) - magic
@@ -79,11 +79,11 @@ def round_nearest(x, grid, V: tl.constexpr):
 
 @triton.jit
 def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
-    """Rounds clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
+    """Round clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
 
     Args:
         y: Magnitudes.
-        negative: Whether they stand for negative values.
+        negative: Whether they are magnitudes of negative values.
         drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `Numbers`.
         V: The `Variant`.
@@ -94,12 +94,12 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
     if V.mode == NEAREST:
         rounded = (y + magic) - magic
     elif V.mode == STOCHASTIC and V.halves:
-        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour just when R makes them.
+        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour exactly when R carries them there.
         raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
         rounded = add_toward_zero(raised, magic) - magic
     elif V.mode == STOCHASTIC:
-        # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: the neighbour less the
-        # first bits is what that sum must reach, and that is a float32 wherever the last bits can matter.
+        # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: it must reach the
+        # neighbour minus the first bits, which is a float32 wherever the last bits can matter.
         unit = magic * 1.8189894035458565e-12
         raised = multiply_add_toward_zero((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y)
         raised = multiply_add_toward_zero((drawn >> 16).to(tl.float32), unit, raised)
@@ -114,15 +114,15 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
 
 @triton.jit
 def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
-    """Rounds float32 values, saturating, onto a grid with evenly spaced values around zero.
+    """Round float32 values, saturating, onto a grid with evenly spaced values around zero.
 
     Args:
         x: Values.
-        drawn: What `random_integers` gave.
+        drawn: The output of `random_integers`.
         grid: `Numbers`.
         V: The `Variant`.
-        FIX_NAN: Whether every NaN must come out the same; otherwise it is some NaN.
-        CLAMPED: Whether `clamp` has seen the values.
+        FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
+        CLAMPED: Whether the values have been through `clamp`.
 
     Returns:
         Bits of the rounded values.
@@ -130,7 +130,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
     if CLAMPED:
         y = tl.abs(x)
     elif V.symmetric:
-        # One instruction less than from both sides.
+        # One instruction less than clamping from both sides.
         y = clamped_magnitude(x, grid)
     else:
         x = clamp(x, grid, True)
@@ -149,12 +149,12 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
 
 @triton.jit
 def round_bits(bits, drawn, grid, V: tl.constexpr):
-    """Rounds values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
+    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
 
     Args:
         bits: Patterns of the carrier.
         drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
-        grid: `Numbers`, whose scale takes a magnitude below the smallest value to its position between zero and it, in units of the noise.
+        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
         V: The `Variant`.
     """
     MANTISSA: tl.constexpr = 52 if V.wide else 23
@@ -164,7 +164,7 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
     magnitude = bits & MASK
     inexact = magnitude > 0
     negative = (bits < 0) & inexact
-    # Not by the bits: where they come from a conversion, the compiler may take the sign off before it, and leaves a NaN's undefined.
+    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
     value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
     is_nan = value != value
     if V.flat:

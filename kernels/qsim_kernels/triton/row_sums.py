@@ -1,6 +1,6 @@
-"""Rounding a matrix and adding up its rows from one read: what a layer needs of its gradient, whose unrounded sum is the bias's.
+"""Rounding a matrix and summing its rows in one read, for a layer's gradient, whose unrounded sum is the bias's gradient.
 
-A program walks down a few columns and keeps their sums. Partial sums are added up in a fixed order, so that every run gives the same bits.
+A program walks down a few columns and keeps their sums. Partial sums are added in a fixed order, so that every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qsim_kernels.triton.layouts import flat
 from qsim_kernels.triton.noise import random_integers
 from qsim_kernels.triton.values import Noise, as_numbers
 
-# So many warps keep a large GPU busy; more would leave more partial sums to add.
+# Enough warps to keep a large GPU busy; more would leave more partial sums to add.
 _WARPS = 4224
 _LEAST_ROWS = 8
 _ADDED = 32  # columns that a program adds up in the end
@@ -31,7 +31,7 @@ _ADDED = 32  # columns that a program adds up in the end
 
 @triton.jit
 def index(row, columns, column):
-    """The index of an element, which the compiler must know to be a multiple of eight, or threads would read one element at a time."""
+    """The index of an element, which the compiler must know is a multiple of eight, or threads would read one element at a time."""
     return tl.multiple_of(row * columns + column, 8)
 
 
@@ -40,7 +40,7 @@ def walk_down(
     x, out, sums, column, first, end, columns, noise, grid,
     V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Rounds some rows of a block of columns."""
+    """Round some rows of a block of columns."""
     place = tl.arange(0, BLOCK)
     left = columns - column
     total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
@@ -62,7 +62,7 @@ def quantize_and_sum_kernel(
     over: tl.int64, under: tl.int64, scale: tl.int64,
     V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds a matrix; `sums` gets a row of sums for every `depth` rows of it."""
+    """Round a matrix; `sums` gets one row of sums per `depth` rows."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
@@ -81,7 +81,7 @@ def quantize_and_sum_kernel(
 
 @triton.jit(do_not_specialize=["columns", "parts"])
 def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds up the rows of `sums`."""
+    """Add up the rows of `sums`."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([DEPTH, BLOCK], sums.dtype.element_ty)
     for first in range(0, parts, DEPTH):
@@ -92,11 +92,11 @@ def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.co
 
 
 def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
-    """Rounds the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
+    """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
     rows, columns = x.shape
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     if columns % 8 or not x.numel():
-        # Rows that do not begin where random bits begin would need bits of their own for each element.
+        # Rows that do not begin where random bits begin would need separate bits for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
         return x.sum(0, dtype=kind)
     block = next((size for size in (1024, 512) if columns % size == 0), 256)

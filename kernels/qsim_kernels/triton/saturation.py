@@ -52,7 +52,7 @@ def clamp_of_tiles(how: Scales, elements: Elements, is_under: bool, source: torc
 
 
 def clamp_of_given(elements: Elements) -> Clamp:
-    """Where products are clamped under scales about which nothing is known."""
+    """Where products are clamped under arbitrary scales."""
     return Clamp.ALWAYS if elements.restore != Restore.NOTHING and elements.rule.saturate else Clamp.NEVER
 
 

@@ -1,4 +1,4 @@
-"""From the operators' arguments to the kernels that round under scales."""
+"""Launches of the kernels that round under scales, from the operators' arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescal
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
-    """Writes the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
+    """Write the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
     if x.dtype == torch.float64:
         reference.amaxes_into(out, x, tiles, turn, finite)
         return
@@ -36,7 +36,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
-    """Writes the scales that follow from largest magnitudes; see `reference.scaling.scales_into`."""
+    """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
     if amaxes.dtype == torch.float64:
         reference.scales_into(out, amaxes, under, scales)
     else:
@@ -46,7 +46,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 def quantize_tiles_into(
     out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, how: Scales, elements: Elements
 ) -> None:
-    """Rounds `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if x.dtype == torch.float64:
         reference.quantize_tiles_into(out, scales, x, under, tiles, turn, how, elements)
         return
@@ -55,7 +55,7 @@ def quantize_tiles_into(
     read = prepared(x, tiles, turn)
     regions = cut_between_tiles(read, out, elements, how)
     if regions is None:
-        # Tiles that no region is made of are measured first; then everything is read again.
+        # Tiles that do not fit into regions are measured first; then everything is read again.
         found = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
         amaxes.amaxes_into(found, *read, False)
         scales = torch.empty_like(found) if scales is None else scales
@@ -75,7 +75,7 @@ def quantize_tiles_into(
 def quantize_scaled_into(
     out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
 ) -> None:
-    """Rounds `x` under scales that are given; see `reference.scaling.quantize_scaled_into`."""
+    """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if x.dtype == torch.float64:
         reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements)
     elif x.numel():
@@ -133,7 +133,7 @@ def _scaled_rounder(
 
 
 def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[Variant, tuple[int, ...]]:
-    """Where there are more bytes to move, all random bits are drawn meanwhile."""
+    """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
     variant, numbers = arguments.rounding(grid, rule, False)
     return (arguments.drawn_later(variant, grid, few=False) if is_narrow(source, target) else variant), numbers
 

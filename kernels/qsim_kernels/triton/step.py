@@ -1,4 +1,4 @@
-"""One step of an optimizer: three launches at most, whatever the number of tensors."""
+"""One optimizer step: at most three launches, whatever the number of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
-    """Moves parameters by one step; see `reference.updates.update`."""
+    """Update parameters by one step; see `reference.updates.update`."""
     given = step[:6]
     smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
     params, device = step.params, step.params[0].device
@@ -53,7 +53,7 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
 
 
 def _bits(x: float) -> int:
-    """A float64's bits, as which kernels take numbers that they would round otherwise."""
+    """A float64's bits; kernels would otherwise round the numbers passed to them."""
     bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
     return bits
 

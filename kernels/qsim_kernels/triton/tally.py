@@ -1,4 +1,4 @@
-"""What became of the elements of a tensor when they were rounded, from one read of both; see `reference.tally`."""
+"""Tallies of rounding outcomes over a tensor's elements, in one read of both tensors; see `reference.tally`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from qsim_kernels.triton.launcher import Launcher
 from qsim_kernels.triton.layouts import flat
 
 _BLOCK, _WARPS = 512, 4
-#: Blocks of each program. Of large tensors they are more, because adding up what a program has counted is worth a block or two.
+#: Blocks per program. Large tensors use more, because adding up a program's counts costs as much as a block or two.
 _FEW, _MANY, _LARGE = 4, 32, 1 << 23
-#: Elements whose squares are added up before they are added to those of other blocks; a thread reads as many at once.
+#: Elements whose squares are summed before they are added to those of other blocks; a thread reads this many at once.
 _GROUP = 4
 
 FIELDS: tl.constexpr = tl.constexpr(tallies.FIELDS)
@@ -28,7 +28,7 @@ BIAS: tl.constexpr = tl.constexpr(tallies.BIAS)
 SUMS: tl.constexpr = tl.constexpr(tallies.SUMS)
 SIGNAL: tl.constexpr = tl.constexpr(tallies.SIGNAL)
 NOISE: tl.constexpr = tl.constexpr(tallies.NOISE)
-#: The counts behind those of fields share the bits of one integer: each has so many of them, more than a program has blocks.
+#: The counts after those of fields share the bits of one integer: each has this many, enough for a program's blocks.
 EACH: tl.constexpr = tl.constexpr(6)
 MOST: tl.constexpr = tl.constexpr(63)
 ZERO: tl.constexpr = tl.constexpr(1 << 6 * (tallies.ZERO - tallies.FIELDS))
@@ -41,7 +41,7 @@ FACTS: tl.constexpr = tl.constexpr(tallies.SIZE - tallies.FIELDS)
 
 @triton.jit
 def fields_of(x):
-    """The exponent fields that elements have, or would have, in float32."""
+    """The elements' exponent fields in float32."""
     if x.dtype == tl.float64:
         field = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32)
         within = tl.minimum(tl.maximum(field - 1023 + BIAS, 0), LARGEST)
@@ -53,7 +53,7 @@ def fields_of(x):
 
 @triton.jit
 def facts_of(x, q, lowest, highest):
-    """What became of elements, one for each fact in its bits of an integer."""
+    """The outcomes of elements, packed into an integer with a bit field per count."""
     beyond = (x > highest) | (x < lowest)
     fate = tl.where(beyond, SATURATED, tl.where(q == x, EXACT, tl.where((q == 0.0) & (x == x), UNDERFLOWED, 0)))
     return fate + tl.where(x == 0.0, ZERO, tl.where(x != x, NAN, 0))
@@ -67,7 +67,7 @@ def sums_of(squares, GROUP: tl.constexpr):
 
 @triton.jit
 def tally_block(elements, rounded, left, lowest, highest, MASKED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The counts of one block; what lies beyond the end counts as field 0 and as nothing else."""
+    """The counts of one block; positions past the end count only as field 0."""
     place = tl.arange(0, BLOCK)
     before, after = load(elements, place, left, MASKED), load(rounded, place, left, MASKED)
     fields = tl.histogram(fields_of(before), FIELDS)
@@ -85,7 +85,7 @@ def tally_kernel(
     elements, rounded, counts, sums, count: tl.int64, low: tl.int64, high: tl.int64,
     SINGLE: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds what each program has counted to the counts, and writes its sums, which are added up later, in the same order every time."""
+    """Add each program's counts to the totals, and write its sums, which are added later in a fixed order."""
     program = tl.program_id(0).to(tl.int64)
     lowest, highest = low.to(tl.float64, bitcast=True), high.to(tl.float64, bitcast=True)
     if SINGLE:
@@ -113,12 +113,12 @@ def tally_kernel(
 
 @lru_cache(maxsize=16)
 def _launcher(before: torch.dtype, after: torch.dtype, single: bool, blocks: int) -> Launcher:
-    """One for each pair of dtypes: a launcher's compiled forms do not tell them apart."""
+    """The launcher for a pair of dtypes: a launcher's compiled forms do not distinguish dtypes."""
     return Launcher(tally_kernel, (), (single, blocks, _GROUP, _BLOCK), blocks * _BLOCK, num_warps=_WARPS)
 
 
 def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Counts and sums of what became of the elements of a tensor; see `reference.tally`."""
+    """Count and sum rounding outcomes over a tensor's elements; see `reference.tally`."""
     counts = torch.zeros(tallies.SIZE, dtype=torch.int64, device=x.device)
     count = x.numel()
     if not count:
@@ -133,7 +133,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
 
 
 def _is_single(value: float) -> bool:
-    """Whether float32 holds a number."""
+    """Whether float32 holds a number exactly."""
     try:
         found: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Rounding under scales inside a kernel: those of a tile's largest magnitude, from the same read, or others that are given."""
+"""Rounding under scales inside a kernel: scales from a tile's largest magnitude, in the same read, or given scales."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def larger(a, b):
 def largest_along(x, axis: tl.constexpr):
     """The largest of magnitudes along an axis, NaN if one is."""
     if INTERPRETED:
-        # Of patterns the largest is that of a NaN, if there is one.
+        # The largest pattern is that of a NaN, if there is one.
         found = tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
     else:
         found = tl.reduce(x, axis, larger)
@@ -52,7 +52,7 @@ def largest_of_tiles(values, S: tl.constexpr):
 
 @triton.jit
 def spread(tiles, S: tl.constexpr):
-    """What belongs to each tile, for each of its elements."""
+    """Broadcast one value per tile to each of its elements."""
     DOWN: tl.constexpr = S.height // S.tile_height
     ALONG: tl.constexpr = S.width // S.tile_width
     if S.tile_width > 1:
@@ -64,7 +64,7 @@ def spread(tiles, S: tl.constexpr):
 
 @triton.jit
 def store_scales(scales, own, at, m, S: tl.constexpr):
-    """Writes the scales of a region's tiles."""
+    """Write the scales of a region's tiles."""
     row = at.row // S.tile_height + tl.arange(0, S.height // S.tile_height)
     column = at.column // S.tile_width + tl.arange(0, S.width // S.tile_width)
     place = ((at.matrix * m.down + row) * m.along)[:, None] + column[None, :]
@@ -73,7 +73,7 @@ def store_scales(scales, own, at, m, S: tl.constexpr):
 
 @triton.jit
 def factors_of(own, under, RESTORE: tl.constexpr):
-    """What rounded elements are multiplied with again, from their own scales."""
+    """The factors that rounded elements are multiplied by again, from their own scales."""
     if RESTORE == ALL and under is not None:
         own = under_whole(own, under)
     return own
@@ -84,9 +84,9 @@ def round_region(
     values, inverses, factors, reach, out, at, m, offset, noise, grid,
     V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Rounds the values of a region under scales that are spread over it, and writes them; for `CLAMP` see `saturation`."""
+    """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
     drawn = integers_of_rows(noise, offset + at.first, V, S.run, S.aligned, S.width)
-    # NaN is made the same when it is stored.
+    # NaN is made canonical when it is stored.
     result = rounded(values * inverses, drawn, grid, V, False).to(tl.float32)
     if RESTORE != NOTHING:
         result *= factors
@@ -113,7 +113,7 @@ def tiles_kernel(
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
     V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Rounds matrices under the scales of their tiles, and writes these too."""
+    """Round matrices under the scales of their tiles, and write these too."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
@@ -136,7 +136,7 @@ def tiles_kernel(
 
 @triton.jit
 def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
-    """The given scale of each element of a region; 1 where there is none."""
+    """The given scale of each element of a region; 1 outside the matrix."""
     row = at.row + tl.arange(0, S.height)
     column = at.column + tl.arange(0, S.width)
     base = ((0 if ACROSS else at.matrix) * m.down + (row * 0 if S.tile_height == 0 else row // S.tile_height)) * m.along
@@ -158,7 +158,7 @@ def scaled_kernel(
     over: tl.int64, over_below: tl.int64, scale: tl.int64,
     V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Rounds matrices under scales that are given."""
+    """Round matrices under given scales."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)

@@ -1,7 +1,7 @@
-"""Rounding matrices that are stored transposed, such as images whose channels come last, without transposing them in memory.
+"""Rounding matrices that are stored transposed, such as channels-last images, without transposing them in memory.
 
-Random bits belong to logical indices, and come for neighbours together. So a program works on a tile: what it reads and writes lies side by
-side along the columns in memory, the random bits are made along the rows.
+Random bits belong to logical indices and are made for neighbours together. So a program works on a tile: it reads and writes memory along
+the columns, and makes random bits along the rows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Tile(NamedTuple):
     """The form of a tile that a kernel is compiled for.
 
     Attributes:
-        rows: In memory.
-        columns: In memory.
-        run: How many neighbours in logical order a thread makes random bits for.
+        rows: Rows in memory.
+        columns: Columns in memory.
+        run: Number of neighbours in logical order that a thread makes random bits for.
         aligned: Whether columns begin where random bits begin.
         even: Whether rows begin at multiples of 16 elements.
         whole: Whether tiles fill the matrix.
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 @triton.jit
 def places_of(program, rows, columns, T: tl.constexpr):
-    """Where the elements of a tile lie in memory, a column of the matrix in each row, and the logical indices of each column's first."""
+    """The memory offsets of a tile's elements, one matrix column per row, and the logical index of each column's first element."""
     across, down = tl.cdiv(columns, T.columns).to(tl.int32), tl.cdiv(rows, T.rows).to(tl.int32)
     rest = program // across
     column = (program % across).to(tl.int64) * T.columns + tl.arange(0, T.columns)
@@ -52,7 +52,7 @@ def places_of(program, rows, columns, T: tl.constexpr):
 
 @triton.jit
 def load_tile(x, places, inside, T: tl.constexpr):
-    """The elements of a tile; zero where there are none."""
+    """Load the elements of a tile; zero outside the matrix."""
     if T.whole:
         elements = tl.load(x + places)
     else:
@@ -62,7 +62,7 @@ def load_tile(x, places, inside, T: tl.constexpr):
 
 @triton.jit
 def store_tile(out, values, places, inside, T: tl.constexpr):
-    """Writes the elements of a tile."""
+    """Write the elements of a tile."""
     if T.whole:
         tl.store(out + places, values)
     else:
@@ -71,7 +71,7 @@ def store_tile(out, values, places, inside, T: tl.constexpr):
 
 @triton.jit
 def quantize_tile(x, out, rows, columns, offset, noise, grid, V: tl.constexpr, T: tl.constexpr):
-    """Rounds one tile of values."""
+    """Round one tile of values."""
     places, inside, first = places_of(tl.program_id(0), rows, columns, T)
     values = load_tile(x, places, inside, T)
     drawn = integers_of_rows(noise, offset + first, V, T.run, T.aligned, T.rows)
@@ -81,7 +81,7 @@ def quantize_tile(x, out, rows, columns, offset, noise, grid, V: tl.constexpr, T
 
 @triton.jit
 def encode_tile(x, out, lost, rows, columns, offset, noise, grid, coding, V: tl.constexpr, C: tl.constexpr, T: tl.constexpr):
-    """Rounds one tile of values and writes their codes; sets `lost`, if there is one, where a NaN has none."""
+    """Round one tile of values and write their codes; set `lost`, if given, where a NaN has no code."""
     places, inside, first = places_of(tl.program_id(0), rows, columns, T)
     values = load_tile(x, places, inside, T)
     drawn = integers_of_rows(noise, offset + first, V, T.run, T.aligned, T.rows)
@@ -98,7 +98,7 @@ def quantize_and_encode_tile(
     x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding,
     V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Rounds one tile of values to two grids."""
+    """Round one tile of values to two grids."""
     places, inside, first = places_of(tl.program_id(0), rows, columns, T)
     values = load_tile(x, places, inside, T)
     drawn = integers_of_rows(noise, first, V, T.run, T.aligned, T.rows)

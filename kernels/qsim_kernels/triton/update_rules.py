@@ -1,4 +1,4 @@
-"""How gradients become updates, inside kernels: the operations of `reference.updates`, in their order."""
+"""Update rules inside kernels: the operations of `reference.updates`, in the same order."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from qsim_kernels.triton.rounding import NAN
 
 
 class Kind(NamedTuple):
-    """What the kernels are compiled for, beside roundings.
+    """The compile-time variant of the kernels, apart from roundings.
 
     Attributes:
         adam: Adam; otherwise SGD.
         moment: Whether there is a first moment.
         nesterov: See `updates.SGD`.
         coupled: Whether weight decay is added to the gradient.
-        decoupled: Whether weights decay beside the update.
+        decoupled: Whether weight decay is decoupled from the update.
         maximize: See `updates.Adam`.
         amsgrad: See `updates.Adam`.
         kahan: Whether there is a compensation.
         in_format: See `updates.Roundings`.
-        scaled: Whether gradients are too large by a factor.
-        own: Whether weights are rounded to nearest onto their dtype's own values.
-        own_inner: The same of the compensation.
-        own_state: The same of the moments.
+        scaled: Whether gradients were scaled by a factor.
+        own: Whether weights are rounded to nearest on their dtype's own values.
+        own_inner: The same for the compensation.
+        own_state: The same for the moments.
     """
 
     adam: bool
@@ -48,11 +48,11 @@ class Kind(NamedTuple):
 
 @triton.jit
 def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.constexpr):
-    """float32 values rounded and in the dtype that they are stored in. A rule that saturates makes NaN of infinities."""
+    """Round float32 values and convert them to their storage dtype. A rule that saturates turns infinities into NaN."""
     if OWN and TARGET == tl.float32:
         result = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
     elif OWN and not INTERPRETED:
-        # The processor's own conversion rounds to nearest.
+        # The hardware conversion rounds to nearest.
         result = x.to(TARGET)
     else:
         if V.saturate:
@@ -63,7 +63,7 @@ def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.const
 
 @triton.jit
 def q(x, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """What an operation gives: rounded if arithmetic is in the format."""
+    """The result of an operation, rounded if arithmetic is in the format."""
     if K.in_format:
         x = as_single(written(x, 0, inner, N, K.own_inner, P))
     return x
@@ -71,7 +71,7 @@ def q(x, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def decayed(grad, weight, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The gradient as an algorithm takes it."""
+    """The gradient with sign, scale and coupled weight decay applied."""
     if K.scaled:
         grad *= f.scale
     if K.maximize:

@@ -1,4 +1,4 @@
-"""The table by which kernels find the tensors of an update: a row for each parameter."""
+"""The table by which kernels find the tensors of an update, one row per parameter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS: tl.constexpr = tl.constexpr(8)
 
 
 class Addresses(NamedTuple):
-    """Where the tensors of one parameter stand; those that there are not, nowhere. `keys` are the seeds and streams of its step."""
+    """The addresses of one parameter's tensors, null for absent ones. `keys` are the seeds and streams of its step."""
 
     param: Any
     grad: Any
@@ -44,14 +44,14 @@ def address(row, COLUMN: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer from the table of tensors."""
     pointer = tl.load(row + COLUMN).to(tl.pointer_type(T))
     if ALIGNED:
-        # Said of the conversion itself: the compiler would forget it of anything further on.
+        # Attached to the conversion itself: the compiler would lose it on any later value.
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
 @triton.jit
 def addresses(row, keys, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, ALIGNED: tl.constexpr):
-    """Where the tensors of one parameter stand; if that is aligned, accesses are wide."""
+    """The addresses of one parameter's tensors; if they are aligned, accesses are wide."""
     return Addresses(
         address(row, 0, P, ALIGNED), address(row, GRAD, G, ALIGNED), address(row, FIRST, M, ALIGNED), address(row, SECOND, M, ALIGNED),
         address(row, LARGEST, M, ALIGNED), address(row, COMPENSATION, P, ALIGNED), keys,

@@ -1,4 +1,4 @@
-"""One step of an optimizer inside kernels: many tensors, found through a table of their addresses. The steps are those of the reference."""
+"""One optimizer step inside kernels: many tensors, found through a table of their addresses. The steps are those of the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsim_kernels.updates import Factors
 
 
 class Where(NamedTuple):
-    """How many elements a parameter has and where they lie in the whole: see `qsim.random.Place`."""
+    """The number of a parameter's elements and their positions in the whole tensor: see `qsim.random.Place`."""
 
     count: Any
     offset: Any
@@ -26,7 +26,7 @@ class Where(NamedTuple):
 
 
 class Bits(NamedTuple):
-    """What a rounding makes of random words: see `values.Noise`."""
+    """How a rounding uses random words: see `values.Noise`."""
 
     keep: Any
     correction: Any
@@ -35,7 +35,7 @@ class Bits(NamedTuple):
 
 @triton.jit
 def integers(keys, role, bits, start, where, V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr):
-    """The random integers of a block's elements: those of neighbours at once, or of each by its place in the whole."""
+    """The random integers of a block's elements: of neighbours at once, or of each by its position in the whole tensor."""
     noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), bits.keep, bits.correction, bits.late)
     if SMOOTH:
         drawn = random_integers(noise, where.offset + start, V, RUN, True, BLOCK)
@@ -48,7 +48,7 @@ def integers(keys, role, bits, start, where, V: tl.constexpr, RUN: tl.constexpr,
 
 
 class Elements(NamedTuple):
-    """A block's elements as they were read; what a kind of update has no use for is the weights once more."""
+    """A block's elements as read; fields that a kind of update does not use repeat the weights."""
 
     param: Any
     grad: Any
@@ -60,7 +60,7 @@ class Elements(NamedTuple):
 
 @triton.jit
 def read_block(x, start, count, K: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-    """Reads a block of all tensors. Where one dtype is wider than another, a thread holds as many neighbours of both."""
+    """Read a block of all tensors. Where one dtype is wider than another, a thread holds as many neighbours of both."""
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     left = count - start
     param = load(x.param + start, place, left, MASKED)
@@ -83,7 +83,7 @@ def update_block(
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """The update of one block of elements.
+    """Update one block of elements.
 
     Args:
         e: `Elements`.
@@ -93,17 +93,17 @@ def update_block(
         where: `Where`.
         bits: `Bits` of the weights' rounding.
         grid: `Numbers` of the weights.
-        inner: Those of the compensation and of what lies between.
+        inner: `Numbers` of the compensation and of intermediates.
         state_bits: `Bits` of the moments' rounding.
         state: `Numbers` of the moments.
         K: The `Kind`.
         V: The `Variant` of the weights' rounding.
-        N: That of the inner one, to nearest.
-        S: That of the moments'.
+        N: The `Variant` of the inner rounding, to nearest.
+        S: The `Variant` of the moments' rounding.
         M: The moments' dtype.
-        RUN: How many neighbours a thread holds.
-        BLOCK: How many elements.
-        SMOOTH: Whether the block is full, all tensors are aligned and the elements follow one another in the whole.
+        RUN: Number of neighbours a thread holds.
+        BLOCK: Number of elements.
+        SMOOTH: Whether the block is full, all tensors are aligned and the elements are consecutive in the whole tensor.
     """
     P: tl.constexpr = x.param.dtype.element_ty
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
@@ -154,7 +154,7 @@ def update_kernel(
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """Updates a few blocks of one of many parameters; `work` says which of which."""
+    """Update a few blocks of one of many parameters; `work` says which."""
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
     inner = as_numbers(
         inner_shift, inner_low, inner_least, inner_half, inner_parity, inner_top, inner_bottom, inner_floor, inner_over, inner_under,
@@ -178,7 +178,7 @@ def update_kernel(
     )  # fmt: skip
     if found_inf is not None and tl.load(found_inf) != 0:
         return
-    # What comes next is on its way while a block is worked on.
+    # The next block is prefetched while the current one is computed.
     e = read_block(x, start, where.count, K, RUN, BLOCK, not SMOOTH)
     for step in tl.static_range(STEPS):
         begin = start + step * BLOCK

@@ -1,4 +1,4 @@
-"""The values that kernels pass to one another: a grid in the carrier's bits, the random bits' origin, and the compiled variant."""
+"""The values passed between jitted functions: a grid in the carrier's bits, the source of random bits, and the compiled variant."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import triton.language as tl
 
 
 class Variant(NamedTuple):
-    """What a kernel is compiled for. All else about formats and roundings comes at run time.
+    """The compile-time variant of a kernel. Everything else about formats and roundings is passed at run time.
 
     Attributes:
         mode: A `Mode`.
-        saturate: Whether what overflows goes to the largest value.
-        fast: Whether `round_single` serves the grid and the rounding.
+        saturate: Whether overflow goes to the largest value.
+        fast: Whether `round_single` supports the grid and the rounding.
         flat: Whether the number of rounded bits is the same for all values.
-        open: Whether what overflows becomes an infinity by itself: above the grid's last binade is the carrier's infinity.
+        open: Whether overflow becomes infinity automatically: the carrier's infinity is right above the grid's last binade.
         symmetric: Whether the smallest value is the negative of the largest.
         zero: Whether zero is a value.
         signed: Whether negative values exist.
         keep_sign: Whether zero keeps its sign.
         wide: Whether the carrier is float64; otherwise float32.
         halves: Whether 16 random bits are drawn per element; otherwise 32.
-        whole: Whether all of those are used, with nothing behind them.
+        whole: Whether all of those are used, without a correction below them.
         later: Whether the last 16 of 32 random bits are drawn only by threads that may need them; see `later`.
         few: Whether values have so few significant bits that the first 16 decide above the grid's smallest value.
-        binary: Whether the grid holds powers of two alone, and ties are met.
+        binary: Whether the grid holds only powers of two, and ties occur.
     """
 
     mode: int
@@ -47,17 +47,17 @@ class Variant(NamedTuple):
 
 
 class CodeVariant(NamedTuple):
-    """What a kernel that reads or writes codes is compiled for.
+    """The compile-time variant of a kernel that reads or writes codes.
 
     Attributes:
         twos_complement: Codes are integers; otherwise sign and magnitude.
         zero: Whether zero is a value.
-        subnormals: Whether values lie between zero and the smallest normal.
+        subnormals: Whether there are values between zero and the smallest normal.
         signed: Whether negative values exist.
-        infinity: Whether codes of the infinities are met.
+        infinity: Whether codes of infinities occur.
         nan: Whether a code of NaN exists.
         nan_is_zero: Whether that is the code of negative zero.
-        far: Whether the grid's exponents are so far from the carrier's that it takes two factors to go from the ones to the others.
+        far: Whether the grid's exponents are so far from the carrier's that converting between them takes two factors.
         wide: Whether the carrier is float64; otherwise float32.
     """
 
@@ -94,16 +94,16 @@ class Codes(NamedTuple):
     Attributes:
         shift: Mantissa bits of the carrier beyond the grid's.
         lowest: The smallest value's exponent field, where there is no zero.
-        scale: Takes a value to the number whose pattern, shifted, is the code, or the other way; for integers, to units of the step.
-        rest: What of that factor one number cannot hold.
-        lift: By how many bits that pattern is shifted to the top of the carrier's word.
+        scale: Factor from a value to the number whose shifted pattern is the code, or the other way; for integers, to units of the step.
+        rest: The remaining factor that one number cannot hold.
+        lift: The number of bits by which that pattern is shifted to the top of the carrier's word.
         mask: All bits of the carrier's word but the sign.
         sign: The code's sign bit.
-        unused: Bits of the carrier's word that a code leaves.
+        unused: Bits of the carrier's word that a code does not use.
         binade: The code of the smallest normal value.
         last: The largest code that is not NaN.
         infinity: The code of +infinity.
-        nan: The code of NaN, or what is written in its place.
+        nan: The code of NaN, or the code written in its place.
     """
 
     shift: Any
@@ -121,14 +121,14 @@ class Codes(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Where random bits come from and what is made of them.
+    """The source of random bits and how they are used.
 
     Attributes:
         seed: 64 bits.
         stream: 64 bits.
         keep: Mask of the random bits that the rounding uses.
-        correction: What stands behind the last of them.
-        late: What stands behind 32 of them, in the arithmetic of float64.
+        correction: The correction below the last of them.
+        late: The correction below 32 of them, in float64 arithmetic.
     """
 
     seed: Any
@@ -140,7 +140,7 @@ class Noise(NamedTuple):
 
 @triton.jit
 def as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, WIDE: tl.constexpr):
-    """Patterns that came as int64, in the carrier's width; the scale as a float."""
+    """Convert int64 patterns to the carrier's width; the scale to a float."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
     CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Numbers(
@@ -151,7 +151,7 @@ def as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under,
 
 @triton.jit
 def as_codes(shift, lowest, scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, WIDE: tl.constexpr):
-    """What came as int64, in the carrier's width and types."""
+    """Convert int64 arguments to the carrier's width and types."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
     CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Codes(
