@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-#: Modules that are imported when they are first asked for: not every program needs them, and some need packages that rounding does not.
+#: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
 _LATER = ("bench", "compat", "diagnostics", "optim", "plot", "studies")
 
 

@@ -1,4 +1,4 @@
-"""Block formats: an element format and the scale that some of its values share."""
+"""Block formats: an element format and a scale per block of elements."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = [
 
 @dataclass(frozen=True, init=False, repr=False)
 class Block:
-    """A format whose values stand in blocks, with a scale for each.
+    """A format whose values are grouped into blocks, each with a scale.
 
-    Block floating point, integers under a shared exponent, is `Block(Fixed(bits, bits - 2), size)`; where one exponent serves a whole row,
-    it is a scale: `quantize(x, Fixed(bits, bits - 2), scale=Channel(0, "e8m0", "floor"))`.
+    Block floating point (integers with a shared exponent) is `Block(Fixed(bits, bits - 2), size)`; with one exponent per row, use a scale:
+    `quantize(x, Fixed(bits, bits - 2), scale=Channel(0, "e8m0", "floor"))`.
 
     Args:
         element: The elements' format.
-        size: How many elements share a scale, along whichever dimension is asked for; or the height and width of tiles of a matrix.
+        size: Number of elements that share a scale, along the dimension of the call; or the height and width of tiles of a matrix.
         scale: The scales' format; powers of two by default, as in OCP's MX formats.
         rule: How a scale follows from its elements: see `qsim.scaling.Scaling`.
-        outer: A scale of the whole tensor, under which these are, or the call that it prints as.
+        outer: A scale of the whole tensor, which scales these scales, or its `repr`.
 
     Example:
         >>> import torch, qsim
@@ -86,7 +86,7 @@ class Block:
 
     @property
     def bits(self) -> float:
-        """Bits of an element, with its share of the scale; a scale of the whole tensor counts nothing.
+        """Bits per element, including its share of the block's scale; a scale of the whole tensor is not counted.
 
         Example:
             >>> from qsim import block
@@ -97,7 +97,7 @@ class Block:
         return self.element.bits + self.scale.bits / (height * width)
 
     def describe(self) -> str:
-        """What there is to know, a line each.
+        """The properties of the block format, one per line.
 
         Example:
             >>> from qsim import block
@@ -117,7 +117,7 @@ class Block:
         return "\n".join([repr(self), *(f"  {name:<16} {fact}" for name, fact in facts)])
 
     def along(self, dim: int) -> Scaling:
-        """The scale of blocks along a dimension; tiles lie in the last two, whatever the dimension."""
+        """The scale of blocks along a dimension; tiles are always in the last two."""
         return _along(self, dim) if torch.compiler.is_compiling() else _known_along(self, dim)
 
 
@@ -129,7 +129,7 @@ def _along(spec: Block, dim: int) -> Scaling:
 
 _known_along = lru_cache(maxsize=1024)(_along)
 
-#: OCP's MXFP8 with E4M3 elements, blocks of 32 under powers of two.
+#: OCP's MXFP8 with E4M3 elements, in blocks of 32 with power-of-two scales.
 MXFP8_E4M3 = Block(E4M3, 32)
 #: The same with E5M2 elements.
 MXFP8_E5M2 = Block(E5M2, 32)
@@ -141,14 +141,14 @@ MXFP6_E2M3 = Block(E2M3, 32)
 MXFP4 = Block(E2M1, 32)
 #: OCP's MXINT8, whose elements are multiples of 1/64.
 MXINT8 = Block(Fixed(8, 6), 32)
-#: NVIDIA's NVFP4, with E2M1 elements, E4M3 scales of 16 of them, under one scale of the whole tensor.
+#: NVIDIA's NVFP4: E2M1 elements, one E4M3 scale per 16 of them, and one scale of the whole tensor.
 NVFP4 = Block(E2M1, 16, scale=E4M3, rule="fit", outer=Tensor(FP32))
-#: E4M3 elements under powers of two, one for 128 neighbours.
+#: E4M3 elements with power-of-two scales, one per 128 neighbours.
 FP8_1X128 = Block(E4M3, 128, rule="ceil")
-#: E4M3 elements under powers of two, one for each tile of 128 × 128.
+#: E4M3 elements with power-of-two scales, one per tile of 128 × 128.
 FP8_128X128 = Block(E4M3, (128, 128), rule="ceil")
 
-#: Every block format that has a name, by that name.
+#: Every named block format by its name.
 NAMED: dict[str, Block] = {
     "mxfp8": MXFP8_E4M3,
     "mxfp8_e4m3": MXFP8_E4M3,
@@ -166,7 +166,7 @@ NAMED: dict[str, Block] = {
 
 
 def resolve(spec: str | torch.dtype | Format | Block) -> Format | Block:
-    """A block format by its name or the call that it prints as; else what `qsim.format` makes of it.
+    """Resolve a block format by its name or `repr`; resolve anything else with `qsim.format`.
 
     Raises:
         ValueError: If nothing has that name.
@@ -185,7 +185,7 @@ def resolve(spec: str | torch.dtype | Format | Block) -> Format | Block:
 
 def _by_name(spec: str) -> Format | Block:
     found: Block | None = NAMED.get(spec.lower())
-    # Compiled code, which reads names again, cannot parse.
+    # Compiled code resolves names again, but cannot parse.
     if found is None and "(" in spec:
         found = read_call(spec, {"Block": Block})
     if found is not None:

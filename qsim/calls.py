@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_call(text: str, makers: Mapping[str, Callable[..., Any]]) -> Any | None:
-    """Makes the value whose call a text spells, or returns None if it is not such a call.
+    """Make the value whose call a text spells, or returns None if it is not such a call.
 
     Args:
         text: For example `"Float(4, 1, bias=9)"`; arguments are plain literals, nothing is evaluated.

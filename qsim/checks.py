@@ -1,4 +1,4 @@
-"""What operations check before any work is done, and what a format and a rounding come to as the operators' arguments."""
+"""Argument checks before any work, and the conversion of formats and roundings to the operators' arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qsim.tracing import refuse_tracing
 
 
 class Spelling(NamedTuple):
-    """A format and a rounding as the operators take them.
+    """A format and a rounding, in the form that the operators take.
 
     Attributes:
         format: The format.
@@ -40,13 +40,13 @@ class Spelling(NamedTuple):
 
 
 def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: str) -> Spelling:
-    """Resolves and checks a format, a rounding and an overflow mode."""
+    """Resolve and checks a format, a rounding and an overflow mode."""
     if torch.compiler.is_compiling():
         return _spelling(format, how, overflow)
     try:
         return _known_spelling(format, how, overflow)
     except TypeError:
-        # What has no hash is none of the three; without the cache it is refused in words.
+        # Unhashable arguments are invalid; without the cache they raise a clear error.
         return _spelling(format, how, overflow)
 
 
@@ -60,7 +60,7 @@ _known_spelling = lru_cache(maxsize=4096)(_spelling)
 
 
 def check_input(name: str, x: object) -> None:
-    """Refuses all but dense floating tensors."""
+    """Raise an error unless a tensor is dense and floating-point."""
     refuse_tracing(name, x)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
@@ -71,21 +71,21 @@ def check_input(name: str, x: object) -> None:
 
 
 def refuse_dtype(spelt: Spelling, dtype: torch.dtype, name: str) -> NoReturn:
-    """Says why a dtype is not one of those that hold a format."""
+    """Say why a dtype is not one of those that hold a format."""
     if dtype not in FLOATS:
         raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {dtype}; encode() gives codes")
     raise ValueError(f"{name}: {dtype} {cannot_hold(spelt.format, spelt.holders)}")
 
 
 def cannot_hold(fmt: Format, able: Sequence[torch.dtype]) -> str:
-    """What is to be said of what cannot hold a format, given the dtypes that can."""
+    """The error text for a dtype that cannot hold a format, given the dtypes that can."""
     facts = f"largest {shortest(fmt.max)}, smallest {shortest(fmt.smallest)}, {fmt.precision} significant bits"
     names = ", ".join(str(dtype).removeprefix("torch.") for dtype in able) or "no dtype"
     return f"cannot hold every value of {fmt!r} ({facts}); {names} can"
 
 
 def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:
-    """Refuses to write a result where it does not fit."""
+    """Refuse to write a result where it does not fit."""
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a tensor, got {type(out).__name__}")
     if dtype is not None and dtype != out.dtype:

@@ -15,7 +15,7 @@ from qsim.rounding import DEFAULT_BITS, Rounding, Stochastic
 
 
 class Expected(NamedTuple):
-    """What numbers become; all float64.
+    """The results of rounding numbers; all float64.
 
     Attributes:
         below: The largest value that is not above the number; the smallest of all, where there is none.
@@ -33,7 +33,7 @@ class Expected(NamedTuple):
 
 
 def expected(x: Tensor, fmt: Format, rounding: Rounding) -> Expected:
-    """What rounding makes of numbers; beyond the largest value, that value.
+    """The expected results of rounding numbers; beyond the largest value, that value.
 
     Args:
         x: The numbers, float64.

@@ -1,4 +1,4 @@
-"""How figures look: one font, labelled axes, lines that can be told apart without colour."""
+"""The style of figures: one font, labelled axes, lines that are distinguishable without colour."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one line is drawn."""
+    """The style of one line."""
 
     color: str
     marker: str
@@ -76,7 +76,7 @@ REFERENCE = Look("#555555", "", (0, (1, 1.5)))
 
 @contextmanager
 def style() -> Iterator[None]:
-    """What is drawn inside looks as figures of this package do, whatever the user's own settings are."""
+    """Apply this package's figure style inside the block, regardless of the user's settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(cast(Any, _STYLE))
@@ -98,7 +98,7 @@ def band(axes: Axes, x: Any, intervals: Any, look: Look, label: str | None = Non
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Labels a logarithmic axis with numbers as people write them, between the powers of ten too where there are few of these."""
+    """Label a logarithmic axis with numbers as people write them, between the powers of ten too where there are few of these."""
 
     def between(number: float, _: float) -> str:
         low, high = axis.get_view_interval()
@@ -118,7 +118,7 @@ def legend(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Writes a figure as PNG and as SVG."""
+    """Write a figure as PNG and as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.png")
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

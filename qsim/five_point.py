@@ -13,23 +13,23 @@ from qsim.scaling import Channel, Delayed, Tensor
 
 @dataclass(frozen=True)
 class FivePoint:
-    """What a layer rounds: two operands on the way forward, three on the way back.
+    """The rounding points of a layer: two operands in the forward pass, three in the backward pass.
 
-    A point is a `Quantizer`, anything that `qsim.format` takes (rounded to nearest), or `None`: full precision. `"same"` makes a backward
-    point take the very tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` counts at `act`
-    and `weight`, the points that gradients pass through.
+    A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), or `None` for full precision. With `"same"` a
+    backward point reuses the tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to
+    `act` and `weight`, the points that gradients pass through.
 
-    In a layer every operand is scaled, and transformed, along the dimension over which its product sums, whatever dimension its quantizer
-    names: so with scales in blocks or for channels the gradient is rounded once for each of its products. A transform must stand at both
-    operands of a product, where it cancels. What the forward pass rounded cannot be reused under scales that lie along a direction.
+    In a layer every operand is scaled, and transformed, along the dimension over which its product sums, regardless of its quantizer's
+    dimension: with scales per block or per channel the gradient is rounded once for each of its products. A transform must be set for both
+    operands of a product, so that it cancels. A tensor rounded in the forward pass cannot be reused if its scales follow a direction.
 
     Args:
         act: The input, forward: `Â = Q(A)`.
         weight: The weight, forward: `Ŵ = Q(W)`.
-        act_bwd: The input, as `∇W = Q(A)ᵀ Q(∇A)` takes it, or `"same"`.
-        weight_bwd: The weight, as `∇A = Q(∇A) Q(W)ᵀ` takes it, or `"same"`.
+        act_bwd: The input in `∇W = Q(A)ᵀ Q(∇A)`, or `"same"`.
+        weight_bwd: The weight in `∇A = Q(∇A) Q(W)ᵀ`, or `"same"`.
         grad: The gradient of the output, for both products.
-        grad_w: Another one for the product that gives ∇W, if it is not to share `grad`'s.
+        grad_w: The gradient of the output for the product that gives ∇W, if it should not share `grad`'s rounding.
 
     Example:
         >>> import qsim
@@ -47,18 +47,18 @@ class FivePoint:
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
 
-    # What follows from the points, told once for all calls. None of it is a field.
-    #: Whether nothing is rounded: `"same"` as a forward point that rounds nothing rounds nothing either.
+    # Properties of the points, computed once for all calls. None of them is a field.
+    #: Whether nothing is rounded; `"same"` as a forward point without rounding is no rounding either.
     is_identity: ClassVar[bool]
-    #: Whether any point but those of the weight draws random bits.
+    #: Whether any point other than the weight's draws random bits.
     is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
     weight_is_stochastic: ClassVar[bool]
     #: Whether a point has scales or a transform.
     is_scaled: ClassVar[bool]
-    #: Whether the scale of a point follows from a history, which a layer has to keep.
+    #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
-    #: What products with these points have found out, for their next calls. It can be found again, and copies do not have it.
+    #: A cache of products with these points. It can be recomputed, and is not copied.
     plans: ClassVar[dict[Hashable, Any]]
 
     def __init__(
@@ -94,15 +94,15 @@ class FivePoint:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # What was saved by a version that told less of itself gets the rest here, too.
+        # Objects pickled by older versions, with fewer attributes, get the missing ones here.
         FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self)})
 
     def to_dict(self) -> dict[str, Any]:
-        """The points in plain strings, booleans and dictionaries, as a configuration file has them; those that round nothing left out."""
+        """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round."""
         return {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
 
     def _used(self, name: str) -> Quantizer | None:
-        """The quantizer whose numbers a point hands to its product."""
+        """The quantizer whose values a point passes to its product."""
         point = getattr(self, name)
         if point == "same":
             point = getattr(self, name.removesuffix("_bwd"))
@@ -114,14 +114,14 @@ class FivePoint:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> FivePoint:
-        """Makes the points of a configuration.
+        """Create the points of a configuration.
 
         Args:
             given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
 
         Raises:
             TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
-            ValueError: If there is no point of a name.
+            ValueError: If there is no point of some name.
         """
         if not isinstance(given, Mapping):
             raise TypeError(f"FivePoint: a configuration is a dictionary of points, got {given!r}")
@@ -137,17 +137,17 @@ class FivePoint:
 
     @classmethod
     def from_json(cls, text: str) -> FivePoint:
-        """Makes the points that a JSON text describes."""
+        """Create points from a JSON string."""
         return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
-        """The points that round, in short."""
+        """A short description of the points that round."""
         shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
 
 
 def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
-    """Refuses to reuse a tensor whose scales or transform lie along a dimension over which the other product does not sum."""
+    """Raise an error if a tensor is reused whose scales or transform run along a dimension over which the other product does not sum."""
     if point is None:
         return
     if point.transform is not None:
@@ -163,7 +163,7 @@ def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
 
 
 def _check_transforms(first: str, one: Quantizer | str | None, second: str, other: Quantizer | str | None) -> None:
-    """Refuses two operands of a product of which one is transformed otherwise than the other."""
+    """Raise an error if the two operands of a product are transformed differently."""
     transforms = [point.transform if isinstance(point, Quantizer) else None for point in (one, other)]
     if transforms[0] == transforms[1]:
         return
@@ -177,14 +177,14 @@ def _check_transforms(first: str, one: Quantizer | str | None, second: str, othe
     raise ValueError(f"FivePoint: {first} and {second} are multiplied and must have the same transform, {given}")
 
 
-#: Products of operands go up to here: what is left below float32's 2**128 is for their sums.
+#: Limit for products of operands: the headroom below float32's 2**128 is for their sums.
 _LARGEST_PRODUCT = 2.0**100
 
 
 def _check_range(first: str, one: Quantizer | None, second: str, other: Quantizer | None) -> None:
-    """Refuses scales that bring operands near the ends of formats so wide that products are beyond float32.
+    """Raise an error for scales that bring operands near the limits of formats so wide that products exceed float32.
 
-    Scales of channels and of whole tensors are multiplied with the product's result; in it operands are as large as their formats allow.
+    Scales of channels and of whole tensors are multiplied into the product's result; its operands are as large as their formats allow.
     """
     reached = {name: _reached(point) for name, point in ((first, one), (second, other))}
     if reached[first] * reached[second] < _LARGEST_PRODUCT:
@@ -197,13 +197,13 @@ def _check_range(first: str, one: Quantizer | None, second: str, other: Quantize
 
 
 def _reached(point: Quantizer | None) -> float:
-    """How large a point's elements become under a scale that follows from them and is multiplied in later; 1 if there is none."""
+    """The largest magnitude of a point's elements under a scale that follows from them and is multiplied in later; 1 if there is none."""
     if point is None or point.scale is None:
         return 1.0
     if isinstance(point.scale, (Tensor, Delayed, Channel)):
         return max(1.0, point.format.max * 2.0**-point.scale.margin)
     if point.scale.outer is not None:
-        # Those of blocks are in the operand, and reach the end of their own format.
+        # Scales of blocks are in the operand, up to the limit of their own format.
         return max(1.0, point.format.max * point.scale.format.max * 2.0**-point.scale.outer.margin)
     return 1.0
 
@@ -222,7 +222,7 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
 
 
 def _quantizer(name: str, *given: Any, **options: Any) -> Quantizer:
-    """The quantizer of a point; what is wrong with it is told with the point's name."""
+    """The quantizer of a point; errors name the point."""
     known = [field.name for field in fields(Quantizer)]
     for option in options:
         if option not in known:

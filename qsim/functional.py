@@ -1,4 +1,4 @@
-"""quantize, encode and decode: checks, seeds and gradients around the operators of `qsim_kernels`."""
+"""quantize, encode and decode: argument checks, seeds and gradients for the operators of `qsim_kernels`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def quantize(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rounds every element to a value of a format. The gradient passes straight through.
+    """Round every element to a value of a format. The gradient passes straight through.
 
     Args:
         x: float32, bfloat16, float16 or float64, of any shape and strides.
@@ -52,17 +52,18 @@ def quantize(
             or `Stochastic(bits, correction)`.
         overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"nonfinite"` gives infinities, or NaN where
             the format has none.
-        clip_gradient: Make the gradient zero where `x` lies beyond the largest or the smallest value.
-        scale: What values are divided by before they are rounded and multiplied with again: one of `qsim.scaling`'s, or `"tensor"`.
-        dim: The dimension along which the blocks of a block format lie: the last one unless given.
-        generator: Where stochastic rounding draws its seed; torch's CPU generator unless given.
+        clip_gradient: Make the gradient zero where `x` is beyond the largest or the smallest value.
+        scale: Values are divided by it before rounding and multiplied by it afterwards: one of the kinds in `qsim.scaling`, or `"tensor"`.
+        dim: The dimension along which a block format's blocks run; the last one by default.
+        generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
         seed: The seed itself, an int or a 0-d int64 tensor.
         stream: Which of the seed's streams of random bits to use. Where neither `seed` nor `generator` is given, each rank of a distributed
-            run has streams of its own; give all ranks the same seed or generators in the same state to share noise.
+            run uses its own streams; give all ranks the same seed or generators in the same state to share noise.
         offset: Logical index of the first element, where `x` is a piece of a larger tensor.
-        dtype: The result's dtype, if not `x`'s. It must hold every value of the format. Under scales it need not hold a value times its
-            scale, which is rounded to it: beyond the dtype's largest value it becomes that, or with `overflow="nonfinite"` an infinity.
-        out: Where to write the result, if not into a new tensor.
+        dtype: The result's dtype; `x`'s by default. It must hold every value of the format. With scales it need not hold a value times its
+            scale: the product is rounded to the dtype, and one beyond its largest value becomes that value, or an infinity with
+            `overflow="nonfinite"`.
+        out: The tensor to write the result to; a new tensor by default.
 
     Returns:
         A tensor of `x`'s shape, device and strides.
@@ -116,7 +117,7 @@ def quantize_(
     stream: int = 0,
     offset: int = 0,
 ) -> Tensor:
-    """Rounds every element in place; see `quantize` for the arguments.
+    """Round every element in place; see `quantize` for the arguments.
 
     Returns:
         `x`.
@@ -149,7 +150,7 @@ def quantize_(
 
 
 class _How(TypedDict, total=False):
-    """How `encode` rounds and writes: what does not decide what it returns."""
+    """The options of `encode` that do not affect the type of its result."""
 
     rounding: str | Rounding
     overflow: Overflow
@@ -188,7 +189,7 @@ def encode(
     packed: bool = False,
     check: bool = True,
 ) -> Tensor | ScaledCodes:
-    """Rounds every element to a value of a format and gives its code, the format's own bit pattern.
+    """Round every element to a value of a format and return its code, the format's own bit pattern.
 
     Args:
         x: float32, bfloat16, float16 or float64, of any shape and strides.
@@ -202,12 +203,12 @@ def encode(
         stream: See `quantize`.
         offset: See `quantize`.
         packed: Put two 4-bit codes into a byte, or four 6-bit codes into three, along the last dimension, the first in the lowest bits.
-        check: Where the format has no NaN, look whether there is one, which waits for the device. Without the check a NaN gets the code of
-            the largest value. Under scales there is no need: the NaN is in the scale.
+        check: If the format has no NaN, check that `x` contains none, which waits for the device. Without the check a NaN gets the code of
+            the largest value. With scales the check is not needed: the NaN is in the scale.
 
     Returns:
-        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, else int32. Under scales `ScaledCodes`, which are these
-        codes and those of the scales.
+        uint8 codes for formats of up to 8 bits and packed ones, int16 up to 16, else int32. With scales, `ScaledCodes`: these codes and
+        those of the scales.
 
     Raises:
         IndexError: If `x` lacks the dimension of the blocks.
@@ -246,24 +247,24 @@ def decode(
     dtype: torch.dtype = torch.float32,
     packed: bool = False,
 ) -> Tensor:
-    """The values of codes.
+    """Return the values of codes.
 
     Args:
-        codes: What `encode` gives: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, else int32. Under scales
-            `ScaledCodes`.
+        codes: The result of `encode`: uint8 for formats of up to 8 bits and packed ones, int16 up to 16, else int32; `ScaledCodes` with
+            scales.
         format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
-        scale: What `encode` was given.
-        dim: What `encode` was given.
-        overflow: What becomes of a product of an element and its scale that is beyond the largest value of `dtype`: that value with
-            `"saturate"`, an infinity with `"nonfinite"`. With what `encode` was given, the result is that of `quantize`.
-        dtype: The result's dtype. It must hold every value of the format. Products with scales are rounded to float32 first, or to
-            float64 if the result is in that.
+        scale: As passed to `encode`.
+        dim: As passed to `encode`.
+        overflow: How to handle a product of an element and its scale beyond the largest value of `dtype`: it becomes that value with
+            `"saturate"`, an infinity with `"nonfinite"`. With the value passed to `encode`, the result is that of `quantize`.
+        dtype: The result's dtype. It must hold every value of the format. Products with scales are rounded to float32 first, or to float64
+            if that is the result's dtype.
         packed: Whether several codes share a byte.
 
     Raises:
         IndexError: If the codes lack the dimension of the blocks.
         TypeError: If codes or scales are of another dtype.
-        ValueError: If `dtype` cannot hold the format, or shapes do not go together.
+        ValueError: If `dtype` cannot hold the format, or shapes do not match.
 
     Example:
         >>> import torch, qsim
@@ -296,12 +297,12 @@ def _resolved(
     dim: int | None,
     clip_gradient: bool = False,
 ) -> tuple[Spelling, Scaling | None]:
-    """What the elements are rounded to and how, and their scale if they have one: looked up where a name or a format says it all."""
+    """Resolve the element format, the rounding and the scale, if any; cached if a name or a format specifies them completely."""
     if scale is None and not torch.compiler.is_compiling():
         try:
             return _known(format, rounding, overflow, None, dim, clip_gradient)
         except TypeError:
-            pass  # of what has no hash the cache does not know what is wrong
+            pass  # unhashable: the checks below raise a clearer error than the cache
     return _found(format, rounding, overflow, scale, dim, clip_gradient)
 
 

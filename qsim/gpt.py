@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Size:
-    """What a GPT is made of."""
+    """The size of a GPT."""
 
     layers: int
     width: int
@@ -91,7 +91,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if adds else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What each token may be followed by."""
+        """The logits of each next token."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -100,7 +100,7 @@ class GPT(nn.Module):
 
 
 def language_loss(model: nn.Module, sequences: Tensor) -> Tensor:
-    """The mean loss of telling each token from those before it, computed in float32.
+    """The mean loss of predicting each token from those before it, computed in float32.
 
     Args:
         model: Gives logits.

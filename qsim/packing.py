@@ -18,7 +18,7 @@ def _group(fmt: Format) -> tuple[int, int]:
 
 
 def check(fmt: Format, shape: torch.Size) -> None:
-    """Refuses formats and shapes whose codes do not fill whole bytes."""
+    """Raise an error for formats and shapes whose codes do not fill whole bytes."""
     codes, bytes_ = _group(fmt)
     if not shape or shape[-1] % codes:
         raise ValueError(
@@ -28,7 +28,7 @@ def check(fmt: Format, shape: torch.Size) -> None:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Packs uint8 codes of 4 or 6 bits."""
+    """Pack uint8 codes of 4 or 6 bits."""
     group = codes.unflatten(-1, (-1, _GROUPS[bits][0]))
     if bits == 4:
         both: Tensor = group[..., 0] | group[..., 1] << 4
@@ -38,7 +38,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, fmt: Format) -> Tensor:
-    """Unpacks the codes of a 4-bit or 6-bit format."""
+    """Unpack the codes of a 4-bit or 6-bit format."""
     _, bytes_ = _group(fmt)
     if not packed.dim() or packed.shape[-1] % bytes_:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Pictures of formats and roundings, and of what a monitor has seen. They need matplotlib, which qsim's extra `study` brings.
+"""Plots of formats, roundings and monitor samples. They need matplotlib, which is in qsim's extra `study`.
 
-Each function draws into one Axes and returns it: into a given one, in whose figure the user's own style stays, or into one of a new figure.
+Each function draws into one Axes and returns it: a given one, whose figure keeps the user's style, or one of a new figure.
 
 Example:
     >>> from qsim import plot
@@ -33,12 +33,12 @@ __all__ = ["error", "monitor", "number_line", "rounding"]
 
 #: Wider formats have too many values to draw each of them.
 WIDEST_LINE = 16
-#: How many positive values a staircase shows unless it is told, and how many values at most.
+#: The default number of positive values of a staircase, and the maximum number of values.
 STEPS, LARGEST_STAIRCASE = 16, 1024
 
 
 def number_line(format: str | torch.dtype | Format, *, log: bool = False, ax: Axes | None = None) -> Axes:
-    """A mark for each value of a format.
+    """Plot a mark for each value of a format.
 
     Args:
         format: A name, a torch dtype or a `Format` of at most 16 bits.
@@ -95,12 +95,12 @@ def rounding(
     limits: tuple[float, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """What a number becomes, against the number: a staircase. Of stochastic rounding the mean, and the two neighbours as a band.
+    """Plot the rounded value against the number: a staircase. For stochastic rounding, the mean, and the two neighbours as a band.
 
     Args:
         format: A name, a torch dtype or a `Format`.
         rounding: A name or a `Rounding`.
-        limits: From where to where; by default as far as the 16 smallest positive values go, and a little beyond.
+        limits: The range; by default that of the 16 smallest positive values, and a little beyond.
         ax: Where to draw; a new figure unless given.
 
     Returns:
@@ -140,7 +140,7 @@ def rounding(
 
 
 def error(format: str | torch.dtype | Format, rounding: str | Rounding = "nearest", *, ax: Axes | None = None) -> Axes:
-    """The largest relative error in each binade, over the range of a format; of stochastic rounding the root mean square too.
+    """Plot the largest relative error per binade over the range of a format; for stochastic rounding, also the root mean square.
 
     Args:
         format: A name, a torch dtype or a `Format`.
@@ -187,9 +187,9 @@ def error(format: str | torch.dtype | Format, rounding: str | Rounding = "neares
 
 
 def monitor(monitor: Monitor, layer: str, point: str = "act", *, step: int | None = None, ax: Axes | None = None) -> Axes:
-    """From which powers of two the numbers at a point of a layer come, beside the range of the format.
+    """Plot the distribution over powers of two of the values at a point of a layer, with the range of the format.
 
-    `Monitor.plot_exponents` draws all points of a layer, and `Monitor.plot_shares` what became of them over the steps.
+    `Monitor.plot_exponents` draws all points of a layer, and `Monitor.plot_shares` their outcomes over the steps.
 
     Args:
         monitor: The monitor.

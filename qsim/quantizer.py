@@ -1,4 +1,4 @@
-"""A quantizer: format, rounding and overflow in one frozen value that can be called."""
+"""Quantizers: format, rounding and overflow in one frozen, callable value."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from qsim.transforms import Hadamard, resolve as resolve_transform
 
 @dataclass(frozen=True)
 class Quantizer:
-    """What happens to a tensor at one point: rounding to a format, under scales or without.
+    """The rounding of a tensor at one point: to a format, with or without scales.
 
     Args:
-        format: A name, a torch dtype or a `Format`; kept as a `Format`. Of a block format its elements' format is kept, and its scale.
+        format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
         rounding: A name or a `Rounding`; kept as a `Rounding`.
         overflow: `"saturate"` or `"nonfinite"`.
-        clip_gradient: Make the gradient zero where a value lies beyond the format's range.
-        scale: How values are scaled before they are rounded: one of `qsim.scaling`'s, the call that it prints as, or `"tensor"`. `None`:
-            they are not.
-        transform: What goes before scale and rounding: a `qsim.transforms.Hadamard`, or the call that it prints as. It is not undone: in a
-            product of two operands it cancels.
+        clip_gradient: Make the gradient zero where a value is beyond the format's range.
+        scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
+        transform: Applied before scaling and rounding: a `qsim.transforms.Hadamard`, or its `repr`. It is not undone: in a product of two
+            operands it cancels.
 
     Example:
         >>> import torch, qsim
@@ -48,7 +47,7 @@ class Quantizer:
     scale: Scaling | None = None
     transform: Hadamard | None = None
 
-    #: What the operators take of it, found once for all calls, and no field, because it follows from the others.
+    #: The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
     spelt: ClassVar[Spelling]
 
     def __init__(
@@ -85,11 +84,11 @@ class Quantizer:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # What was saved by a version that told less of itself gets the rest here, too.
+        # Objects pickled by older versions, with fewer attributes, get the missing ones here.
         Quantizer.__init__(self, **{field.name: state[field.name] for field in fields(self)})
 
     def to_dict(self) -> dict[str, Any]:
-        """The quantizer in plain strings and booleans, as a configuration file has it; `Quantizer(**…)` makes it again.
+        """The quantizer as plain strings and booleans, for a configuration file; `Quantizer(**…)` restores it.
 
         Example:
             >>> import qsim
@@ -113,9 +112,9 @@ class Quantizer:
         dtype: torch.dtype | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Rounds a tensor; the arguments are those of `quantize`.
+        """Round a tensor; the arguments are those of `quantize`.
 
-        A transform goes along the dimension in which blocks lie, or along the last.
+        A transform is applied along the dimension of the blocks, or along the last one.
         """
         if self.transform is not None:
             check_input("quantize", x)
@@ -137,7 +136,7 @@ class Quantizer:
         )
 
 
-#: What may stand where something is rounded or is not: a quantizer, a format to round to nearest, or nothing.
+#: A specification of a rounding: a quantizer, a format (round-to-nearest), or `None` for no rounding.
 Point = Quantizer | str | torch.dtype | Format | Block | None
 
 
@@ -147,7 +146,7 @@ def is_stochastic(point: Quantizer | str | None) -> bool:
 
 
 def short(point: Quantizer) -> str:
-    """What a point does, in as few words as tell it: the format, scales and transform, and what is not as usual."""
+    """A short description of a point: the format, scales, transform and non-default settings."""
     facts = point.to_dict()
     details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
     details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
@@ -157,7 +156,7 @@ def short(point: Quantizer) -> str:
 
 
 def _name(point: Quantizer, element: str) -> str:
-    """The name of a block format if it is one's element and scale; else that of the format, and its scale."""
+    """The block format's name if element and scale form one; else the name of the format, and its scale."""
     if point.scale is None:
         return element
     dim = point.scale.dim if isinstance(point.scale, Blocks) else -1

@@ -1,19 +1,19 @@
 """Seeds and streams of random bits.
 
-Random bits come from Philox4x32-10, a pure function of (seed, stream, logical element index): nothing is stored and nothing advances, so
-that any element's bits can be computed alone, on any device. What is drawn is the seed.
+Random bits come from Philox4x32-10, a pure function of (seed, stream, logical element index): nothing is stored and no state advances, so
+that any element's bits can be computed independently, on any device. Only the seed is drawn.
 
-What layers do follows from that, and who measures noise has to know it:
+The behaviour of layers follows from that, and matters when you measure noise:
 
 - Each call of a layer draws one seed for its inputs and gradients from torch's own generator, as dropout does. So a model with points and
-  one without do not draw the same data order afterwards: give the data loader a generator of its own.
-- A weight's seed follows from its numbers and from a seed that the layer has drawn when it was made, converted or deep-copied. Until a step
-  changes the weight, it is rounded alike at every call. To see the spread of a weight's rounding, call `torch.manual_seed` between two
-  calls (in a distributed run the shared seed is agreed on once, and stays).
-- Gradients take the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
+  one without draw different data orders afterwards: give the data loader its own generator.
+- A weight's seed follows from its values and from a seed drawn when the layer was created, converted or deep-copied. Until a step changes
+  the weight, it is rounded identically at every call. To see the spread of a weight's rounding, call `torch.manual_seed` between two calls
+  (in a distributed run the shared seed is agreed on once, and stays fixed).
+- Gradients use the seed of the call that they belong to: a second backward pass through the same graph repeats the first. Call the layer
   again for fresh noise.
-- Activation checkpointing calls it again and restores torch's generator, unless told `preserve_rng_state=False`: then `act_bwd="same"` is
-  no longer the same rounding.
+- Activation checkpointing calls the layer again and restores torch's generator, except with `preserve_rng_state=False`: then
+  `act_bwd="same"` is no longer the same rounding.
 
 Example:
     >>> import qsim
@@ -42,17 +42,17 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _LARGEST = 2**63 - 1
 
-# Said at every call, because the default device of torch's factories may be another; as a value, because to read a text takes longer.
+# Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
 _CPU = torch.device("cpu")
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int = 10) -> tuple[int, int, int, int]:
-    """Philox4x32 of one counter, in plain Python: what the operators are compared with.
+    """Philox4x32 of one counter, in plain Python: the reference for the operators.
 
     Args:
         counter: Four 32-bit words.
         key: Two 32-bit words.
-        rounds: How many rounds.
+        rounds: Number of rounds.
 
     Example:
         >>> from qsim.random import philox4x32
@@ -70,13 +70,13 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds:
 
 
 def stream(*names: str | int) -> int:
-    """A stream number of one's own for a tensor, layer, point or step, hashed from what names it.
+    """A separate stream number for a tensor, layer, point or step, hashed from its names.
 
     Args:
         *names: Strings and integers; their order and kinds matter.
 
     Returns:
-        A whole number below 2**63.
+        An integer below 2**63.
 
     Example:
         >>> import qsim
@@ -101,8 +101,8 @@ def random_bits(
     """The random integers that stochastic rounding with `bits` random bits compares for `count` elements.
 
     Args:
-        count: How many elements.
-        bits: Random bits of each, 1 to 32.
+        count: Number of elements.
+        bits: Random bits per element, 1 to 32.
         seed: The seed.
         stream: The seed's stream.
         offset: Logical index of the first element.
@@ -134,14 +134,14 @@ def random_bits(
 
 
 def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """The seed of one call: the one given, or one drawn from a generator, without waiting for the device.
+    """The seed of one call: the given one, or one drawn from a generator, without waiting for the device.
 
     Without a generator the seed comes from torch's own CPU generator, so that a run is the same on every device. While a CUDA graph is
     captured or code is compiled it comes from the device's own generator instead, which draws again at every replay.
 
     Args:
         seed: A 64-bit integer, or a 0-d int64 tensor.
-        generator: Where to draw a seed from if none is given.
+        generator: The generator to draw a seed from if none is given.
         device: The device of the tensor that is rounded.
 
     Raises:
@@ -162,8 +162,8 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
 
 
 def fresh_seed() -> int:
-    """A seed drawn from torch's CPU generator: what is made with it repeats after `torch.manual_seed`, and differs from all made before."""
-    # Models may be made on no device at all, under a mode in which tensors have no values.
+    """A seed drawn from torch's CPU generator: it repeats after `torch.manual_seed`, and differs from all seeds drawn before."""
+    # Models may be created on no device, under a mode in which tensors have no values.
     with _disable_current_modes():
         return int(torch.randint(_LARGEST, (), device=_CPU))
 
@@ -175,17 +175,17 @@ def is_one_of_several() -> bool:
 
 @lru_cache(maxsize=1)
 def _agreed(group: object) -> int:
-    """The seed of rank 0, told to all by one broadcast."""
+    """The seed of rank 0, broadcast to all ranks."""
     seed = [stream("shared", torch.initial_seed())]
     distributed.broadcast_object_list(seed, src=0)
     return seed[0]
 
 
 def shared_seed() -> int:
-    """A seed that every process of a run has, however it was seeded itself.
+    """A seed that all processes of a run share, however each was seeded.
 
     It follows from `torch.manual_seed`. In a distributed run it is rank 0's, agreed on at first use by a broadcast to all processes, and
-    stays what it is then; where only some processes have weights to round, call this on all of them before.
+    stays fixed from then on; if only some processes have weights to round, call this on all of them beforehand.
 
     Example:
         >>> import torch, qsim
@@ -199,15 +199,15 @@ def shared_seed() -> int:
 
 
 def own_rank() -> int:
-    """The number of this process in a distributed run, 0 outside of one."""
+    """The rank of this process in a distributed run; 0 outside of one."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def rank_stream(number: int, rank: int | None = None) -> int:
-    """A stream of one process's own in a distributed run, from one that all have: a one-to-one mixture, so that none meet by accident.
+    """A per-process stream in a distributed run, derived from a common one by a bijection, so that streams do not collide by accident.
 
     Args:
-        number: The stream that all have.
+        number: The common stream.
         rank: The process, this one by default.
     """
     rank = own_rank() if rank is None else rank
@@ -215,28 +215,28 @@ def rank_stream(number: int, rank: int | None = None) -> int:
 
 
 class Drawn(NamedTuple):
-    """Where a layer's stream comes from that was given none.
+    """The source of the stream of a layer that was not given one.
 
     Attributes:
-        seed: Drawn when the layer was made, or when the model around it was converted.
-        name: What the layer is called among those made with the same seed.
+        seed: Drawn when the layer was created, or when its model was converted.
+        name: The layer's name among those created with the same seed.
     """
 
     seed: int
     name: str = ""
 
 
-# What seeds that were drawn here became for all processes.
+# Seeds shared by all processes, by the seeds drawn in this process.
 _AGREED: dict[int, int] = {}
 
 
 def layer_stream(seed: int, name: str) -> int:
-    """The stream of a layer that was made with a drawn seed."""
+    """The stream of a layer that was created with a drawn seed."""
     return stream("layer", _AGREED.get(seed, seed), name)
 
 
 def agreed_layer_stream(seed: int, name: str) -> int:
-    """`layer_stream` of the seed that rank 0 has drawn in this one's place: all processes must ask for it in the same order."""
+    """`layer_stream` of the seed that rank 0 drew instead of this one: all processes must call this in the same order."""
     if seed not in _AGREED and is_one_of_several():
         found = [seed]
         distributed.broadcast_object_list(found, src=0)
@@ -244,19 +244,19 @@ def agreed_layer_stream(seed: int, name: str) -> int:
     return stream("layer", _AGREED.get(seed, seed), name)
 
 
-# What torch.compiler.assume_constant_result does, which would import the compiler with this module.
+# The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
 for _constant in (layer_stream, agreed_layer_stream):
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Place(NamedTuple):
-    """Where the elements of a share lie in a whole tensor.
+    """The position of a shard's elements in the whole tensor.
 
     Attributes:
-        offset: The index in the whole of the share's first element.
-        row: How many elements have consecutive indices; 0 if all have.
+        offset: The index in the whole of the shard's first element.
+        row: Number of elements with consecutive indices; 0 if all have.
         stride: From the index of one row's first element to that of the next.
-        first: Whether this is the first of the shares.
+        first: Whether this is the first shard.
     """
 
     offset: int = 0
@@ -265,14 +265,14 @@ class Place(NamedTuple):
     first: bool = True
 
 
-#: The place of a tensor that is no share of another.
+#: The position of a tensor that is not a shard of another.
 WHOLE = Place()
 
 
 def widened(x: Tensor, place: Place, fill: float = 0.0) -> tuple[Tensor, int]:
-    """A share that has a piece of each row of the whole, in whole rows filled up with a number, and the index of the first of them.
+    """Pad a shard that has a piece of each row to whole rows; return these and the index of the first of them.
 
-    Random bits go by indices in the whole. So such a share is rounded as part of whole rows, by one call whatever their number.
+    Random bits are keyed on indices in the whole. So such a shard is rounded as part of whole rows, in one call for any number of rows.
     """
     column = place.offset % place.stride
     rows = x.new_full((x.numel() // place.row, place.stride), fill)
@@ -281,22 +281,22 @@ def widened(x: Tensor, place: Place, fill: float = 0.0) -> tuple[Tensor, int]:
 
 
 def narrowed(rows: Tensor, place: Place) -> Tensor:
-    """The piece of whole rows that belongs to a share."""
+    """The piece of whole rows that belongs to a shard."""
     column = place.offset % place.stride
     return rows[..., column : column + place.row]
 
 
 def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Tensor:
-    """A seed for a weight's rounding that stays while the weight does and changes when a step changes it.
+    """A seed for a weight's rounding that stays the same until a step changes the weight.
 
-    It is made of the shared seed, the weight's bits and where in the weight they stand. So replicas that hold the same weight round it
-    alike, without communicating, in every micro-batch of a step; after the step they draw again. Nothing is stored, nothing waits for
-    the device.
+    It is computed from the shared seed, the weight's bits and their positions in the weight. So replicas with the same weight round it
+    identically, without communicating, in every micro-batch of a step; after the step they draw again. Nothing is stored, and nothing waits
+    for the device.
 
     Args:
-        weight: The weight, or a share of it.
-        stream_number: Whatever tells weights apart that hold the same numbers.
-        place: Where a share lies. The sum of what all shares give is the seed of the whole.
+        weight: The weight, or a shard of it.
+        stream_number: Distinguishes weights that have the same values.
+        place: The position of a shard. The sum of the results of all shards is the seed of the whole.
 
     Returns:
         A 0-d int64 tensor on the weight's device.
@@ -307,12 +307,12 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
 
 
 def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool) -> Tensor:
-    # All processes must ask for the shared seed, for they may have to agree on it first.
+    # All processes must request the shared seed, because they may have to agree on it first.
     constant = _hashed(("weight", shared_seed(), stream_number))
     return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
 
 
-# An operator, so that compiled code asks for the shared seed again at every call.
+# An operator, so that compiled code requests the shared seed at every call.
 _library = torch.library.Library("qsim", "FRAGMENT")
 _library.define(
     "weight_seed(Tensor weight, int stream_number, int offset, int row, int stride, bool first) -> Tensor",
@@ -323,7 +323,7 @@ torch.library.register_fake("qsim::weight_seed", lambda weight, *_: weight.new_e
 
 
 def check_source(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> None:
-    """Refuses a seed or a generator that no seed can come from, for tensors of a device."""
+    """Raise an error for a seed or a generator that is not usable for tensors of a device."""
     if seed is not None and generator is not None:
         raise ValueError("give seed= or generator=, not both: a seed leaves nothing to draw")
     if generator is not None:
@@ -343,7 +343,7 @@ def check_source(seed: int | Tensor | None, generator: torch.Generator | None, d
 
 
 def check_index(stream: int, offset: int) -> None:
-    """Refuses a stream and an offset that do not name random bits."""
+    """Raise an error for a stream or an offset that is not valid."""
     if stream == 0 and offset == 0:
         return
     for name, number in (("stream", stream), ("offset", offset)):

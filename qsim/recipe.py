@@ -1,4 +1,4 @@
-"""A recipe: points for the layers of a model, how many layers are left out, and whose idea it is."""
+"""A recipe: points for the layers of a model, the number of layers left out, and its source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Recipe:
     """Points for a whole model.
 
     Args:
-        name: What it is called.
-        points: Where its layers round, and how.
-        first: How many layers are left in high precision at the model's beginning, in the order of its modules.
-        last: How many at its end.
-        source: Where it comes from.
+        name: The recipe's name.
+        points: The points at which layers round.
+        first: Number of layers left in high precision at the beginning of the model, in module order.
+        last: Number of layers left in high precision at its end.
+        source: The paper or specification it comes from.
 
     Example:
         >>> import qsim
@@ -50,18 +50,18 @@ class Recipe:
             check_integer("Recipe", name, getattr(self, name), 0, 2**31)
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe in plain strings, numbers and dictionaries, as a configuration file has it."""
+        """The recipe as plain strings, numbers and dictionaries, for a configuration file."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"points": self.points.to_dict()}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
-        """Makes the recipe of a configuration.
+        """Create a recipe from a configuration.
 
         Args:
-            given: What `to_dict` gives; `points` are what `FivePoint.from_dict` takes.
+            given: A dictionary as `to_dict` returns; `points` as `FivePoint.from_dict` takes them.
 
         Raises:
-            TypeError: If it is no dictionary, or lacks a name or points.
+            TypeError: If it is not a dictionary, or lacks a name or points.
             ValueError: If it has an entry that a recipe does not have.
         """
         if not isinstance(given, Mapping):
@@ -76,7 +76,7 @@ class Recipe:
         return cls(**{**given, "points": FivePoint.from_dict(given["points"])})
 
     def describe(self, width: int | None = None) -> str:
-        """The points, what is left in high precision and the source, as a table for people.
+        """The points, the layers left in high precision and the source, as a human-readable table.
 
         Args:
             width: Wrap lines that are longer.
@@ -102,12 +102,12 @@ class Recipe:
         return "\n".join([*lines, *(aligned([[fact]], indent="  ", width=width) for fact in facts)])
 
     def __str__(self) -> str:
-        """The name, the points that round, and what is left in high precision, in short."""
+        """A short description: the name, the points that round, and the layers left in high precision."""
         kept = f"; high precision: {self._kept()}" if self.first or self.last else ""
         return f"{self.name}: {self.points}{kept}"
 
     def _kept(self) -> str:
-        """What is left in high precision, in words."""
+        """The layers left in high precision, in words."""
         ends = [
             f"the {end}" if count == 1 else f"the {end} {count}" for end, count in (("first", self.first), ("last", self.last)) if count
         ]

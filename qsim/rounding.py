@@ -1,6 +1,6 @@
-"""Roundings: which of its two neighbours in a format a value goes to.
+"""Rounding modes: which of its two neighbours in a format a value is rounded to.
 
-The plain ones are constants and have names; stochastic rounding has parameters.
+The deterministic modes are named constants; stochastic rounding has parameters.
 
 Example:
     >>> from qsim import rounding
@@ -35,20 +35,20 @@ __all__ = [
     "resolve",
 ]
 
-#: What becomes of numbers beyond the largest value.
+#: How numbers beyond the largest value are handled.
 Overflow = Literal["saturate", "nonfinite"]
 
-#: How many random bits stochastic rounding uses unless it is given another number.
+#: Default number of random bits of stochastic rounding.
 DEFAULT_BITS = 32
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What every rounding has.
+    """Base class of all roundings.
 
     Attributes:
-        mode: The rounding as the kernels know it.
-        spelling: The rounding with each overflow mode as text, which is how operators take them.
+        mode: The kernels' constant for the rounding.
+        spelling: The rounding with each overflow mode as text, the form that operators take.
     """
 
     mode: Mode
@@ -58,7 +58,7 @@ class Rounding:
         object.__setattr__(self, "spelling", {overflow: spell(self.rule(overflow)) for overflow in get_args(Overflow)})
 
     def rule(self, overflow: str) -> Rule:
-        """The rounding and an overflow mode as the numbers that the kernels take.
+        """The rounding and an overflow mode, as parameters for the kernels.
 
         Args:
             overflow: `"saturate"` or `"nonfinite"`.
@@ -73,7 +73,7 @@ class Rounding:
 
 @dataclass(frozen=True, repr=False)
 class Plain(Rounding):
-    """A rounding without parameters; each is a constant of this module."""
+    """A rounding without parameters; all are constants of this module."""
 
     def __repr__(self) -> str:
         return self.mode.name
@@ -94,13 +94,13 @@ TOWARD_ZERO = Plain(Mode.TOWARD_ZERO)
 UP = Plain(Mode.UP)
 #: The smaller neighbour.
 DOWN = Plain(Mode.DOWN)
-#: The neighbour whose code ends in 1; above zero where nothing lies between it and the smallest normal, that one.
+#: The neighbour whose code ends in 1; between zero and the smallest normal, in formats without subnormals, the smallest normal.
 ODD = Plain(Mode.ODD)
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Stochastic(Rounding):
-    """Rounds up with the probability that makes the mean exact, as far as the random bits go.
+    """Stochastic rounding: up with the probability that makes the mean exact, to the precision of the random bits.
 
     With r bits and `p` the position between the neighbours, the one of larger magnitude is taken when `R + floor(p * 2**r) >= 2**r` for a
     uniform r-bit integer `R`: with probability `floor(p * 2**r) / 2**r`, exactly. The first r of an element's 32 random bits make `R`.
@@ -140,7 +140,7 @@ class Stochastic(Rounding):
         return f"Stochastic({', '.join(given)})"
 
 
-#: The roundings that a string can name.
+#: The roundings that can be given by name.
 NAMED: dict[str, Rounding] = {
     **{str(plain): plain for plain in (NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD)},
     "stochastic": Stochastic(),
@@ -148,7 +148,7 @@ NAMED: dict[str, Rounding] = {
 
 
 def resolve(rounding: str | Rounding) -> Rounding:
-    """Resolves a name or a rounding to a rounding.
+    """Resolve a name or a rounding to a rounding.
 
     Args:
         rounding: One of `NAMED`'s names, or a `Rounding`.
@@ -175,6 +175,6 @@ def resolve(rounding: str | Rounding) -> Rounding:
 
 
 def check_overflow(overflow: str) -> None:
-    """Refuses an overflow mode that does not exist."""
+    """Raise an error for an unknown overflow mode."""
     if overflow not in get_args(Overflow):
         raise ValueError(f"overflow must be 'saturate' or 'nonfinite', got {overflow!r}")

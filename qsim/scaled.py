@@ -16,7 +16,7 @@ from qsim_kernels.scales import Restore
 
 
 class Share(Protocol):
-    """What a process holds of a tensor that several hold together."""
+    """A process's shard of a distributed tensor."""
 
     def of_all(self, amaxes: Tensor) -> Tensor:
         """The largest magnitude of the whole tensor, from that of the share."""
@@ -40,7 +40,7 @@ class Scaled(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How scales lie in a tensor of a shape and how they are made, as the operators take it.
+    """The layout and parameters of scales for a tensor of a shape, in the form that the operators take.
 
     Attributes:
         tiles: Which elements share a scale.
@@ -78,7 +78,7 @@ def quantize_scaled(
     share: Share | None = None,
     known: Tensor | None = None,
 ) -> Scaled:
-    """Rounds a tensor under scales that follow from itself.
+    """Round a tensor under scales that follow from itself.
 
     Args:
         x: Values.

@@ -1,4 +1,4 @@
-"""Codes under scales: a tensor's elements as bit patterns, and beside them the scales that they stand under, as bit patterns too."""
+"""Scaled codes: a tensor's elements and its scales, both as bit patterns."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from qsim_kernels.scales import Restore
 
 
 class ScaledCodes(NamedTuple):
-    """What `encode` gives of a tensor under scales, and `decode` reads.
+    """The result of `encode` with scales, and the input of `decode`.
 
-    A block whose scale is NaN, because an element was not finite, decodes to NaN, whatever its elements' codes. `encode` gives these that
-    of NaN where the elements' format has one, else that of its largest value.
+    A block whose scale is NaN, because an element was not finite, decodes to NaN, whatever its elements' codes. `encode` gives these the
+    code of NaN if the elements' format has one, else that of its largest value.
 
     Attributes:
         codes: The elements' codes, in the tensor's shape, or packed along its last dimension.
         scales: The scales' codes in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
             fp32. In the tensor's shape, but as many along each dimension as there are scales.
-        outer: The scale of the whole tensor, a 0-d float32 tensor, if the others stand under one.
+        outer: The scale of the whole tensor, a 0-d float32 tensor, if there is one.
 
     Example:
         >>> import torch, qsim
@@ -44,7 +44,7 @@ class ScaledCodes(NamedTuple):
 
 
 def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, packed: bool) -> None:
-    """Refuses what has no codes, or none that say what `quantize` gives."""
+    """Raise an error for formats without codes, or whose codes cannot represent the result of `quantize`."""
     fmt, wide = spelt.format, torch.promote_types(x.dtype, torch.float32)
     scaling.tiles(x.shape)
     if scaling.format != FP32 and not scaling.format.has_nan:
@@ -72,7 +72,7 @@ def encode_scaled(
 
 
 def check_codes(codes: object, fmt: Format, packed: bool) -> Tensor:
-    """Refuses what are not the codes of a format's values; gives them unpacked."""
+    """Raise an error unless these are codes of a format's values; return them unpacked."""
     if not isinstance(codes, Tensor):
         raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
     expected = torch.uint8 if packed else code_dtype(fmt.bits)
@@ -84,7 +84,7 @@ def check_codes(codes: object, fmt: Format, packed: bool) -> Tensor:
 
 
 def check_scaled_codes(given: ScaledCodes, fmt: Format, scaling: Scaling, packed: bool) -> Tensor:
-    """Refuses codes and scales that do not go together; gives the codes unpacked."""
+    """Raise an error for codes and scales that do not go together; gives the codes unpacked."""
     codes = check_codes(given.codes, fmt, packed)
     _check_scales(codes, given.scales, scaling)
     _check_outer(given.outer, scaling)

@@ -1,4 +1,4 @@
-"""Where in a distributed tensor the share of this process lies."""
+"""The position of this process's shard in a distributed tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_distributed(x: Tensor) -> bool:
 
 
 def local(x: Tensor) -> Tensor:
-    """What this process holds of a tensor: all of it, unless it is a DTensor. To be called under `torch.no_grad()`."""
+    """This process's shard of a tensor: all of it, unless it is a DTensor. Call it under `torch.no_grad()`."""
     return x.to_local() if is_distributed(x) else x  # type: ignore[attr-defined]
 
 
@@ -36,12 +36,12 @@ def placed_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def sizes(mesh: DeviceMesh) -> list[int]:
-    """How many processes stand along each dimension of a mesh; its `shape` older compilers cannot follow."""
+    """The number of processes along each dimension of a mesh; older compilers cannot trace its `shape`."""
     return [mesh.size(dim) for dim in range(mesh.ndim)]
 
 
 def coordinates(mesh: DeviceMesh) -> list[int]:
-    """Where on a mesh this process stands."""
+    """The position of this process on a mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise RuntimeError(f"this process holds no share of tensors on {mesh}")
@@ -56,7 +56,7 @@ def span(x: DTensor, dim: int) -> tuple[int, int]:
         for how, place, size in zip(x.placements, coordinates(x.device_mesh), sizes(x.device_mesh), strict=True)
         if _is_cut(how) and how.dim == dim  # type: ignore[attr-defined]
     ]
-    # FSDP2 comes first in the mesh, and cuts what the dimensions after it have cut already.
+    # FSDP2 comes first in the mesh, and splits what later dimensions have already sharded.
     cuts = [cut for cut in along if not _split_factor(cut[0])] + [cut for cut in along[::-1] if _split_factor(cut[0])]
     for _, place, size in cuts:
         chunk = -(-length // size)
@@ -66,7 +66,7 @@ def span(x: DTensor, dim: int) -> tuple[int, int]:
 
 
 def place_of(x: DTensor) -> Place:
-    """Where in a distributed tensor the share of this process lies.
+    """The position of this process's shard in a distributed tensor.
 
     A tensor may be cut along its first dimension, along one other, or along both, and along each of them several times, as FSDP2 does with
     what tensor parallelism has cut already.
@@ -89,7 +89,7 @@ def place_of(x: DTensor) -> Place:
 
 
 def _is_cut(how: Placement) -> bool:
-    # Asked this way round because FSDP2's cut of what was cut before is no shard to torch.
+    # Tested this way because FSDP2's split of an already sharded dimension is not a `Shard` in torch.
     return not how.is_replicate() and not how.is_partial()
 
 
@@ -101,7 +101,7 @@ def _split_factor(how: Placement) -> int:
 
 
 def refuse_summands(x: DTensor) -> None:
-    """Refuses a tensor of which processes hold summands."""
+    """Raise an error for a tensor of which processes hold summands."""
     if any(how.is_partial() for how in x.placements):
         raise ValueError(f"summands of a tensor have no place in it: redistribute it first, got placements {x.placements}")
 

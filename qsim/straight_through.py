@@ -25,7 +25,7 @@ def rounded(
     dtype: torch.dtype,
     limits: tuple[float, float] | None,
 ) -> Tensor:
-    """Rounds a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
+    """Round a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
     forward_mode = _in_forward_mode()
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardStraightThrough if forward_mode else _StraightThrough
@@ -36,7 +36,7 @@ def rounded(
 def rounded_under_scales(
     x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, dtype: torch.dtype
 ) -> Tensor:
-    """Rounds a tensor under scales; see `qsim.scaled.quantize_scaled`."""
+    """Round a tensor under scales; see `qsim.scaled.quantize_scaled`."""
     forward_mode = _in_forward_mode()
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
@@ -125,6 +125,6 @@ class _ForwardScaled(_Scaled):
 
 
 def _pass(ctx: Any, change: Tensor, dtype: torch.dtype) -> Tensor:
-    """Takes a gradient or a tangent through, as far as values were not clipped."""
+    """Take a gradient or a tangent through, as far as values were not clipped."""
     passed = change.to(dtype)
     return passed.masked_fill(ctx.saved_tensors[0], 0.0) if ctx.clipped else passed

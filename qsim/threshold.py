@@ -21,7 +21,7 @@ def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tenso
     nearest with ties toward +infinity; with a uniformly random one it is stochastic rounding. The gradient passes straight through.
 
     The quotient is computed in float32, or in float64 for float64 input. An `x` so large that its quotient overflows is a multiple of the
-    step as far as its dtype can tell, and stays as it is; so do infinities and NaN.
+    step to the precision of its dtype, and stays unchanged; so do infinities and NaN.
 
     Args:
         x: float32, bfloat16, float16 or float64, of any shape.
@@ -74,7 +74,7 @@ class _ThresholdQuantize(torch.autograd.Function):
 
 
 def _check_amount(name: str, value: object, x: Tensor, largest: float) -> None:
-    """Checks `threshold_quantize`'s step or threshold: a number from 0 to `largest`, or a tensor that fits `x`."""
+    """Check `threshold_quantize`'s step or threshold: a number from 0 to `largest`, or a tensor that fits `x`."""
     if isinstance(value, Tensor):
         fitting = all(size in (1, whole) for size, whole in zip(value.shape[::-1], x.shape[::-1], strict=False))
         if value.dim() > x.dim() or not fitting:

@@ -1,4 +1,4 @@
-"""Refuses torch's older ways to record a program, torch.jit and torch.fx.symbolic_trace, which cannot record what qsim does.
+"""Clear errors for torch.jit and torch.fx.symbolic_trace, which cannot record qsim's operations.
 
 Roundings depend on dtypes, shapes and seeds that are drawn at every call. torch.compile and torch.export handle these; the others fail
 somewhere inside torch, or freeze what should be drawn again.

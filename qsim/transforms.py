@@ -1,4 +1,4 @@
-"""Transforms that go before a rounding: they spread what stands out over its neighbours, and cancel in a product of two operands."""
+"""Transforms applied before rounding: they spread outliers over their neighbours, and cancel in a product of two operands."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["Hadamard", "resolve"]
 class Hadamard:
     """The orthonormal Hadamard transform of blocks along a dimension.
 
-    A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones.
-    A last block that is shorter is cut into powers of two, so that every shape has its transform. Two operands that are both transformed
-    along the dimension over which their product sums have the same product as before. Finite values beyond float32's largest divided by
-    `size` saturate there first, so that no sum of a block overflows (float64's, if the tensor is that).
+    A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones. A
+    shorter last block is split into powers of two, so that every shape has a transform. Two operands that are both transformed along the
+    dimension over which their product sums have the same product as before. Finite values beyond float32's largest divided by `size`
+    saturate first, so that no sum of a block overflows (float64's, for a float64 tensor).
 
     Args:
         size: Elements of a block: a power of two.
-        random_signs: Whether signs change; which is a matter of `seed` alone, so that all operands, devices and processes change the same.
-        seed: Names one choice of signs.
+        random_signs: Whether to change signs; which ones depends only on `seed`, so that all operands, devices and processes agree.
+        seed: Selects the signs.
 
     Example:
         >>> import torch, qsim
@@ -57,12 +57,12 @@ class Hadamard:
         check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
 
     def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:
-        """The transform of a tensor of a shape along a dimension, as the operators take it."""
+        """The transform of a tensor of a shape along a dimension, in the form that the operators take."""
         dim = dim_of("Hadamard", dim, shape)
         return tuple(Turn(self.size, shape[dim], math.prod(shape[dim + 1 :]), self.seed if self.random_signs else -1))
 
     def __call__(self, x: Tensor, dim: int = -1) -> Tensor:
-        """The transform of a tensor along a dimension, computed in float32, of float64 in float64, and in the tensor's dtype again."""
+        """Transform a tensor along a dimension: computed in float32 (float64 for float64), returned in the tensor's dtype."""
         check_input("Hadamard", x)
         return self.wide(x, dim).to(x.dtype)
 
@@ -71,13 +71,13 @@ class Hadamard:
         return _turned(x, self, dim_of("Hadamard", dim, x.shape), False)
 
     def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
-        """What the transform was made of."""
+        """The arguments of the transform."""
         check_input("Hadamard", x)
         return _turned(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)
 
 
 class _Turned(torch.autograd.Function):
-    """A transform or its inverse. Of an orthonormal one the gradient is the other one of the upstream gradient."""
+    """A transform or its inverse. The gradient applies the other one to the upstream gradient, because the transform is orthonormal."""
 
     generate_vmap_rule = True
 
@@ -97,7 +97,7 @@ class _Turned(torch.autograd.Function):
 
 
 class _ForwardTurned(_Turned):
-    """The same in forward mode: a class of its own, because torch.compile takes none that has a `jvp`."""
+    """The same with forward mode: a separate class, because torch.compile does not support classes that have a `jvp`."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -110,7 +110,7 @@ def _turned(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
 
 
 def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
-    """Sylvester's matrix is its own inverse, as are the signs; so these follow it instead of going before it."""
+    """The inverse: Sylvester's matrix and the signs are their own inverses, so the signs are applied after it instead of before it."""
     turn = transform.turn(x.shape, dim)
     plain = Turn(*turn)._replace(signs=-1)
     signs = x.new_tensor(signs_of(Turn(*turn)), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -119,11 +119,11 @@ def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:
-    """A transform, or the call that it prints as.
+    """Resolve a transform or its `repr` to a transform.
 
     Raises:
         TypeError: If it is neither.
-        ValueError: If a text is no such call.
+        ValueError: If a string is not such a call.
 
     Example:
         >>> from qsim import transforms

@@ -1,4 +1,4 @@
-"""How fast `quantize`, `encode` and `decode` move bytes, beside a copy that moves as many."""
+"""How fast `quantize`, `encode` and `decode` move bytes, compared with a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _refusal(name: str, fmt: Format, source: str, target: str) -> Row | None:
 
 
 def beside_copy(call: Call, moved: int, settings: Settings) -> Mapping[str, float]:
-    """Times a call in turns with a copy of as many bytes.
+    """Time a call in turns with a copy of as many bytes.
 
     Args:
         call: What to time.

@@ -1,4 +1,4 @@
-"""What the measurements of layers have in common: where, in which dtype, at which points, for how long."""
+"""Common settings of the layer benchmarks: device, dtype, points and duration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Conditions:
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
-    """Adds the options that say so."""
+    """Add the options that say so."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
 
 
 def chosen(args: argparse.Namespace) -> Conditions:
-    """What the options say. Points round to nearest on the way forward, as told on the way back."""
+    """The settings from the options. Points use round-to-nearest forward, and the given rounding backward."""
     device = _settings.device(args.device)
     dtype = _settings.dtype(args.dtype or ("bf16" if device.type == "cuda" else "fp32"), "--dtype")
     seconds = _settings.seconds(args.seconds, "--seconds")

@@ -8,7 +8,7 @@ from qsim.bench._timing import WARMUP, Call
 
 
 def replay(step: Call) -> Call:
-    """Captures a step in a CUDA graph.
+    """Capture a step in a CUDA graph.
 
     Args:
         step: Work on tensors that stay in place.

@@ -12,7 +12,7 @@ from qsim.bench._timing import Call
 
 
 def launches(call: Call) -> int | None:
-    """Counts what a call has a GPU do. Launches may be slower from here on, because the profiler stays in the way: time first.
+    """Count what a call has a GPU do. Launches may be slower from here on, because the profiler stays in the way: time first.
 
     Args:
         call: It is called twice, and counted the second time.

@@ -1,4 +1,4 @@
-"""How fast `quantize` rounds tensors that are not in logical order in memory, beside a copy that moves as many bytes."""
+"""How fast `quantize` rounds tensors that are not in logical order in memory, compared with a copy of as many bytes."""
 
 from __future__ import annotations
 

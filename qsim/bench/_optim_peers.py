@@ -70,7 +70,7 @@ class Peer:
     devices: Sequence[str] = ("cpu", "cuda")
 
     def load(self) -> Callable[..., torch.optim.Optimizer]:
-        """Imports it."""
+        """Import it."""
         found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.name)
         return found
 
@@ -95,7 +95,7 @@ PEERS = {
 
 
 def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> Iterator[Row]:
-    """Times qsim in turns with each of the peers; says of those that are not there what to install."""
+    """Time qsim in turns with each of the peers; says of those that are not there what to install."""
     for peer in [PEERS[name] for name in names]:
         row = {"part": "peers", "peer": peer.label}
         if settings.device.type not in peer.devices:

@@ -1,4 +1,4 @@
-"""How fast optimizer steps move bytes, beside a copy that moves as many; what they launch, and how long they keep the host busy."""
+"""How fast optimizer steps move bytes, compared with a copy of as many; their launches, and their time on the host."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def moved(optimizer: torch.optim.Optimizer) -> int:
 
 
 def adamw(update: str, states: str, weight: str | None = None, state_rounding: str = "nearest") -> MakeOptimizer:
-    """Makes qsim's AdamW."""
+    """Make qsim's AdamW."""
     options = {"update": update, "state": DTYPES[states], "weight": weight, "state_rounding": state_rounding}
     return partial(qsim.optim.AdamW, lr=LEARNING_RATE, **options)  # type: ignore[arg-type]
 

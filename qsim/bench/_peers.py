@@ -120,7 +120,7 @@ PEERS = {
 
 
 def peers(settings: Settings, names: Sequence[str]) -> Iterator[Row]:
-    """Times qsim in turns with each of the peers; says of those that are not there what to install."""
+    """Time qsim in turns with each of the peers; says of those that are not there what to install."""
     for name in names:
         peer = PEERS[name]
         row = {"part": "peers", "peer": name}

@@ -1,4 +1,4 @@
-"""What a measurement is told on the command line, and how its words are read."""
+"""The command-line settings of measurements, and how they are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long one call keeps the host busy, beside `torch.mul` on the same tensor."""
+"""How long one call keeps the host busy, compared with `torch.mul` on the same tensor."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def sweep(settings: Settings) -> Iterator[Row]:
-    """Rounds one tensor into every format, twice. What this process has compiled before is not compiled again, nor counted."""
+    """Round one tensor into every format, twice. What this process has compiled before is not compiled again, nor counted."""
     x = settings.normal(elements=ELEMENTS)
     for rounding in settings.roundings:
         with compilations() as kernels:
@@ -52,7 +52,7 @@ def _seconds(x: Tensor, rounding: str, settings: Settings) -> float:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collects the names of the kernels that triton compiles meanwhile, or reads from its cache on disk; one each time.
+    """Collect the names of the kernels that triton compiles meanwhile, or reads from its cache on disk; one each time.
 
     Where there is no CUDA device nothing is compiled, and triton is not even imported.
     """

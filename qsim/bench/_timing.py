@@ -68,7 +68,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float]:
-    """Times calls that take turns.
+    """Time calls that take turns.
 
     Args:
         calls: What to time.
@@ -93,7 +93,7 @@ def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float
 
 
 def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, float]:
-    """Times how much longer one call takes than another just before it, which a host that is slow for a while does not hide.
+    """Time how much longer one call takes than another just before it, which a host that is slow for a while does not hide.
 
     Args:
         call: What is done anyway.
@@ -119,7 +119,7 @@ def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, f
 
 
 def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int = 3) -> list[float]:
-    """Times calls that go on for a while each, as the steps of a training run do: a GPU that runs into its limit of power slows down.
+    """Time calls that go on for a while each, as the steps of a training run do: a GPU that runs into its limit of power slows down.
 
     Args:
         calls: What to time.
@@ -144,7 +144,7 @@ def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int =
 
 
 def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Times how long the host is busy with calls that take turns in batches; the device's work is not waited for within a batch.
+    """Time how long the host is busy with calls that take turns in batches; the device's work is not waited for within a batch.
 
     Args:
         calls: What to time.

@@ -1,4 +1,4 @@
-"""How long the way of a call is: how often one file of qsim calls into another."""
+"""The call path of an operation: how often one file of qsim calls into another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN, _KERNELS = (str(Path(package.__file__ or "").parent) for package in (qsim,
 
 
 def calls_between_files(call: Callable[[], Any]) -> int:
-    """Counts the calls from one file into another, and those of who calls qsim, on a call that is warm.
+    """Count the calls from one file into another, and those of qsim's callers, on a call that is warm.
 
     Args:
         call: It is called three times, and the third time is counted.

@@ -61,7 +61,7 @@ class Work:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench host`."""
+    """Add the options of `qsim bench host`."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--compile", action="store_true", help="also measure a stack of layers through torch.compile")
     parser.add_argument("--layers", type=int, default=24, metavar="N", help="in that stack (default: %(default)s)")
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     device = _settings.device(args.device)
     names = _settings.among(args.points, "--points", tuple(_points()))
     for option, number in (("--layers", args.layers), ("--repeats", args.repeats)):
@@ -102,7 +102,7 @@ def _points() -> dict[str, FivePoint]:
 
 
 def layers(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
-    """Layers beside torch's own."""
+    """Layers compared with torch's own."""
     clock, kind = clock_of(work.device), "compiled" if work.compiled else "layer"
     native, _ = _step(work, None)
     for name, chosen in points.items():
@@ -113,7 +113,7 @@ def layers(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
 
 
 def quantized(work: Work) -> Iterator[Row]:
-    """`quantize` of a small tensor beside `torch.mul`."""
+    """`quantize` of a small tensor compared with `torch.mul`."""
     x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
     for name, rounding in (("e4m3", "nearest"), ("e4m3", "stochastic"), ("mxfp4", "nearest"), ("nvfp4", "nearest")):
 
@@ -125,7 +125,7 @@ def quantized(work: Work) -> Iterator[Row]:
 
 
 def traced(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
-    """Calls from one file into another."""
+    """Call from one file into another."""
     for name, chosen in points.items():
         yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
     x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)

@@ -47,7 +47,7 @@ class Shape:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench linear`."""
+    """Add the options of `qsim bench linear`."""
     shapes = "16384x4096x4096,16384x1024x4096,4096x768x3072"
     parser.add_argument("--shapes", metavar="TOKENSxINxOUT,…", help=f"default: {shapes}; on the CPU 1024x256x256")
     parser.add_argument("--no-bias", action="store_true", help="layers without a bias")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     conditions = _conditions.chosen(args)
     shapes = _shapes(args.shapes or (args.default_shapes if conditions.is_cuda else "1024x256x256"))
     if not args.json:

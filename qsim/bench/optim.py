@@ -26,7 +26,7 @@ _ALL_PEERS = ",".join(_optim_peers.PEERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench optim`."""
+    """Add the options of `qsim bench optim`."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--tensors", default=",".join(TENSORS), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--elements", metavar="N", help="of the one tensor, such as 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     settings = _read(args)
     size = args.size or ("medium" if settings.device.type == "cuda" else "tiny")
     if size not in GPTS:

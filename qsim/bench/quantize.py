@@ -24,7 +24,7 @@ _ALL_PEERS = ",".join(_peers.PEERS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench quantize`."""
+    """Add the options of `qsim bench quantize`."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^28 (default: 2^28 on a GPU, 2^22 on the CPU)")
     parser.add_argument("--formats", default="e4m3,e5m2,e2m1,e4m0,fp16", metavar="A,B", help="default: %(default)s")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     settings = _read(args)
     peers = _settings.among(args.peers or _ALL_PEERS, "--peers", list(_peers.PEERS))
     parts = _chosen(args)

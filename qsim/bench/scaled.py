@@ -33,7 +33,7 @@ _COLUMNS = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench scaled`."""
+    """Add the options of `qsim bench scaled`."""
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
     parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
     formats = "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     device = _settings.device(args.device)
     settings = Settings(
         device=device,

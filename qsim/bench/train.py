@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `qsim bench train`."""
+    """Add the options of `qsim bench train`."""
     parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
     parser.add_argument(
         "--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small; on the CPU tiny; GPTs of medium and small are GPT-2's)"
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the measurement."""
+    """Run the measurement."""
     conditions = _conditions.chosen(args)
     size = args.size or ("small" if conditions.is_cuda else "tiny")
     if size not in _models.SIZES:

@@ -16,7 +16,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     command = commands.add_parser(
         "bench",
         help="measure speed",
@@ -36,7 +36,7 @@ def measurements() -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     known = measurements()
     if args.name is None:
         print("\n".join(known))

@@ -45,7 +45,7 @@ class InBlock:
 
 
 def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
-    """Puts numbers into one block.
+    """Put numbers into one block.
 
     Args:
         numbers: The numbers.

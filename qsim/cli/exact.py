@@ -39,7 +39,7 @@ class Number:
 
 
 def parse(text: str) -> Number:
-    """Reads a decimal number, a hexadecimal one such as `0x1.8p-3`, a fraction such as `1/3`, `inf` or `nan`.
+    """Read a decimal number, a hexadecimal one such as `0x1.8p-3`, a fraction such as `1/3`, `inf` or `nan`.
 
     Raises:
         ValueError: If it is none of these.
@@ -90,7 +90,7 @@ def round_to_odd(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a number lies in a format.
+    """The position of a number in a format.
 
     Attributes:
         below: The largest value that is not above the number, if there is one.
@@ -132,7 +132,7 @@ class Place:
 
 
 def place(number: Number, fmt: Format) -> Place:
-    """Finds a number's neighbours in a format.
+    """Find a number's neighbours in a format.
 
     Example:
         >>> from qsim.formats import E4M3

@@ -36,7 +36,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     command = commands.add_parser(
         "formats",
         help="list the named formats, or show one with its values",
@@ -50,7 +50,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     width = terminal_width()
     if args.name is None:
         everything = {name: facts(fmt) for name, fmt in NAMED.items()} | {name: block_facts(fmt) for name, fmt in block.NAMED.items()}
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(fmt: Format) -> dict[str, Any]:
-    """What there is to know about a format, as JSON has it."""
+    """The properties of a format, for JSON."""
     numbers = ("max", "min", "smallest_normal", "smallest", "epsilon")
     return {
         "format": repr(fmt),
@@ -85,13 +85,13 @@ def facts(fmt: Format) -> dict[str, Any]:
 
 
 def block_facts(fmt: Block) -> dict[str, Any]:
-    """What there is to know about a block format, as JSON has it."""
+    """The properties of a block format, for JSON."""
     parts = {"element": name_of(fmt.element), "size": fmt.size, "scale": name_of(fmt.scale), "rule": fmt.rule}
     return {"format": repr(fmt), "bits": fmt.bits, **parts, "outer": None if fmt.outer is None else repr(fmt.outer)}
 
 
 def describe_block(fmt: Block) -> str:
-    """What there is to know about a block format, and where its elements' values are shown."""
+    """The properties of a block format, and a pointer to its elements' values."""
     known = [name for name, other in block.NAMED.items() if other == fmt]
     lines = [fmt.describe(), *([f"  {'names':<16} {', '.join(known)}"] if known else [])]
     return "\n".join([*lines, f"\nqsim formats {shlex.quote(name_of(fmt.element))} shows the elements' values"])

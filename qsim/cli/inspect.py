@@ -34,12 +34,12 @@ _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
 
 def shield_negatives(words: Sequence[str]) -> list[str]:
-    """Puts a blank before negative numbers, because argparse takes `-1e-5` or `-inf` for an option."""
+    """Put a blank before negative numbers, because argparse takes `-1e-5` or `-inf` for an option."""
     return [f" {word}" if words[0] == "inspect" and _NEGATIVE.match(word) else word for word in words]
 
 
 def register(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     command = commands.add_parser(
         "inspect",
         help="show what each rounding makes of a number",
@@ -60,7 +60,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     fmt = block.resolve(args.format)
     roundings = [str(name) for name in args.rounding or NAMED]
     for name in roundings:

@@ -21,7 +21,7 @@ examples:
 
 
 def register(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     command = commands.add_parser(
         "recipes",
         help="list the ready settings for models, or show one",
@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     if args.json:
         names = recipes.NAMED if args.name is None else (args.name,)
         found = {name: recipes.resolve(name, SHOWN_IN).to_dict() for name in names}

@@ -31,7 +31,7 @@ _NEEDED = ("matplotlib", "scipy", "sklearn", "tqdm", "filelock")
 
 
 def register(commands: Any) -> None:
-    """Adds the command to the parser."""
+    """Add the command to the parser."""
     command = commands.add_parser(
         "study",
         help="run an experiment",
@@ -45,7 +45,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run the command."""
     _check_installed()
     if args.name is None:
         found = [studies.named(name) for name in studies.names()]
@@ -116,7 +116,7 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def _tell(plan: Plan) -> None:
-    """Lists what would be run."""
+    """List what would be run."""
     seconds = plan.estimates()
     for run in plan.todo():
         print(f"{seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
@@ -137,7 +137,7 @@ def _duration(seconds: float) -> str:
 
 
 def _show(plan: Plan) -> None:
-    """Writes the report and prints its end."""
+    """Write the report and prints its end."""
     report = plan.report()
     page, *pictures = plan.write()
     for claim in report.claims:

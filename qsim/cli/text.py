@@ -1,4 +1,4 @@
-"""How numbers and codes are printed."""
+"""Formatting numbers and codes for output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounding did: to a model while it trains, to its weights, and to gradients in one model at one moment."""
+"""The effects of rounding: on a model in training, on weight updates, and on the gradients of a model."""
 
 from qsim.diagnostics.batches import BatchFactor, BatchFactors, batch_for
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates

@@ -1,4 +1,4 @@
-"""Tensors on their way from a device to the host."""
+"""Asynchronous copies of tensors from a device to the host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class Arrival:
-    """A copy of a tensor on the host, which is on its way; nothing waits for it before it is read.
+    """An asynchronous copy of a tensor to the host; nothing waits for it before it is read.
 
     Args:
-        x: The tensor; what happens to it later does not matter.
+        x: The tensor; it may change afterwards.
     """
 
     def __init__(self, x: Tensor) -> None:

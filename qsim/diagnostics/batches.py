@@ -1,4 +1,4 @@
-"""How much larger a batch has to be: Lemma 3 and Theorem 1 of *Training with Fewer Bits*, measured."""
+"""The factor by which a batch must grow: Lemma 3 and Theorem 1 of *Training with Fewer Bits*, measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Points = FivePoint | Recipe | str | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class BatchFactor:
-    """How many times larger the batch must be for a layer's gradient to vary as little.
+    """The factor by which the batch must grow for a layer's gradient to vary as little.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
@@ -35,7 +35,7 @@ class BatchFactor:
         sampling: Under the points, the variance from batch to batch.
         rounding: Under the points, the variance from draw to draw.
         like: Under the others, the variance in all.
-        bias: The squared norm of what no batch removes: how far off the gradient is on average.
+        bias: The squared norm of the gradient's mean error, which no batch size removes.
         gradient: The squared norm of the gradient in full precision, to compare with.
     """
 
@@ -50,16 +50,16 @@ class BatchFactor:
 
 @dataclass(frozen=True)
 class BatchFactors:
-    """How many times larger the batch must be; prints as a table.
+    """The factors by which the batch must grow; prints as a table.
 
     Attributes:
         factors: One for each layer, and last that of all weights.
-        points: Where the model rounds.
-        like: What it is compared with.
+        points: The points at which the model rounds.
+        like: The points for comparison.
         bound: `4**k` if `points` has `k` mantissa bits less than `like` wherever the two differ (Theorem 1), else `None`. That is what
             steps twice as wide come to for numbers that lie anywhere between two neighbours; for given ones it can be some more or less.
             Where both operands of ∇W round to very few bits, the product of their errors adds to it.
-        level: How probable it is that an interval holds what it is for.
+        level: The confidence level of the intervals.
     """
 
     factors: tuple[BatchFactor, ...]
@@ -70,16 +70,16 @@ class BatchFactors:
 
     @property
     def factor(self) -> Estimate:
-        """That of all weights together."""
+        """The factor of all weights together."""
         return self.factors[-1].factor
 
     def rows(self) -> list[dict[str, Any]]:
-        """The factors in plain texts and numbers, as JSON has them: of an interval the ends are `…_low` and `…_high`."""
+        """The factors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
         common = {"points": self.points, "compared_with": self.like, "bound": self.bound, "level": self.level}
         return [flat(asdict(factor)) | common for factor in self.factors]
 
     def __str__(self) -> str:
-        """The table, and what a larger batch does not remove."""
+        """The table, and the bias that a larger batch does not remove."""
         rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
         titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
         lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
@@ -107,26 +107,26 @@ def batch_for(
     seed: int = 0,
     level: float = 0.95,
 ) -> BatchFactors:
-    """Measures how many times larger the batch must be under some points, for gradients that vary as little as under others.
+    """Measure the factor by which the batch must grow with some points for gradients to vary as little as with others.
 
     That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
     falls as the reciprocal of its size where samples round independently (Lemma 3). So it does for `act_bwd` and `grad`; not where samples
-    share a scale. Weights are rounded once, and not again for each draw, for all samples of a batch share that: what it does to the gradient
-    is counted as bias (Lemma 1), which no batch removes. A loss that is a mean makes each sample's gradient smaller in a larger batch, and
-    formats of few exponent bits then underflow: give them a scale.
+    share a scale. Weights are rounded once, not for each draw, because all samples of a batch share that rounding: its effect on the
+    gradient is counted as bias (Lemma 1), which no batch removes. A loss that is a mean makes each sample's gradient smaller in a larger
+    batch, and formats of few exponent bits then underflow: give them a scale.
 
     The model and all else is left as it was, as `gradient_error` does; so is what batches and losses must be.
 
     Args:
-        model: A model that `qsim.convert` gave points; these are put aside for the measurement, whatever they are.
-        loss: `loss(model, batch)`, a scalar; it must draw no random numbers but those of rounding.
+        model: A model converted by `qsim.convert`; its own points are ignored during the measurement.
+        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding.
         batches: At least 3 batches, of one size.
         points: Where all converted layers round: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
             stay in full precision. `None`: nowhere.
         like: The same for what they are compared with.
-        draws: How often each batch is drawn.
-        seed: Of all random bits.
-        level: How probable it is that an interval holds what it is for.
+        draws: Number of draws per batch.
+        seed: The seed of all random bits.
+        level: The confidence level of the intervals.
 
     Raises:
         TypeError: If an argument is of another kind.

@@ -1,4 +1,4 @@
-"""How many weight updates rounding cancels: Appendix D.3 of *Revisiting BFloat16 Training*."""
+"""Counting the weight updates that rounding cancels: Appendix D.3 of *Revisiting BFloat16 Training*."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
 
 
 def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model: nn.Module | None = None) -> CancelledUpdates:
-    """Counts, in every `every`-th step of an optimizer, how many updates leave their weight as it was.
+    """Count, in every `every`-th step of an optimizer, the updates that leave their weight unchanged.
 
     An update counts where the exact update is not zero: where the learning rate is not, and the gradient, the momentum (`momentum_buffer`,
-    `exp_avg`), or the weight to decay is not. It is cancelled where the weight is the same number after the step as before. What of that
-    is lost depends on how weights are updated. To nearest, a cancelled update is lost. Stochastically, it is lost in this step, and the
-    mean over many is right. With Kahan's summation, or with an `accumulator`, it is `carried` if what is kept beside the weight has
-    changed.
+    `exp_avg`), or the weight to decay is not. It is cancelled where the step leaves the weight's value unchanged. The loss depends on how
+    weights are updated. With round-to-nearest, a cancelled update is lost. With stochastic rounding, it is lost in this step, and the mean
+    over many is right. With Kahan summation or an `accumulator`, it is `carried` if the compensation or the copy has changed.
 
     Works with `qsim.optim`'s optimizers, with `Quantized`, and with torch's own; of others it knows the gradient, the weight decay and
     states of those two names. In a sampled step the weights are kept twice. Nothing waits for the device until counts are asked for; steps
@@ -38,11 +37,11 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
 
     Args:
         optimizer: The optimizer.
-        every: Every how many steps one is sampled; the first one is.
+        every: The sampling interval in steps; the first step is sampled.
         model: Gives parameters their names; otherwise they have those that the optimizer was given, or their numbers.
 
     Raises:
-        TypeError: If the optimizer is none.
+        TypeError: If `optimizer` is not an optimizer.
 
     Example:
         >>> import torch, qsim
@@ -58,7 +57,7 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
 
 
 class CancelledUpdates:
-    """What `cancelled_updates` gives: the counts so far."""
+    """The result of `cancelled_updates`: the counts so far."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int = 1, model: nn.Module | None = None) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -132,7 +131,7 @@ class CancelledUpdates:
 
     @property
     def shares(self) -> Mapping[str, list[tuple[int, float]]]:
-        """For each parameter the steps that were sampled and the share of its updates that was cancelled."""
+        """The sampled steps and the share of cancelled updates, for each parameter."""
         found: dict[str, list[tuple[int, float]]] = {}
         for entry in self.updates:
             found.setdefault(entry.parameter, []).append((entry.step, entry.share))
@@ -151,7 +150,7 @@ class CancelledUpdates:
         return [entry.to_dict() for entry in self.updates]
 
     def table(self) -> str:
-        """The shares of the last step that was sampled, for people."""
+        """The shares of the last sampled step, as a human-readable table."""
         if not self.updates:
             return "no step yet"
         step = self.updates[-1].step
@@ -163,17 +162,17 @@ class CancelledUpdates:
         return self.table()
 
     def write(self, path: str) -> None:
-        """Writes all counts to a file, one line of JSON each. The file is replaced at once: nobody ever sees half of it."""
+        """Write all counts to a file, one JSON line each. The file is replaced atomically."""
         write_lines(path, [json.dumps(entry, allow_nan=False) for entry in self.summary()])
 
     def plot(self) -> Figure:
-        """Draws the share of updates that are cancelled over the steps, for each parameter and for all."""
+        """Draw the share of updates that are cancelled over the steps, for each parameter and for all."""
         from qsim.diagnostics.plots import cancelled
 
         return cancelled(self.shares, [(entry.step, entry.share) for entry in self.totals])
 
     def close(self) -> None:
-        """Stops counting, and leaves nothing on the optimizer. The counts stay."""
+        """Stop counting and remove all hooks from the optimizer. The counts stay."""
         for handle in self._handles:
             handle.remove()
         self._before.clear()

@@ -1,4 +1,4 @@
-"""Counts on their way from the layers: added up on the device, copied to the host when the sample ends, read when they have arrived."""
+"""Collecting counts from layers: summed on the device, copied to the host when the sample ends, read after they have arrived."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsim.formats import Format
 from qsim.nn.sites import Site, round_plainly
 from qsim_kernels import tallies
 
-#: The order in which points are told.
+#: The order in which points are reported.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "forward", "backward")
 #: Points of the way forward, which activation checkpointing goes twice.
 _FORWARD = ("act", "weight", "forward")
@@ -52,7 +52,7 @@ class Collector:
         self.tallies: dict[tuple[Place, torch.device], Tally] = {}
 
     def add(self, layer: int, point: str, tally: Tally) -> None:
-        """Adds a tally to those of its place."""
+        """Add a tally to those of its place."""
         if not self.is_open:
             return  # of a backward pass that comes later than the sample's end
         key = Place(layer, POINTS.index(point), tally.format), tally.counts.device
@@ -87,7 +87,7 @@ class LayerObserver:
         self._collector.add(self._layer, name, measured)
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Counts a tensor."""
+        """Count a tensor."""
         if self._counts(site.name):
             self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed))
 
@@ -116,7 +116,7 @@ def _in_own_units(before: Tensor, after: Tensor, scales: Tensor) -> Tensor:
 
 
 class Label(NamedTuple):
-    """What people call a place."""
+    """The human-readable name of a place."""
 
     layer: str
     point: str
@@ -127,9 +127,9 @@ class Pending:
     """A sample that is over, on its way to the host; nothing waits for it before it is read.
 
     Args:
-        step: The number of the step.
+        step: Number of the step.
         collector: What was counted.
-        label: What a place is called.
+        label: Gives the name of a place.
     """
 
     def __init__(self, step: int, collector: Collector, label: Callable[[Place], Label]) -> None:

@@ -1,4 +1,4 @@
-"""What became of the elements that were rounded at one point of a layer, and at all points in one sample."""
+"""Counts of outcomes for the elements rounded at one point of a layer, and at all points in one sample."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from qsim.columns import aligned
 from qsim_kernels import tallies
 
-#: What there is to say before the first sample.
+#: The text before the first sample.
 NO_SAMPLE = "no sample yet: it ends with its step, which monitor.step() tells, or an optimizer that Monitor was given"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the elements that were rounded at one point of a layer.
+    """Counts of outcomes for the elements rounded at one point of a layer.
 
     An element is what the format sees: after the transform and divided by its scale, if there are such. Each is one of five: NaN,
     saturated, underflowed, exact, or rounded to another number.
@@ -26,12 +26,12 @@ class Counts:
     Attributes:
         layer: The layer's name in the model.
         point: `act`, `weight`, `act_bwd`, `weight_bwd`, `grad`, `grad_w`; of `qsim.nn.Quantize` `forward` or `backward`.
-        quantizer: What rounds there, in short.
+        quantizer: A short description of the quantizer.
         range: The smallest and the largest positive value of the format.
-        elements: How many there were.
-        saturated: Beyond the format's largest or smallest value, whatever overflow makes of them; infinities always are.
+        elements: Number of elements.
+        saturated: Beyond the format's largest or smallest value, in any overflow mode; includes all infinities.
         underflowed: Not zero before, and zero after.
-        exact: Values of the format already; zero is.
+        exact: Already values of the format, including zero.
         zero: Zeros.
         nan: NaN.
         infinite: Infinities.
@@ -125,7 +125,7 @@ SHARES = ("saturated", "underflowed", "exact", "nan")
 
 @dataclass(frozen=True)
 class Sample:
-    """What one sampled step has seen.
+    """The counts of one sampled step.
 
     Attributes:
         step: Its number, from 0 on.
@@ -171,7 +171,7 @@ class Sample:
         return tuple(sorted(self.points, key=lambda counts: -counts.shares[by] if counts.elements else 0.0))
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
-        """The shares in per cent, and SQNR, for people. Zeros are exact; a gradient that is all zeros has been lost before it came here."""
+        """The shares in per cent and SQNR, as a human-readable table. Zeros are exact; an all-zero gradient was lost before this point."""
         heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR")
         points = (self.points if by is None else self.worst(by))[:rows]
         return f"step {self.step}\n" + aligned([heading, *map(_cells, points)], left=3)

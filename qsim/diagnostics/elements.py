@@ -1,4 +1,4 @@
-"""What a layer rounds under scales, and the result: recomputed for observers."""
+"""Elements rounded with scales, before and after: recomputed for observers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qsim_kernels.scales import Restore
 
 
 class Elements(NamedTuple):
-    """What is rounded at a point that has a scale or a transform.
+    """The elements rounded at a point with a scale or a transform.
 
     Attributes:
         before: The elements after the transform, divided by their scales.
@@ -29,7 +29,7 @@ class Elements(NamedTuple):
 
 
 def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
-    """What is rounded at a site, and to what, from the same numbers and without a trace in histories.
+    """The elements of a site before and after rounding, from the same values and without changing histories.
 
     Where the tensor is distributed, all that hold shares of it must call this, for some scales are found together.
     """

@@ -29,7 +29,7 @@ PARTS = ("bias", "sampling", "rounding")
 
 @dataclass(frozen=True)
 class GradientError:
-    """What is wrong with a layer's gradient when a point rounds: squared norms, all of them.
+    """The error of a layer's gradient when a point rounds; all values are squared norms.
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
@@ -54,9 +54,9 @@ class GradientErrors:
 
     Attributes:
         errors: One for each layer and point.
-        batches: Of how many batches.
-        draws: How often each was drawn.
-        level: How probable it is that an interval holds what it is for.
+        batches: Number of batches.
+        draws: Number of draws per batch.
+        level: The confidence level of the intervals.
     """
 
     errors: tuple[GradientError, ...]
@@ -65,7 +65,7 @@ class GradientErrors:
     level: float
 
     def rows(self) -> list[dict[str, Any]]:
-        """The errors in plain texts and numbers, as JSON has them: of an interval the ends are `…_low` and `…_high`."""
+        """The errors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
         return [flat(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
 
     def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
@@ -81,7 +81,7 @@ class GradientErrors:
         raise KeyError(f"no error of layer {layer!r} at point {point!r}: layers are {known[0]}, points {known[1]}")
 
     def worst(self, by: str) -> tuple[GradientError, ...]:
-        """The errors, from the largest to the smallest beside the squared gradient of their layer.
+        """The errors, from largest to smallest relative to the squared gradient of their layer.
 
         Args:
             by: `"bias"`, `"sampling"` or `"rounding"`.
@@ -95,11 +95,11 @@ class GradientErrors:
         return tuple(sorted(self.errors, key=lambda e: -getattr(e, by).value / max(e.gradient.value, sys.float_info.min)))
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
-        """The errors for people.
+        """The errors as a human-readable table.
 
         Args:
-            by: What comes first; see `worst`. In the order of the model unless told.
-            rows: How many rows; all of them unless told.
+            by: The sort key; see `worst`. In the order of the model by default.
+            rows: Number of rows; all by default.
         """
         errors = (self.errors if by is None else self.worst(by))[:rows]
         cells = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding, e.gradient))) for e in errors]
@@ -112,7 +112,7 @@ class GradientErrors:
         return self.table()
 
     def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
-        """Draws a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
+        """Draw a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
 
         Args:
             ax: Where to draw; new axes by default.
@@ -126,25 +126,25 @@ class GradientErrors:
 def gradient_error(
     model: nn.Module, loss: Loss, batches: Iterable[Any], draws: int = 8, *, seed: int = 0, level: float = 0.95
 ) -> GradientErrors:
-    """Measures bias and variance of a converted model's gradients, for each of its points alone and for all together.
+    """Measure bias and variance of a converted model's gradients, for each of its points separately and for all together.
 
-    A point that is looked at rounds in all layers, the others nowhere. Bias is against the same model in full precision, on the same
-    batches, and variance is split into what batches and what rounding contribute. Of stochastic rounding on the way back nothing but
-    variance is to be expected (Lemma 2). What rounds on the way forward, weights above all, changes the loss whose gradient is taken: a
-    bias that no batch removes (Lemma 1).
+    The measured point rounds in all layers, the others do not round. Bias is against the same model in full precision, on the same batches,
+    and variance is split into what batches and what rounding contribute. Stochastic rounding in the backward pass only adds variance (Lemma
+    2). Rounding in the forward pass, above all of weights, changes the loss whose gradient is taken: a bias that no batch size removes
+    (Lemma 1).
 
-    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, weights too. Estimates have no
-    bias of their own, so that one of nothing comes out below zero as well as above; intervals come from leaving out one batch at a time,
-    and hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators
-    are left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.
+    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, including weights. Estimates
+    are unbiased, so that an estimate of zero can be negative as well as positive; intervals come from leaving out one batch at a time, and
+    hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators are
+    left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.
 
     Args:
-        model: A model that `qsim.convert` gave points.
-        loss: `loss(model, batch)`, a scalar; it must draw no random numbers but those of rounding, so no dropout.
+        model: A model converted by `qsim.convert`.
+        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding, so no dropout.
         batches: At least 3 batches, of one size.
-        draws: How often each batch is drawn where rounding is stochastic.
-        seed: Of all random bits.
-        level: How probable it is that an interval holds what it is for.
+        draws: Number of draws per batch where rounding is stochastic.
+        seed: The seed of all random bits.
+        level: The confidence level of the intervals.
 
     Returns:
         An error of each layer for each point that the model rounds at, for `"all"` and for `"none"`; and the same of all weights together.

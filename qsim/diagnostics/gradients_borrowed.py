@@ -26,7 +26,7 @@ class Borrowed:
         self._histories = [(history, history.mark()) for history in _histories(model)]
 
     def set_points(self, points: Sequence[FivePoint]) -> None:
-        """Gives each layer points."""
+        """Give each layer points."""
         for (layer, _, _), own in zip(self._layers, points, strict=True):
             layer.points = own
 
@@ -37,7 +37,7 @@ class Borrowed:
             layer.stream ^= number
 
     def forget(self) -> None:
-        """Undoes what a pass has recorded, in normalization layers and for delayed scales."""
+        """Undo what a pass has recorded, in normalization layers and for delayed scales."""
         for module, name, buffer, content in self._buffers:
             if module._buffers[name] is not buffer:
                 setattr(module, name, buffer)
@@ -47,7 +47,7 @@ class Borrowed:
             history.return_to(mark)
 
     def give_back(self) -> None:
-        """Puts everything back."""
+        """Put everything back."""
         for layer, points, source in self._layers:
             layer.points, layer.stream_source = points, source
         self.forget()

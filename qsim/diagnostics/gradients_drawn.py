@@ -170,7 +170,7 @@ class _Spread:
 
 
 def check_arguments(owner: str, draws: int, seed: int, level: float) -> None:
-    """Refuses numbers with which nothing can be measured."""
+    """Raise an error for numbers with which nothing can be measured."""
     for name, number in (("draws", draws), ("seed", seed)):
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"{owner}: {name} must be an int, got {number!r}")

@@ -1,4 +1,4 @@
-"""How measurements are printed, and what JSON gets of them."""
+"""Measurements as text and as JSON."""
 
 from __future__ import annotations
 

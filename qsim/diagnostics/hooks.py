@@ -1,4 +1,4 @@
-"""Hooks that tell which layer runs, and are there while a step is sampled."""
+"""Hooks that track the running layer, installed while a step is sampled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watch:
     """Lets observers look at layers while these run.
 
     Args:
-        layers: The layers; nobody else may watch them meanwhile.
+        layers: The layers; no other watcher is allowed at the same time.
 
     Raises:
         ValueError: If one is.
@@ -53,7 +53,7 @@ class Watch:
             observers.exchange(self._running.pop()[1])
 
     def end(self) -> None:
-        """Nobody looks on any more."""
+        """End observation."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -63,7 +63,7 @@ class Watch:
             self._running.clear()
 
     def close(self) -> None:
-        """Others may watch the layers."""
+        """Release the layers for other watchers."""
         self.end()
         for layer in self._layers:
             _watched.discard(layer)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Monitor:
-    """Counts what rounding does to a model, in every `every`-th step of its training.
+    """Count the effects of rounding on a model, in every `every`-th step of its training.
 
     For each point of each layer with points, and of each `qsim.nn.Quantize`: how many elements saturated, underflowed to zero, were exact
     already, were NaN; the ratio of signal to rounding errors; and how many magnitudes lie between each power of two and the next. Counted
@@ -47,13 +47,13 @@ class Monitor:
 
     Args:
         model: The model, converted. One monitor at a time can watch it.
-        every: Every how many steps one is sampled.
-        optimizer: Whose steps to count.
+        every: The sampling interval in steps.
+        optimizer: The optimizer whose steps are counted.
         writer: Gets all that is sampled once it has arrived: a TensorBoard writer, or whatever else has `add_scalar` and, if it wants
             histograms, `add_histogram_raw` or `add_histogram`.
 
     Raises:
-        TypeError: If the model is none.
+        TypeError: If `model` is not a module.
         ValueError: If it has no layer with points, is compiled, or is watched by another monitor.
 
     Example:
@@ -87,7 +87,7 @@ class Monitor:
         self._begin()
 
     def step(self) -> None:
-        """Ends a step, and begins the next one.
+        """End a step, and begin the next one.
 
         Raises:
             RuntimeError: If the monitor is closed.
@@ -101,7 +101,7 @@ class Monitor:
             self._begin()
 
     def close(self) -> None:
-        """Stops counting, and leaves nothing on the model or the optimizer. What was sampled stays; a step that is not over yet is not."""
+        """Stop counting and remove all hooks from the model and the optimizer. Samples stay, except for an unfinished step."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -135,7 +135,7 @@ class Monitor:
         self._arrive(wait=False)
 
     def _arrive(self, wait: bool) -> None:
-        """Takes over the samples that have arrived, and hands them on."""
+        """Take over the samples that have arrived, and hands them on."""
         while self._pending and (wait or self._pending[0].has_arrived):
             self._samples.append(self._pending.pop(0).read())
         if self._writer is not None:
@@ -154,12 +154,12 @@ class Monitor:
 
     @property
     def steps(self) -> int:
-        """How many steps are over."""
+        """The number of finished steps."""
         return self._steps
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """All samples whose step is over; this waits for the device."""
+        """All samples of finished steps; this waits for the device."""
         self._arrive(wait=True)
         return tuple(self._samples)
 
@@ -173,8 +173,8 @@ class Monitor:
         Args:
             step: Which sample.
             by: What comes first: where `"sqnr"` is lowest, or a share, such as `"saturated"` or `"underflowed"`, highest. In the order of
-                the model unless told.
-            rows: How many rows; all of them unless told.
+                the model by default.
+            rows: Number of rows; all by default.
 
         Raises:
             ValueError: If that step was not sampled, or there is no such share.
@@ -191,11 +191,11 @@ class Monitor:
         return self.table()
 
     def write(self, path: str) -> None:
-        """Writes all samples to a file, one line of JSON each. The file is replaced at once: nobody ever sees half of it."""
+        """Write all samples to a file, one JSON line each. The file is replaced atomically."""
         write_lines(path, [sample.to_json() for sample in self.samples])
 
     def plot_exponents(self, layer: str, step: int | None = None) -> Figure:
-        """Draws, for each point of a layer, how magnitudes are distributed over powers of two, beside the range of the format.
+        """Plot, for each point of a layer, the distribution of magnitudes over powers of two, with the range of the format.
 
         Args:
             layer: The layer's name.
@@ -206,7 +206,7 @@ class Monitor:
         return exponents(self.samples, layer, step)
 
     def plot_shares(self, layer: str) -> Figure:
-        """Draws, for each point of a layer, the shares of what saturated and underflowed, and SQNR, over the steps."""
+        """Plot, for each point of a layer, the shares of saturated and underflowed elements and SQNR over the steps."""
         from qsim.diagnostics.plots import shares
 
         return shares(self.samples, layer)

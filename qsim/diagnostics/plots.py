@@ -23,7 +23,7 @@ _NAMED = len(COLOURS) - 1
 
 
 def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) -> Figure:
-    """For each point of a layer, the distribution of magnitudes over powers of two, beside the range of the format.
+    """For each point of a layer, the distribution of magnitudes over powers of two, with the range of the format.
 
     Args:
         samples: The samples.
@@ -65,14 +65,14 @@ def sampled(samples: Sequence[Sample], layer: str, step: int | None = None) -> t
 
 
 def draw_exponents(axes: Axes, counts: Counts) -> None:
-    """The distribution of the magnitudes at one point, beside the range of its format."""
+    """The distribution of the magnitudes at one point, with the range of its format."""
     smallest, largest = (math.floor(math.log2(value)) for value in counts.range)
     axes.axvspan(smallest, largest + 1, color="0.9", label="the format's range", zorder=0)
     pairs = counts.exponents
     shares = [100 * count / counts.elements for count in pairs.values()]
     outside = [not smallest <= exponent <= largest for exponent in pairs]
     for where, colour, hatch, label in ((False, COLOURS[0], None, "within"), (True, COLOURS[1], "////", "outside")):
-        # Where there are none, a bar of no height tells the legend what it would look like.
+        # If there are none, a bar of no height provides the legend entry.
         chosen = [(e + 0.5, share) for e, share, out in zip(pairs, shares, outside, strict=True) if out == where] or [(smallest + 0.5, 0.0)]
         bars: dict[str, Any] = {"width": 1.0, "color": colour, "edgecolor": "white", "linewidth": 0.3, "hatch": hatch}
         axes.bar([e for e, _ in chosen], [share for _, share in chosen], label=f"magnitudes {label} it", **bars)

@@ -1,4 +1,4 @@
-"""What became of the updates of one parameter in one step, and how that is found out on its device."""
+"""Outcomes of the updates of one parameter in one step, counted on its device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ DIRECTIONS = ("momentum_buffer", "exp_avg")
 
 @dataclass(frozen=True)
 class Updates:
-    """What became of the updates of one parameter in one step.
+    """Outcomes of the updates of one parameter in one step.
 
     Attributes:
         parameter: Its name, or its number in the optimizer.
         step: The number of the step, from 0 on.
-        elements: Elements that it has.
+        elements: Number of its elements.
         updates: Those whose exact update is not zero.
-        cancelled: Those of them whose weight is what it was before.
-        carried: Those of the cancelled ones whose update is kept beside the weight: in Kahan's compensation, or in an accumulator.
+        cancelled: Those of them whose weight did not change.
+        carried: Those of the cancelled ones whose update is kept next to the weight: in Kahan's compensation, or in an accumulator.
     """
 
     parameter: str
@@ -54,14 +54,14 @@ class Updates:
 
 @dataclass(frozen=True)
 class Before:
-    """What a step begins with."""
+    """The state before a step."""
 
     weight: Tensor
     kept: Tensor | None
 
 
 def kept_beside(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor | None:
-    """What keeps, beside a weight, the updates that the weight has no room for."""
+    """The tensor next to a weight that keeps updates too small for the weight."""
     if isinstance(optimizer, Quantized):
         copy = optimizer.copies.get(parameter)
         if copy is not None:
@@ -71,7 +71,7 @@ def kept_beside(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor |
 
 
 def counted(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor, before: Before) -> Tensor:
-    """How many updates of a parameter there were, how many were cancelled, and how many of these are carried, on its device."""
+    """The numbers of updates, cancelled updates and carried ones of a parameter, on its device."""
     moves = _moves(optimizer, group, parameter, before.weight)
     cancelled = moves & (local(parameter.detach()) == before.weight)
     kept, earlier = kept_beside(optimizer, parameter), before.kept

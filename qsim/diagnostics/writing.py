@@ -1,4 +1,4 @@
-"""Samples on their way out: to a file, and to a TensorBoard writer."""
+"""Writing samples to a file, and to a TensorBoard writer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _VALUES = 10_000
 
 
 class Writer(Protocol):
-    """What a TensorBoard writer has, and others that take its place."""
+    """The interface of a TensorBoard writer."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Takes a number of a step."""
+        """Take a number of a step."""
 
 
 def log(writer: Writer, sample: Sample) -> None:
@@ -58,7 +58,7 @@ def _log_exponents(writer: Any, tag: str, counts: Counts, step: int) -> None:
 
 
 def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
-    """Writes a file of lines, beside its place first and then into it, so that the file is never half written."""
+    """Write a file of lines atomically: to a temporary file next to it, which then replaces it."""
     beside = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         with open(beside, "w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""Number formats: finite sets of values, and the codes that stand for them.
+"""Number formats: finite sets of values, and the codes that represent them.
 
-A format is a frozen value. Everything a person or a kernel wants to know about it is derived from the few numbers it is made of.
+A format is a frozen value. All its properties, for users and for kernels, are derived from a few parameters.
 
 Example:
     >>> from qsim.formats import E4M3, Float

@@ -1,4 +1,4 @@
-"""What every format has: the facts that follow from its grid of values and from its codes."""
+"""The base class of formats: properties that follow from the grid of values and the codes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from qsim_kernels.grid import Coding, Grid, spell
 #: Formats wider than this have too many values to list.
 LISTABLE_BITS = 20
 
-#: Biases beyond this leave the range in which float64 holds every value and every midpoint exactly.
+#: With biases beyond this, float64 no longer holds every value and every midpoint exactly.
 BIAS_LIMIT = 500
 
 
 def check_integer(owner: str, name: str, value: object, low: int, high: int) -> int:
-    """Checks that `value` is a whole number in a range, and returns it."""
+    """Check that `value` is an integer in a range, and return it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
     if not low <= value <= high:
@@ -23,13 +23,13 @@ def check_integer(owner: str, name: str, value: object, low: int, high: int) -> 
 
 
 def check_flag(owner: str, name: str, value: object) -> None:
-    """Checks that `value` is `True` or `False`: anything else would be taken for one of them, or for a number."""
+    """Check that `value` is `True` or `False`: anything else would be taken for one of them, or for a number."""
     if not isinstance(value, bool):
         raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
 def shortest(value: float) -> str:
-    """A number in full: the shortest decimal that means exactly this float64, whole numbers without a point.
+    """Format a number in full: the shortest decimal that parses to exactly this float64, integers without a decimal point.
 
     Example:
         >>> shortest(448.0), shortest(0.001953125), shortest(-0.0)
@@ -39,13 +39,13 @@ def shortest(value: float) -> str:
 
 
 class Format:
-    """A finite set of values and the codes that stand for them. Make one of its kinds: `Float`, `Fixed`, `Int` or `PowerOfTwo`.
+    """A finite set of values and the codes that represent them. Create a subclass: `Float`, `Fixed`, `Int` or `PowerOfTwo`.
 
     Attributes:
         bits: Width of a code.
-        grid: The finite values, as the numbers that the kernels take.
-        coding: The codes, as the numbers that the kernels take.
-        spelling: Both as text, which is how operators take them.
+        grid: The finite values, as parameters for the kernels.
+        coding: The codes, as parameters for the kernels.
+        spelling: Both as text, the form that operators take.
     """
 
     bits: int
@@ -80,23 +80,23 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest positive value that has full precision; NaN where there is none."""
+        """The smallest positive value with full precision; NaN if there is none."""
         normal = math.ldexp(1.0, self.grid.exponent)
         return normal if normal <= self.max else math.nan
 
     @property
     def epsilon(self) -> float:
-        """Distance between 1 and the next larger value, were the exponents unbounded."""
+        """The distance between 1 and the next larger value, if exponents were unbounded."""
         return math.ldexp(1.0, -self.grid.mantissa)
 
     @property
     def has_inf(self) -> bool:
-        """Whether codes of the infinities exist."""
+        """Whether the format has infinities."""
         return self.coding.infinity >= 0
 
     @property
     def has_nan(self) -> bool:
-        """Whether a code of NaN exists."""
+        """Whether the format has NaN."""
         return self.coding.nan >= 0
 
     @property
@@ -111,7 +111,7 @@ class Format:
 
     @property
     def is_signed(self) -> bool:
-        """Whether negative values exist."""
+        """Whether the format has negative values."""
         return self.grid.min < 0
 
     def values(self) -> tuple[float, ...]:
@@ -141,7 +141,7 @@ class Format:
         return tuple(lowest + negative + found)
 
     def describe(self) -> str:
-        """The facts about the format, as a table for people.
+        """The properties of the format, as a human-readable table.
 
         Example:
             >>> from qsim.formats import E2M1

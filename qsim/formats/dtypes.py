@@ -1,4 +1,4 @@
-"""Which torch dtypes can carry the values of a format."""
+"""Which torch dtypes can hold the values of a format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def holds(dtype: torch.dtype, fmt: Format) -> bool:
 
 
 def contains(outer: Float, fmt: Format) -> bool:
-    """Whether every value of a format is one of a floating-point format's.
+    """Whether every value of a format is also a value of a floating-point format.
 
     Args:
         outer: A signed format that has subnormals.
@@ -52,7 +52,7 @@ def contains(outer: Float, fmt: Format) -> bool:
 
 
 def holders(fmt: Format) -> list[torch.dtype]:
-    """The dtypes that can carry a format, narrowest first.
+    """The dtypes that can hold a format, narrowest first.
 
     Example:
         >>> import qsim
@@ -63,15 +63,15 @@ def holders(fmt: Format) -> list[torch.dtype]:
 
 
 def _fits(spelt: str, outer: torch.dtype | str) -> bool:
-    """Whether every value of a grid is one of a dtype or of another grid."""
+    """Whether every value of a grid is a value of a dtype or of another grid."""
     known = _ANSWERS.get((spelt, outer))
     if known is None:
         known = _ANSWERS[spelt, outer] = _compare(read(Grid, spelt), outer)
     return known
 
 
-# torch.compile would make variables of a format's numbers, for the sake of dynamic shapes; of a text it does not, and it takes the answer
-# for what it is. torch.compiler.assume_constant_result does no more than this, but it imports the compiler.
+# With dynamic shapes, torch.compile would turn a format's numbers into variables. Strings stay constants, and so does the result of a
+# function marked like this. torch.compiler.assume_constant_result does the same, but imports the compiler.
 _fits._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _ANSWERS: dict[tuple[str, torch.dtype | str], bool] = {}

@@ -11,11 +11,11 @@ from qsim_kernels.grid import Coding, Grid
 
 @dataclass(frozen=True, repr=False)
 class Fixed(Format):
-    """Fixed point: integers in two's complement, in steps of `2**-fraction`.
+    """A fixed-point format: integers in two's complement, in steps of `2**-fraction`.
 
     Args:
         bits: Width, 1 to 32.
-        fraction: How many of the bits stand behind the point; may be negative or larger than `bits`.
+        fraction: Number of fractional bits; may be negative or larger than `bits`.
         signed: Two's complement; otherwise from zero up.
         symmetric: Leave out the lowest code, so that `min` is `-max`.
 
@@ -71,7 +71,7 @@ class Fixed(Format):
 
     @property
     def epsilon(self) -> float:
-        """One step, the distance between any two neighbours."""
+        """One step: the distance between any two neighbours."""
         return self.grid.least
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Fixed(Format):
 
 
 def Int(bits: int, signed: bool = True, symmetric: bool = False) -> Fixed:  # noqa: N802 (reads as the format it makes)
-    """An integer format: fixed point with nothing behind the point.
+    """An integer format: fixed point without fractional bits.
 
     Args:
         bits: Width, 1 to 32.

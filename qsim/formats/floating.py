@@ -19,10 +19,10 @@ class Float(Format):
     Args:
         exponent: Exponent bits, 1 to 8.
         mantissa: Mantissa bits, 0 to 23.
-        bias: What is subtracted from the exponent field; `2**(exponent-1) - 1` unless given, one more for `"fnuz"`.
+        bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`, one more for `"fnuz"`.
         specials: Which codes are not finite values. `"ieee"`: the top exponent (infinities and NaN). `"fn"`: all ones (NaN). `"fnuz"`: the
             code of negative zero (NaN). `"none"`: no code at all.
-        subnormals: Whether values lie between zero and the smallest normal.
+        subnormals: Whether there are values between zero and the smallest normal.
         signed: Whether there is a sign bit.
 
     Example:
@@ -65,7 +65,7 @@ class Float(Format):
     def _facts(self) -> tuple[Grid, Coding]:
         width = self.exponent + self.mantissa
         ones = (1 << width) - 1
-        # The magnitudes' codes count the values upwards from zero, so the largest finite one is what the reserved ones leave.
+        # Codes of magnitudes count upwards from zero, so the largest finite one is the last before the reserved codes.
         top = {"ieee": ones - (1 << self.mantissa), "fn": ones - 1, "fnuz": ones, "none": ones}[self.specials]
         field, fraction = divmod(top, 1 << self.mantissa)
         lowest = 1 - self.bias
@@ -117,11 +117,11 @@ class Float(Format):
 
 @dataclass(frozen=True, repr=False)
 class PowerOfTwo(Format):
-    """The powers of two that an exponent field alone can name, and NaN; no zero and no sign. `PowerOfTwo(8)` is OCP's E8M0.
+    """A format of an exponent field only: powers of two and NaN, without zero or sign. `PowerOfTwo(8)` is OCP's E8M0.
 
     Args:
         exponent: Exponent bits, 2 to 8.
-        bias: What is subtracted from the exponent field; `2**(exponent-1) - 1` unless given.
+        bias: Subtracted from the exponent field; by default `2**(exponent-1) - 1`.
 
     Example:
         >>> import qsim

@@ -1,4 +1,4 @@
-"""The formats that have a name, and how a name, a dtype or a format becomes a format."""
+"""Named formats, and how names, dtypes and formats are resolved to formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ E8M0 = PowerOfTwo(8)
 INT8 = Int(8)
 INT4 = Int(4)
 
-#: Every format that has a name of its own, by that name, widest first.
+#: Every named format by its name, widest first.
 NAMED: dict[str, Format] = {
     "fp32": FP32,
     "tf32": TF32,
@@ -79,7 +79,7 @@ _ALIASES: dict[str, Format] = {
 
 _KNOWN: dict[str, Format] = {**NAMED, **_ALIASES}
 
-#: Every spelling that has been resolved so far.
+#: Cache of the spellings resolved so far.
 _FOUND: dict[str, Format] = dict(_KNOWN)
 
 _DTYPES: dict[torch.dtype, Format] = {
@@ -100,22 +100,22 @@ _DTYPES: dict[torch.dtype, Format] = {
     torch.uint32: Int(32, signed=False),
 }
 
-# What people may mean by names that tell a width alone.
+# Possible meanings of names that give only a width.
 _FAMILIES = {"fp8": "'e4m3' or 'e5m2'", "fp6": "'e3m2' or 'e2m3'", "fp4": "'e2m1'"}
 
-# What block formats are called, which lie above formats and have no values of their own.
+# Names of block formats, which are built from formats and have no values of their own.
 _BLOCKS = re.compile(r"mxfp[468](_e\dm\d)?|mxint8|nvfp4|fp8_(1|128)x128")
-# Formats that people ask for and qsim does not have.
+# Formats that users ask for and qsim does not have.
 _ABSENT = re.compile(r"(nf|posit)\d*\b")
 _FLOAT = re.compile(r"e(\d+)m(\d+)(?:b(\d+))?(ieee|fn|fnuz)?")
 _INTEGER = re.compile(r"(u?)int(\d+)")
 
 
 def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word users look for)
-    """Resolves a name, a torch dtype or a format to a format.
+    """Resolve a name, a torch dtype or a format to a format.
 
     A bare `ExMy` that OCP defines means OCP's format; ml_dtypes' names mean ml_dtypes' formats; any other `ExMy` has no special values. A
-    bias and the special values can be written behind it: `e4m3b11fnuz`, `e5m7ieee`. What a format prints as names it too.
+    bias and the special values can be appended: `e4m3b11fnuz`, `e5m7ieee`. A format's `repr` is accepted, too.
 
     Args:
         spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
@@ -193,7 +193,7 @@ def names(fmt: Format) -> list[str]:
 
 @lru_cache(maxsize=256)
 def name_of(fmt: Format) -> str:
-    """What a format is called: by its first name, or as Python writes it if it has none.
+    """The first name of a format, or its `repr` if it has none.
 
     Example:
         >>> import qsim

@@ -1,4 +1,4 @@
-"""What every function with points does first: see whether there is anything to round, and check its arguments."""
+"""The first steps of every function with points: check whether there is anything to round, and check the arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qsim.tracing import refuse_tracing
 
 
 def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
-    """Whether there is anything to round; what is no `FivePoint` is refused, and what autograd functions are not made for.
+    """Whether there is anything to round; raise an error for points that are no `FivePoint`, and where autograd functions do not work.
 
     Args:
         points: Where to round.
@@ -43,7 +43,7 @@ def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoin
 
 
 def recipe_hint(points: object) -> str:
-    """What to write instead of a recipe's name where points of one layer belong; nothing if it is none."""
+    """The hint for a recipe's name given as the points of one layer; empty if it is not a recipe's name."""
     return f"; the recipe's points are recipes.{points}().points" if isinstance(points, str) and points in recipes.NAMED else ""
 
 
@@ -52,7 +52,7 @@ def operands(
 ) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
     """The arguments of a product, checked, and the dtype of its result under autocast.
 
-    Autocast makes 16 bits of what no point rounds forward. What one does is rounded as it is, once.
+    Autocast casts operands that no point rounds forward to 16 bits. Those that a point rounds are rounded once, in their own dtype.
     """
     device = a.device
     for operand in (a, b):
@@ -74,6 +74,6 @@ def operands(
 
 
 def check_bias(name: str, bias: Tensor | None, features: int) -> None:
-    """Refuses a bias that is not one number for each feature; one that is broadcast would get the gradient of another."""
+    """Raise an error for a bias without exactly one number per feature; a broadcast bias would get a wrong gradient."""
     if bias is not None and bias.shape != (features,):
         raise ValueError(f"{name}: bias must have shape {(features,)}, got {tuple(bias.shape)}")

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention with points: its projections round, and both of its products."""
+"""torch.nn.MultiheadAttention with points: its projections and both of its products are rounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qsim.nn import functional
 from qsim.nn.modules import FivePointModule
 from qsim.tracing import refuse_tracing
 
-# Streams of the weights, which may hold the same numbers.
+# Streams of the weights, which may have the same values.
 _IN = tuple(random.stream("attention", name) for name in ("query", "key", "value"))
 _OUT = random.stream("attention", "out")
 
@@ -31,7 +31,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
 
     @classmethod
     def check_points(cls, points: FivePoint) -> None:
-        """Refuses delayed scales: six products would share one history."""
+        """Raise an error for delayed scales: six products would share one history."""
         if points.is_delayed:
             raise ValueError("MultiheadAttention: delayed scales are for layers of one product: give it others, or exclude it")
 
@@ -62,7 +62,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
         if mask is not None:
             scores = scores + nn.functional.pad(mask, (0, k.shape[-2] - mask.shape[-1]))
-        # A query that may look at nothing: torch's own gives NaN with the weights, and zeros without.
+        # A query with all keys masked: torch gives NaN with need_weights, and zeros without.
         weights = scores.softmax(-1) if need_weights else torch.ops.aten._safe_softmax.default(scores, -1)
         weights = nn.functional.dropout(weights, self.dropout, self.training)
         mixed = functional.matmul(weights, v, self.points).transpose(1, 2).flatten(2)
@@ -87,7 +87,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         raise ValueError(f"MultiheadAttention: query, key and value {wrong}, got {shapes}")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Queries, keys and values; an input that is several of them is rounded once, as torch multiplies it once."""
+        """Queries, keys and values; an input that serves as several of them is rounded once, as torch multiplies it once."""
         module: Any = self
         inputs, counts = [query, key, value], [1, 1, 1]
         if module.in_proj_weight is None:
@@ -110,7 +110,7 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        """What is added to the scores, if anything: minus infinity where a mask says so."""
+        """The term added to the scores, if any: minus infinity at masked positions."""
         batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
         total = None
         if attn_mask is not None:

@@ -1,4 +1,4 @@
-"""Autocast, which makes 16 bits of operands unless it is kept from it."""
+"""Keeping autocast from casting operands to 16 bits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def autocasts(device: torch.device) -> bool:
-    """Whether autocast is on; for tensors without data torch does not even answer."""
+    """Whether autocast is on; torch cannot answer this for tensors without data."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Leaves operands in their carrier: autocast would make 16 bits of them."""
+    """Keep operands in their carrier: autocast would cast them to 16 bits."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()

@@ -1,8 +1,8 @@
 """The dtype in which a product is computed: the cheapest that holds both operands exactly.
 
-A product of two numbers with at most 12 significant bits each is exact in float32, and float32 is what tensor cores add up in. So an
-8-bit format multiplies in bfloat16 without any error but that of the sum. Where the result has the operands' 16 bits, it is torch that
-sums: as `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` has it, which is on by default, it may round partial sums, too.
+A product of two numbers with at most 12 significant bits each is exact in float32, and tensor cores accumulate in float32. So 8-bit formats
+multiply in bfloat16 with no error other than that of the sum. If the result has the operands' 16-bit dtype, torch computes the sum: with
+`torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`, which is on by default, it may also round partial sums.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from qsim.quantizer import Quantizer
 
 _OWN_FORMAT = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 
-# What tensor cores multiply comes first. Processors have none: float32 is their cheapest.
+# Dtypes of tensor cores come first. CPUs have none: float32 is their cheapest.
 _CANDIDATES = {"cuda": (torch.bfloat16, torch.float16, torch.float32, torch.float64), "cpu": (torch.float32, torch.float64)}
 
-# To what torch's settings may shorten the operands of a float32 product.
+# The precision to which torch's settings may reduce the operands of a float32 product.
 _SHORTENED = {"cuda": TF32, "cpu": BF16}
 
-#: A format that holds the values of an operand, or none if nothing rounds it, and the dtype that it had.
+#: A format that holds the values of an operand, or `None` if it is not rounded, and its original dtype.
 Values = tuple[Format | None, torch.dtype]
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """How a product is computed.
+    """The carrier of a product.
 
     Attributes:
         dtype: The dtype of both operands.
-        exact: Whether they are float32 with more bits than torch may be set to multiply, so that they need `qsim.nn.float32`.
+        exact: Whether they are float32 with more bits than torch's settings may keep, so that they need `qsim.nn.float32`.
     """
 
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Carrier:
 
 
 def can_hold(dtype: torch.dtype, point: Quantizer | None, own: torch.dtype) -> bool:
-    """Whether a dtype holds what a point makes of a tensor, which is of the dtype `own`; scales are not asked for."""
+    """Whether a dtype holds a point's result for a tensor of dtype `own`, regardless of scales."""
     return _can_hold(dtype, None if point is None else point.format, own)
 
 
@@ -53,13 +53,13 @@ def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
 def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
     """The cheapest carrier of two operands, each given by a format that holds its values.
 
-    Operands that nothing rounds stay in their own dtype: then the product is torch's own.
+    Operands that are not rounded stay in their own dtype: then the product is torch's own.
 
     Args:
         a: The first operand.
         b: The second.
         device: Where the product is computed.
-        narrow: The only dtype of 16 bits that will do, or float32 if none will; any will by default.
+        narrow: The only 16-bit dtype allowed, or float32 if none is; any is by default.
     """
     if a[0] is None and b[0] is None:
         return Carrier(torch.promote_types(a[1], b[1]))

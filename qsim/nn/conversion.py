@@ -1,4 +1,4 @@
-"""What became of a model's layers, as a table."""
+"""The result of a conversion: a table of a model's layers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KEPT_BY = "kept in high precision by the recipe {}"
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of a model's layers; prints as a table.
+    """The result of a conversion, layer by layer; prints as a table.
 
     Attributes:
         changed: The name, the kind and the points of each layer that rounds.
-        left: The name of each layer that does not, and why: one that a recipe keeps in high precision, one that was not chosen, one of a
-            class that `convert` does not know, a module that multiplies by weights of its own, or Hugging Face's attention with its two
+        left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
+            unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
             products.
     """
 
@@ -38,7 +38,7 @@ class Conversion:
 
 
 def conversion(model: nn.Module) -> Conversion:
-    """What became of a model's layers: which round where, and which were left alone.
+    """List a model's layers: which of them round at which points, and which were left alone.
 
     Example:
         >>> import torch, qsim

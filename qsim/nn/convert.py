@@ -1,6 +1,6 @@
-"""Gives the layers of a model points, in place, and takes them away again.
+"""Add points to the layers of a model, in place, and remove them again.
 
-A converted layer is the same object with another class: its parameters, hooks, buffers, dtype, device and mode stay what they are.
+A converted layer is the same object with another class: its parameters, hooks, buffers, dtype, device and mode do not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qsim.recipe import Recipe
 Model = TypeVar("Model", bound=nn.Module)
 Chooser = Callable[[str, nn.Module], FivePoint | None]
 
-# What torch's encoder layers look at before they take a way of their own past the layers in them, and what keeps them from it.
+# The flags that torch's encoder layers check before they bypass their inner layers with fused operators, and values that prevent it.
 _BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
     nn.TransformerEncoder: ("use_nested_tensor", False),
@@ -43,32 +43,32 @@ def convert(
     embeddings: bool = False,
     verbose: bool = False,
 ) -> Model:
-    """Makes a model's layers round at five points, in place.
+    """Make a model's layers round at five points, in place.
 
-    Parameters stay the same objects, so that optimizers made before stay valid, and under the same names; delayed scales add their
-    histories to the state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings
-    where that is asked for. A layer that was converted before gets new points if it is chosen, and keeps its own if not. Classes that
-    others derived from torch's are left alone, and so is what a model multiplies without layers, as Hugging Face's attention does: the
-    table tells.
+    Parameters stay the same objects with the same names, so that existing optimizers stay valid; delayed scales add their histories to the
+    state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings on request. A layer
+    that was converted before gets new points if it is chosen, and keeps its own if not. Classes that others derived from torch's are left
+    alone, and so are products outside of layers, as in Hugging Face's attention: the table shows them.
 
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`. Points of a pattern may be the dictionary that `FivePoint.from_dict` takes. Of a
-            recipe, or the name of one, the points, but for the layers that it keeps in high precision: the first and the last of those
-            that can round, chosen or not, in the order of the model's modules.
+            and module that gives points or `None`. Points of a pattern may be a dictionary for `FivePoint.from_dict`. A recipe or its name
+            gives its points, except to the layers that it keeps in high precision: the first and the last of those that can round, chosen
+            or not, in the order of the model's modules.
         include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
-            `*` stands for anything. A layer that stands at several places answers to each of its names.
+            `*` matches anything. A shared layer matches by any of its names.
         exclude: Pattern or patterns of layers to leave alone.
-        embeddings: Convert `torch.nn.Embedding` too; of the points it has `weight` and `grad`.
-        verbose: Print what was changed; `conversion(model)` tells it later.
+        embeddings: Convert `torch.nn.Embedding` too, which only uses the points `weight` and `grad`.
+        verbose: Print the changes; `conversion(model)` shows them later.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: If the points of a layer are none, or its weights are of a dtype that is not rounded.
-        ValueError: If a pattern matches nothing, a layer cannot be converted as it is, or a recipe keeps all layers in high precision.
+        TypeError: If the points of a layer are of another kind, or its weights have a dtype that cannot be rounded.
+        ValueError: If a pattern matches nothing, a layer cannot be converted in its current state, or a recipe keeps all layers in high
+            precision.
 
     Example:
         >>> import torch, qsim
@@ -117,7 +117,7 @@ def convert(
 
 
 def revert(model: Model) -> Model:
-    """Takes points away from all layers of a model that `convert` gave them to, in place.
+    """Remove points from all layers of a model that `convert` changed, in place.
 
     Example:
         >>> import torch, qsim
@@ -131,7 +131,7 @@ def revert(model: Model) -> Model:
         classes = module.__dict__.pop("_converted", None)
         if classes is not None:
             original, with_points = classes
-            assert isinstance(module, FivePointModule)  # which convert made of it
+            assert isinstance(module, FivePointModule)  # made so by convert
             module.keep_histories({})
             module.__class__ = _exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream_source"]
@@ -154,7 +154,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None)
 
 
 def _exchanged(cls: type, old: type, new: type) -> type:
-    """A class with another one in its ancestry exchanged: parametrizations, and FSDP, put classes of their own over a layer's."""
+    """A class with one of its ancestors replaced: parametrizations and FSDP derive their own classes from a layer's."""
     if cls is old:
         return new
     if old not in cls.__mro__:
@@ -163,7 +163,7 @@ def _exchanged(cls: type, old: type, new: type) -> type:
 
 
 def _keep_from_bypassing(module: nn.Module) -> None:
-    """Keeps torch's encoder layers, in evaluation, from fused operators that read the weights of the layers in them and never call them."""
+    """Keep torch's encoder layers, in evaluation, from fused operators that read the weights of inner layers without calling these."""
     for bypassing, (name, value) in _BYPASSES.items():
         if isinstance(module, bypassing) and any(isinstance(inner, FivePointModule) for inner in module.modules()):
             module.__dict__.setdefault("_kept_from_bypassing", {}).setdefault(name, getattr(module, name))
@@ -171,7 +171,7 @@ def _keep_from_bypassing(module: nn.Module) -> None:
 
 
 def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
-    """The layers with their points, of which those at the model's ends that a recipe keeps in high precision have none."""
+    """The layers with their points; layers at the ends that a recipe keeps in high precision have none."""
     inner = {id(layer) for layer in usable[recipe.first : max(0, len(usable) - recipe.last)]}
     if recipe.first + recipe.last and not any(id(layer) in inner for layer, _ in chosen):
         kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(usable)} layers in high precision"
@@ -180,7 +180,7 @@ def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer
 
 
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
-    """What gives a layer its points."""
+    """A function that returns a layer's points."""
     if isinstance(points, Mapping) and _is_configuration(points):
         points = FivePoint.from_dict(points)
     if isinstance(points, (FivePoint, Recipe)):
@@ -196,10 +196,10 @@ def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, s
 
 
 def _check_function(points: Callable[..., Any]) -> None:
-    """Refuses a function that does not take a layer's name and module, such as one that makes a recipe and was not called."""
+    """Raise an error for a function that does not take a layer's name and module, such as a recipe's function that was not called."""
     try:
         signature(points).bind("", nn.Module())
-    except ValueError:  # some of C's do not say what they take
+    except ValueError:  # some C functions have no signature
         return
     except TypeError as error:
         wanted = "convert: a function as points takes a layer's name and module; if it makes points or a recipe, call it"
@@ -207,7 +207,7 @@ def _check_function(points: Callable[..., Any]) -> None:
 
 
 def _is_configuration(points: Mapping[str, Any]) -> bool:
-    """Whether a dictionary is that of one `FivePoint`, as a file has it, and not one of patterns."""
+    """Whether a dictionary describes one `FivePoint`, as in a configuration file, rather than patterns."""
     names = {field.name for field in fields(FivePoint)}
     return bool(points) and all(
         key in names and (isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point))
@@ -216,7 +216,7 @@ def _is_configuration(points: Mapping[str, Any]) -> bool:
 
 
 def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
-    """Refuses a pattern whose layers all match earlier ones, so that its points would go nowhere."""
+    """Raise an error for a pattern whose layers all match earlier ones, so that its points would not be used."""
     for i, pattern in enumerate(patterns):
         mine = [layer for layer in usable if matches(layer.names, [pattern])]
         if all(matches(layer.names, patterns[:i]) for layer in mine):

@@ -1,7 +1,7 @@
 """The gradient of one operand of a convolution.
 
-Torch asks for both operands, though of the one whose gradient is wanted it needs the shape alone, and looks at both to tell how tensors lie
-in memory. So the stand-in for that one lies as the other tensors do; otherwise torch would turn them to its order and back.
+Torch takes both operands, although it needs only the shape of the one whose gradient is wanted, and derives the memory format from both. So
+the stand-in for that operand has the memory format of the other tensors; otherwise torch would convert them to its format and back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Arguments of convolutions behind their tensors.
+#: Arguments of convolutions after their tensors.
 NUMBERS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 SCHEMA = f"(Tensor g, Tensor other, SymInt[] shape, bool second, {NUMBERS}) -> Tensor"
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -24,12 +24,13 @@ def gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numb
     Args:
         g: The gradient of the result.
         other: The operand whose gradient is not wanted.
-        shape: Of the operand whose gradient is wanted.
-        second: Whether that is the second one.
-        *numbers: The convolution's, as `aten::convolution` takes them.
+        shape: The shape of the operand whose gradient is wanted.
+        second: Whether that is the second operand.
+        *numbers: The convolution's parameters, as `aten::convolution` takes them.
     """
     order = memory_format(g, other)
-    # Torch reads no number of a stand-in. One in order needs no memory, nor does that of a weight, whose order alone turns nothing.
+    # Torch does not read a stand-in's values. A contiguous one needs no memory, nor does a weight's, whose format by itself converts
+    # nothing.
     takes_memory = order != torch.contiguous_format and not second
     stand_in = _empty(g, shape, order) if takes_memory else g.new_empty(1).expand(shape)
     a, w = (other, stand_in) if second else (stand_in, other)
@@ -38,19 +39,19 @@ def gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numb
 
 
 def memory_format(*tensors: Tensor) -> torch.memory_format:
-    """Channels last if they are in one of the tensors and it is not in order as well."""
+    """Channels last if one of the tensors is channels-last and not contiguous as well."""
     last = _CHANNELS_LAST.get(tensors[0].dim())
     if last is None:
         return torch.contiguous_format
     dims = range(tensors[0].dim())
     in_order, channels_last = tuple(dims), (0, *dims[2:], 1)
-    # From strides, for torch does not tell of tensors under vmap, as in a gradient of many, which order they are in.
+    # From strides, because torch does not report the memory format of tensors under vmap, as in batched gradients.
     found = any(_lies_in(x, channels_last) and not _lies_in(x, in_order) for x in tensors)
     return last if found else torch.contiguous_format
 
 
 def _lies_in(x: Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor fills its memory, with its dimensions in some order."""
+    """Whether a tensor is dense, with its dimensions in some order."""
     stride = 1
     for dim in reversed(order):
         if x.shape[dim] != 1:
@@ -65,7 +66,7 @@ def _empty(g: Tensor, shape: Sequence[int], order: torch.memory_format) -> Tenso
 
 
 def as_promised(own: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """A gradient and what stands for it while no numbers are there, which lie in memory in the same way."""
+    """A gradient, and its fake implementation with the same memory format."""
 
     def real(g: Tensor, other: Tensor, *arguments: Any) -> Tensor:
         return own(g, other, *arguments).contiguous(memory_format=memory_format(g, other))
@@ -83,7 +84,7 @@ torch.library.custom_op(
 
 
 def convolution_gradient(g: Tensor, other: Tensor, shape: Sequence[int], second: bool, *numbers: Any) -> Tensor:
-    """`gradient`; to a compiler it is one operator, which chooses its stand-in when it runs and it is known how tensors lie in memory."""
+    """`gradient` as one operator for compilers; it chooses the stand-in at run time, when memory formats are known."""
     chosen = torch.ops.qsim.convolution_gradient.default if torch.compiler.is_compiling() else gradient
     found: Tensor = chosen(g, other, list(shape), second, *numbers)
     return found

@@ -209,7 +209,7 @@ def _tuple(sizes: Sizes, dims: int) -> tuple[int, ...]:
 def _named_padding(
     name: str, x: Tensor, padding: str, kernel: torch.Size, dilation: tuple[int, ...], stride: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """The input and its padding where that is given by name; what is uneven is added to the input."""
+    """The input and the padding that a name gives; uneven padding is added to the input."""
     if padding == "valid":
         return x, (0,) * len(kernel)
     if padding != "same":

@@ -1,7 +1,7 @@
-"""Along which dimensions the operands of a layer's three products are scaled, and where in the result the scales of channels belong.
+"""The dimensions along which the operands of a layer's three products are scaled, and the place of channel scales in the result.
 
-Forward `Y = A W`, backward `∇A = ∇Y W` and `∇W = ∇Y A`: each of the six operands has a dimension over which its product sums, along which
-blocks and transforms lie, and one that stays a dimension of the result, along which channels lie.
+Forward `Y = A W`, backward `∇A = ∇Y W` and `∇W = ∇Y A`: each of the six operands has a dimension over which its product sums, used for
+blocks and transforms, and one that stays a dimension of the result, used for channels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from qsim_kernels import scales as numbers
 
 @dataclass(frozen=True)
 class Direction:
-    """How an operand lies in a product of tensors whose first two dimensions are samples and channels, as convolutions have them.
+    """The dimensions of an operand in a product of tensors whose first two dimensions are samples and channels, as in convolutions.
 
     Attributes:
         summed: The dimension that the product sums over.
-        kept: The one that it does not.
-        result: Which dimension of the result that becomes.
+        kept: The dimension that it keeps.
+        result: The dimension of the result that this becomes.
     """
 
     summed: int
@@ -40,34 +40,34 @@ class Direction:
         return scaling.tiles(self._matrix(shape) if isinstance(scaling, Tiles) else shape)
 
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:
-        """The scales of an operand's channels, or the one of all, as they are multiplied with the result."""
+        """The scales of an operand's channels, or its single scale, shaped for multiplication with the result."""
         if scales.numel() <= 1:
             return scales.sum()  # of nothing there are none
         return scales.view([-1 if dim == self.result else 1 for dim in range(len(shape))])
 
     def summed_dims(self, dims: int, merges: bool) -> Sequence[int]:
-        """Of an operand of so many dimensions, those that are summed over as one."""
+        """The dimensions summed over as one, for an operand with `dims` dimensions."""
         return (self.summed,)
 
     def channel_dims(self, dims: int, merges: bool) -> Sequence[int]:
-        """Those along which the elements of a channel lie."""
+        """The dimensions along which the elements of a channel extend."""
         return [dim for dim in range(dims) if dim != self.kept]
 
     def matrix_dims(self, dims: int, merges: bool) -> tuple[Sequence[int], Sequence[int]]:
-        """Those that are the rows of the matrix that it lies as, and those that are its columns."""
+        """The dimensions that form the rows, and those that form the columns, of the operand as a matrix."""
         return [0], range(1, dims)
 
     def _channels(self, shape: Sequence[int]) -> numbers.Tiles:
         return tiles_of_channels(self.kept, shape)
 
     def _matrix(self, shape: Sequence[int]) -> Sequence[int]:
-        """An operand as the matrix that it lies in memory as."""
+        """An operand viewed as the matrix that it is in memory."""
         return shape[0], math.prod(shape[1:])
 
 
 @dataclass(frozen=True)
 class MatrixDirection(Direction):
-    """How an operand lies in a product of matrices or batches of them; every matrix has channels of its own."""
+    """The dimensions of an operand in a product of matrices or batches of them; every matrix has its own channels."""
 
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:  # noqa: D102 (documented above)
         if scales.numel() <= 1:
@@ -100,19 +100,19 @@ class MatrixDirection(Direction):
 
 @dataclass(frozen=True)
 class OwnDirection(Direction):
-    """How a tensor lies that stands in no product: as its scaling says."""
+    """The dimensions of a tensor outside of products: those of its scaling."""
 
     def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
         return scaling.tiles(shape)
 
 
-#: Of such a tensor no dimension is summed over.
+#: No dimension of such a tensor is summed over.
 OWN = OwnDirection(-1, -1, -1)
 
 
 @dataclass(frozen=True)
 class Directions:
-    """How the operands of three products lie, by the points at which they are rounded.
+    """The directions of the operands of three products, by the points at which they are rounded.
 
     Attributes:
         act: The first operand, forward.
@@ -131,7 +131,7 @@ class Directions:
     act_bwd: Direction
 
 
-#: `a @ w.T`, of weights as layers have them.
+#: `a @ w.T`, for weights in the layout of layers.
 LINEAR = Directions(
     act=MatrixDirection(-1, -2, -2),
     weight=MatrixDirection(-1, -2, -1),

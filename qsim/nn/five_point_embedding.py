@@ -1,4 +1,4 @@
-"""A lookup in a rounded table, whose gradient is rounded on its way back."""
+"""A lookup in a rounded table, with a rounded gradient."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
     Args:
         x: Indices.
         weight: The table.
-        padding_idx: The row that learns nothing, or -1.
+        padding_idx: The row that gets no gradient, or -1.
         scale_grad_by_freq: Divide gradients by how often an index occurs.
         points: Where to round.
-        stream: Tells weights apart that hold the same numbers.
+        stream: Distinguishes weights that have the same values.
     """
     check_table(weight, points)
     seed = random.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
@@ -38,7 +38,7 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
 
 
 def check_table(weight: Tensor, points: FivePoint) -> None:
-    """Refuses a table whose dtype cannot be rounded, or cannot hold what comes of that."""
+    """Raise an error for a table whose dtype cannot be rounded, or cannot hold the result."""
     if weight.dtype not in FLOATS:
         raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 alone, got a table of {weight.dtype}")
     if not can_hold(weight.dtype, points.weight, weight.dtype):
@@ -57,19 +57,19 @@ def embedding_with_seeds(
     draws: Draws | None = None,
     shares: tuple[SharedOperand | None, SharedOperand | None] = (None, None),
 ) -> Tensor:
-    """`five_point_embedding` with seeds that are given, each needed only if there is something to round stochastically."""
+    """`five_point_embedding` with given seeds, each needed only for stochastic rounding."""
     given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws, shares)
     return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
-    """Where the table is rounded. Nothing multiplies it: scales lie along its rows, which have them back."""
+    """The site that rounds the table. There is no product: scales follow the rows, and are multiplied back in."""
     place = random.WHOLE if draws is None else draws.place
     return Site("weight", points.weight, WEIGHT, place, LINEAR.act, True, None, shared, multiplies=False)
 
 
 def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
-    """Where the gradient of a lookup is rounded, in the same way."""
+    """The site that rounds the gradient of a lookup, likewise."""
     stream = random.rank_stream(GRAD, None if draws is None else draws.gradient)
     return Site("grad", points.grad, stream, random.WHOLE, LINEAR.act, True, None, shared, multiplies=False)
 

@@ -29,12 +29,12 @@ def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stre
 
 
 def is_distributed(*operands: Tensor | None) -> bool:
-    """Whether one of the operands is a distributed tensor, which there are only in a process that is one of several."""
+    """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
     if all(x is None or type(x) in _PLAIN for x in operands):
         return False
     if not distributed.is_available() or not distributed.is_initialized():
         return False
-    from torch.distributed.tensor import DTensor  # brings much of torch.distributed along
+    from torch.distributed.tensor import DTensor  # imports much of torch.distributed
 
     return any(isinstance(x, DTensor) for x in operands)
 
@@ -47,7 +47,7 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
         w: A weight, or another input.
         bias: Added to the result, not rounded.
         setting: The points and the operation.
-        stream: Tells weights apart that hold the same numbers.
+        stream: Distinguishes weights that have the same values.
     """
     points = setting.points
     seed = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
@@ -59,9 +59,9 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
 def product_with_seeds(
     a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
 ) -> Tensor:
-    """`five_point_product` with seeds that are given, each needed only if there is something to round stochastically.
+    """`five_point_product` with given seeds, each needed only for stochastic rounding.
 
-    To torch's function modes it is one function of its operands, as torch's own are.
+    Torch's function modes see it as one function of its operands, like torch's own functions.
     """
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
@@ -78,7 +78,7 @@ class FivePointProduct(torch.autograd.Function):
     def forward(  # noqa: D102 (torch's own)
         ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: Plan, recording: bool
     ) -> Tensor:
-        # torch says that a parameter needs its gradient under no_grad, too.
+        # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
         held, seed_of_w = plan.carriers[0], seed if plan.two_inputs else weight_seed
         rounded_a, kept_a = plan.first.round(a, seed, held.dtype, needs_w)
@@ -121,7 +121,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         factors = rounded_g.factors + rounded_w.factors
         found = plan.product.grad_a(rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0], exact=held.exact, factors=factors)
         gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
-        del rounded_g, rounded_w  # the second product needs the room
+        del rounded_g, rounded_w  # free memory for the second product
     if kept_a.values is not None:
         held = plan.carriers[2]
         rounded_g = upstream.round(plan.grad_w, held.dtype)

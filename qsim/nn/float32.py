@@ -1,9 +1,9 @@
 """Products of float32 operands that keep all of their bits.
 
-Torch may be set to shorten them: to TF32's 11 significant bits on a GPU, which is what its convolutions do unless told otherwise, and to
-bfloat16 on a processor. What a format with more bits than that makes of a tensor must not be shortened. That is undone for one product
-at a time, inside operators, where a compiler cannot bake a setting in. The settings are the whole process's: threads take turns, or one
-would take another's change for what was set before.
+Torch's settings may reduce their precision: to TF32's 11 significant bits on a GPU, the default for convolutions, and to bfloat16 on a CPU.
+Values of a format with more bits must not be reduced. So the settings are changed for one product at a time, inside operators, where a
+compiler cannot bake a setting in. The settings belong to the process: threads take turns, or one would mistake another's change for the
+original setting.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def _convolution(a: Tensor, w: Tensor, bias: Tensor | None, *numbers: Any) -> Te
 
 @contextmanager
 def _unshortened(first: Tensor, is_matmul: bool) -> Iterator[None]:
-    """Has torch multiply float32 as it is."""
+    """Make torch multiply float32 in full precision."""
     if first.is_cuda and is_matmul:
         with _unshortened_cublas():
             yield
         return
-    backend: Any = backends.cudnn if first.is_cuda else backends.mkldnn  # which say what they have at run time alone
+    backend: Any = backends.cudnn if first.is_cuda else backends.mkldnn  # attributes exist only at run time
     setting = backend.matmul if is_matmul else backend.conv
     before = setting.fp32_precision
     setting.fp32_precision = "ieee"
@@ -48,14 +48,14 @@ def _unshortened(first: Tensor, is_matmul: bool) -> Iterator[None]:
 
 @contextmanager
 def _unshortened_cublas() -> Iterator[None]:
-    """For matrix products on a GPU torch has an old setting and a new one, and refuses to work where they differ."""
+    """For matrix products on a GPU torch has an old setting and a new one, and raises an error if they differ."""
     setting = backends.cuda.matmul
     if setting.fp32_precision != "tf32":
         yield
         return
     try:
         old = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the new one alone was set
+    except RuntimeError:  # only the new one was set
         old = None
     setting.allow_tf32 = False
     try:
@@ -68,7 +68,7 @@ def _unshortened_cublas() -> Iterator[None]:
 
 
 def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callable[..., Tensor], *tags: torch.Tag) -> Callable[..., Tensor]:
-    """Makes an operator of torch's own function."""
+    """Make an operator from torch's own function."""
 
     def exact(*args: Any) -> Tensor:
         with _turn, _unshortened(args[0], plain is _matmul):
@@ -78,10 +78,10 @@ def _operator(name: str, schema: str, plain: Callable[..., Tensor], fake: Callab
     return getattr(torch.ops.qsim, name).default  # type: ignore[no-any-return]
 
 
-# Compiled code may hand over convolutions' tensors with channels last.
+# Compiled code may pass channels-last tensors to convolutions.
 _FREE = torch.Tag.flexible_layout
 
-#: `torch.matmul`, `aten::convolution` and the gradient of one operand of it, of all bits of their operands.
+#: `torch.matmul`, `aten::convolution` and the gradient of one of its operands, with all bits of their operands.
 matmul = _operator("float32_matmul", "(Tensor a, Tensor b) -> Tensor", _matmul, _matmul)
 convolution = _operator(
     "float32_convolution", f"(Tensor a, Tensor w, Tensor? bias, {NUMBERS}) -> Tensor", _convolution, _convolution, _FREE

@@ -36,11 +36,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     """`torch.nn.functional.linear` with its operands and gradients rounded.
 
     Args:
-        x: The input, of shape (…, in_features).
+        x: Input of shape (…, in_features).
         weight: Of shape (out_features, in_features).
         bias: Of shape (out_features,); it is not rounded, and its gradient sums the unrounded gradient of the output.
         points: Where to round; nowhere by default.
-        stream: Tells weights apart that hold the same numbers, where weights are rounded stochastically.
+        stream: Distinguishes weights that have the same values, where weights are rounded stochastically.
 
     Example:
         >>> import torch, qsim
@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
-    """`torch.matmul` of two inputs: both are rounded as inputs are, at `act` forward and at `act_bwd` backward.
+    """`torch.matmul` of two inputs: both are rounded at `act` in the forward pass and at `act_bwd` in the backward pass.
 
     Example:
         >>> import torch, qsim
@@ -164,6 +164,6 @@ def scaled_dot_product_attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    # As torch's own does it, a query that may look at nothing gets zeros.
+    # As in torch, a query with all keys masked gets zeros.
     weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
     return matmul(weights, value, points)

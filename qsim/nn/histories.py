@@ -1,4 +1,4 @@
-"""What layers remember for delayed scales: the largest magnitudes of the tensors that went through a point."""
+"""Histories for delayed scales: the largest magnitudes of the tensors at each point of a layer."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from qsim.shards import local
 from qsim.tracing import refuse_scripting
 from qsim_kernels import scales as numbers
 
-#: The points at which tensors go forward; others see gradients, or what the backward pass takes.
+#: The points of the forward pass; others see gradients, or operands of the backward pass.
 _FORWARD = ("act", "weight", "forward_point")
 
 _NOT_COMPILED = "compiled code cannot keep the history of delayed scales: call torch.compiler.disable on the layer"
 
 
 class History:
-    """The largest magnitudes at one point of a layer, the latest in place of the oldest. They lie in two buffers of the layer.
+    """The largest magnitudes at one point of a layer, as a ring buffer. They are stored in two buffers of the layer.
 
     When a backward pass calls a layer again, as activation checkpointing does, nothing is recorded, and the scale is that of the layer's
-    last call. So the same numbers come out if a layer is called once between two backward passes, and otherwise those of the last call.
+    last call. So the results are the same if a layer is called once between two backward passes, and otherwise those of the last call.
 
     Args:
         layer: The layer.
         point: The point.
-        length: How many are remembered.
+        length: Number of magnitudes to remember.
 
     Attributes:
-        has_recorded: Whether there is anything; known here, because to ask the device would be to wait for it.
+        has_recorded: Whether anything is recorded; kept on the host, because asking the device would mean waiting for it.
     """
 
     def __init__(self, layer: nn.Module, point: str, length: int) -> None:
@@ -49,7 +49,7 @@ class History:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The buffers: the magnitudes, of which those that are not there yet are 0, and how many were recorded."""
+        """The buffers: the magnitudes, 0 where not recorded yet, and the number of recorded ones."""
         return f"{self.point}_amaxes", f"{self.point}_recorded"
 
     def used(self, amaxes: Tensor) -> Tensor:
@@ -58,13 +58,13 @@ class History:
             raise RuntimeError(_NOT_COMPILED)
         if self._last is not None and self.point in _FORWARD and torch._C._current_graph_task_id() != -1:
             return self._last
-        # Tensor-parallel plans make distributed tensors of buffers, which every process holds whole.
+        # Tensor-parallel plans turn buffers into distributed tensors, which every process holds whole.
         past, recorded = (local(self._layer.get_buffer(name)) for name in self.names)
         own, largest = amaxes.to(torch.float32), past.amax()
-        # What is not finite poisons the tensor that it is in, as under every scale that follows from one.
+        # A non-finite magnitude makes its own tensor NaN, as with every scale that follows from a tensor.
         self._last = torch.where((largest > 0) & own.isfinite(), largest, own)
         if self._layer.training:
-            # An infinity or a NaN would spoil the scales of as many tensors as are remembered.
+            # An infinity or a NaN would spoil the scales of `length` tensors.
             remembered = torch.where(own.isfinite(), own, 0).amax().view(1) if own.numel() else past.new_zeros(1)
             past.scatter_(0, (recorded % self.length).view(1), remembered)
             recorded.add_(1)
@@ -72,24 +72,24 @@ class History:
         return self._last
 
     def last(self, amaxes: Tensor) -> Tensor:
-        """What `used` has given last; of a tensor that was scaled just now. Nothing is recorded."""
+        """The last result of `used`, for the tensor that was just scaled. Nothing is recorded."""
         return amaxes if self._last is None else self._last
 
     def check(self) -> None:
-        """Refuses to scale by a history of nothing."""
+        """Raise an error if the history is empty."""
         if not self._layer.training and not self.has_recorded:
             raise RuntimeError(f"the delayed scale of {self.point} has no history yet: run a training step first, or load one")
 
     def mark(self) -> tuple[bool, Tensor | None]:
-        """What is known here besides the buffers, for `return_to`."""
+        """The host state besides the buffers, for `return_to`."""
         return self.has_recorded, self._last
 
     def return_to(self, mark: tuple[bool, Tensor | None]) -> None:
-        """Forgets what was recorded since a mark, once the buffers hold again what they held then."""
+        """Discard everything recorded since a mark, after the buffers were restored."""
         self.has_recorded, self._last = mark
 
     def loaded(self, recorded: Tensor) -> None:
-        """Takes note of what the buffers hold now."""
+        """Update the host state from the buffers."""
         self.has_recorded, self._last = bool(local(recorded) > 0), None
 
 
@@ -117,7 +117,7 @@ class Recorded(Whole):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Repeated(Recorded):
-    """A delayed scale that is that of its last tensor."""
+    """A delayed scale that repeats that of its last tensor."""
 
     def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return self.history.last(amaxes)
@@ -131,7 +131,7 @@ class RemembersAmaxes(nn.Module):
         refuse_scripting(type(self).__name__, has_points=True)
 
     def keep_histories(self, points: Mapping[str, Any]) -> None:
-        """Makes a history for each point with a delayed scale, where there is none of its length yet, and drops all others."""
+        """Create a history for each point with a delayed scale that lacks one of its length, and drop all others."""
         if torch.compiler.is_compiling():
             raise RuntimeError(_NOT_COMPILED)
         known = self.histories
@@ -147,7 +147,7 @@ class RemembersAmaxes(nn.Module):
             self.__dict__["_kept_histories"] = found
 
     def with_history(self, name: str, point: Quantizer) -> Quantizer:
-        """A point that keeps its history, if it has one."""
+        """A point with its history, if it has one."""
         if not isinstance(point.scale, Delayed):
             return point
         if name not in self.histories:
@@ -155,7 +155,7 @@ class RemembersAmaxes(nn.Module):
         return replace(point, scale=Recorded(point.scale, self.histories[name]))
 
     def with_histories(self, points: FivePoint) -> FivePoint:
-        """Points that keep their histories."""
+        """Points with their histories."""
         return replace(points, **{name: self.with_history(name, getattr(points, name)) for name in self.histories})
 
     @property
@@ -165,7 +165,7 @@ class RemembersAmaxes(nn.Module):
         return found
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemembersAmaxes:
-        """Moves histories along with the layer, but leaves their dtype when it changes its own."""
+        """Move histories along with the layer, but keep their dtype when the layer's changes."""
         own = {id(self.get_buffer(name)) for history in self.histories.values() for name in history.names}
 
         def moved(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hugging Face's Conv1D, a linear layer whose weight lies the other way, with points; imported where there is one."""
+"""Hugging Face's Conv1D, a linear layer with a transposed weight, with points; imported only if a model has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Conv1D(FivePointModule, pytorch_utils.Conv1D):  # type: ignore[misc]
     """`transformers.pytorch_utils.Conv1D` rounded at five points."""
 
     def __repr__(self) -> str:
-        """As a layer without points prints, with them."""
+        """The `repr` of the layer without points, with the points added."""
         return f"{super().__repr__()[:-1]}, points=({self.points}))"
 
     def forward(self, x: Tensor) -> Tensor:

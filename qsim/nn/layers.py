@@ -1,4 +1,4 @@
-"""The layers of a model: under which names they stand there, what class each gets with points, and why some are left alone."""
+"""The layers of a model: their names, their classes with points, and why some are left alone."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Layer:
     """A module of a model that multiplies by weights, or something like it.
 
     Attributes:
-        names: Where it stands; a module that stands at several places has as many names.
+        names: Its names in the model; a shared module has several.
         module: The module.
-        obstacle: Why it cannot get points, whatever is asked for; empty if it can.
+        obstacle: Why it cannot get points; empty if it can.
     """
 
     names: tuple[str, ...]
@@ -44,12 +44,12 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """Its names, as tables and errors show them."""
+        """Its names, for tables and errors."""
         return ", ".join(name or "(the model)" for name in self.names)
 
 
 def layers(model: nn.Module) -> list[Layer]:
-    """The layers of a model, those that cannot get points among them, in the order of the model."""
+    """The layers of a model, including those that cannot get points, in module order."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -63,7 +63,7 @@ def layers(model: nn.Module) -> list[Layer]:
 
 
 def kind(module: nn.Module) -> type[nn.Module]:
-    """A module's class, beneath those that parametrizations and FSDP put over it, or the one that a lazy module is to become."""
+    """A module's class below those of parametrizations and FSDP, or the class that a lazy module will become."""
     if is_parametrized(module):
         return type(module).__bases__[0]
     first, *others = type(module).__bases__
@@ -75,7 +75,7 @@ def kind(module: nn.Module) -> type[nn.Module]:
 
 
 def target(module: nn.Module) -> type[modules.FivePointModule] | None:
-    """The class with points that takes the place of a module's, if there is one: of torch's own, not of what others derived from them."""
+    """The class with points for a module's class, if there is one: only for torch's own classes, not for derived ones."""
     own = kind(module)
     if (own.__module__, own.__qualname__) == ("transformers.pytorch_utils", "Conv1D"):
         from qsim.nn.hugging_face import Conv1D
@@ -85,7 +85,7 @@ def target(module: nn.Module) -> type[modules.FivePointModule] | None:
 
 
 def check(layer: Layer, points: FivePoint) -> None:
-    """Refuses a layer that would not round with points, or not work."""
+    """Raise an error for a layer that would not round, or not work, with points."""
     module = layer.module
     with_points = type(module) if isinstance(module, modules.FivePointModule) else target(module)
     if with_points is not None:
@@ -108,7 +108,7 @@ def check(layer: Layer, points: FivePoint) -> None:
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    """The modules inside of one that are its own affair: what attention keeps its last weight in, and parametrizations."""
+    """The inner modules that belong to their parent: attention's output projection, and parametrizations."""
     if isinstance(module, nn.MultiheadAttention):
         return [part for part in module.modules() if part is not module]
     if is_parametrized(module):
@@ -119,7 +119,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _obstacle(module: nn.Module) -> str | None:
-    """Why a module without a counterpart is left alone; `None` if it is nothing that multiplies by weights."""
+    """Why a module without a counterpart is left alone; `None` if it does not multiply by weights."""
     if isinstance(module, tuple(_TARGETS)):
         own = kind(module)
         return f"convert does not know {own.__module__}.{own.__qualname__}"

@@ -1,4 +1,4 @@
-"""torch.nn's layers with points: each a subclass of the module it stands for, and told from it by `points` alone."""
+"""torch.nn's layers with points: each a subclass of its torch module that differs only by `points`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qsim.tracing import refuse_tracing
 
 
 class FivePointModule(RemembersAmaxes):
-    """What every layer with points has.
+    """Base class of layers with points.
 
     Attributes:
-        point_names: The points that there are.
+        point_names: The names of the layer's points.
         points: Where the layer rounds.
-        stream_source: The stream, or what it is derived from. A layer that is given none draws a seed from torch's generator when it is
-            made, converted or deep-copied, so no two layers share the noise of their weights.
+        stream_source: The stream, or the source it is derived from. A layer without a given stream draws a seed from torch's generator when
+            it is created, converted or deep-copied, so no two layers share the noise of their weights.
     """
 
     point_names: ClassVar[tuple[str, ...]] = tuple(field.name for field in fields(FivePoint))
@@ -51,18 +51,18 @@ class FivePointModule(RemembersAmaxes):
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
-        """Those of some points that a layer of this kind has."""
+        """The subset of points that a layer of this kind has."""
         return FivePoint(**{name: getattr(points, name) for name in cls.point_names})
 
     @classmethod
     def check_points(cls, points: FivePoint) -> None:
-        """Refuses points that a layer of this kind cannot have."""
+        """Raise an error for points that a layer of this kind cannot have."""
 
     @property
     def stream(self) -> int:
-        """Tells the weight's random bits from those of other weights that hold the same numbers.
+        """The stream that separates the weight's random bits from those of other weights with the same values.
 
-        While they train, all processes of a distributed run use what rank 0 has drawn.
+        In training, all processes of a distributed run use the one that rank 0 drew.
         """
         source = self.stream_source
         if isinstance(source, int):
@@ -95,16 +95,16 @@ class FivePointModule(RemembersAmaxes):
         return in_use
 
     def remember(self) -> None:
-        """Makes the histories that the points need, and drops those that they do not."""
+        """Create the histories that the points need, and drop all others."""
         self.keep_histories({name: getattr(self.points, name) for name in self.point_names})
 
     def extra_repr(self) -> str:
-        """The layer's numbers and its points."""
+        """The layer's parameters and its points."""
         return ", ".join(part for part in (super().extra_repr(), f"points=({self.points})") if part)
 
 
 def resolve_points(points: object) -> FivePoint:
-    """Makes a `FivePoint` of what names one."""
+    """Convert an argument that specifies points to a `FivePoint`."""
     if points is None:
         return FivePoint()
     if isinstance(points, FivePoint):
@@ -133,7 +133,7 @@ class Linear(FivePointModule, nn.Linear):
 
 
 class _Convolution(FivePointModule):
-    """What convolutions share: `_conv_forward` is where torch's own compute, behind every kind of padding."""
+    """Base class of convolutions: torch's classes compute in `_conv_forward`, after every kind of padding."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         module: Any = self
@@ -181,7 +181,7 @@ class Conv3d(_Convolution, nn.Conv3d):
 
 
 class _TransposedConvolution(FivePointModule):
-    """What transposed convolutions share."""
+    """Base class of transposed convolutions."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The rounded transposed convolution."""
@@ -241,12 +241,12 @@ class Embedding(FivePointModule, nn.Embedding):
         Embedding(10, 3, points=(weight=e4m3))
     """
 
-    # A lookup has no input that could be rounded, and multiplies by nothing on its way back.
+    # A lookup has no input to round, and its backward pass has no products.
     point_names = ("weight", "grad")
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
-        """Its two points, without transforms: these cancel in a product alone, and a lookup is none."""
+        """The two points, without transforms: these cancel only in a product, and a lookup is not a product."""
         own = {name: getattr(points, name) for name in cls.point_names}
         return FivePoint(**{name: point and replace(point, transform=None) for name, point in own.items()})
 

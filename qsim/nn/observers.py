@@ -21,20 +21,20 @@ class Observer(Protocol):
     """
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> Any:
-        """Takes note of a tensor that is rounded without scales, at a point that may come to be used later."""
+        """Record a tensor that is rounded without scales, at a point that may be used later."""
 
     def used(self, name: str, measured: Any) -> None:
-        """What was noted was used at a point."""
+        """Called when a recorded tensor is used at a point."""
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """A tensor is rounded at a point, and used."""
+        """Called when a tensor is rounded at a point, and used."""
 
 
 _current: Observer | None = None
 
 
 def current() -> Observer | None:
-    """The observer of the layer that runs now."""
+    """The observer of the running layer."""
     return None if torch.compiler.is_compiling() else _current
 
 

@@ -1,4 +1,4 @@
-"""Backward passes that cannot be differentiated again, and say so."""
+"""Errors for backward passes that cannot be differentiated again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Gradients = TypeVar("Gradients")
 
 
 def once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Refuses a backward pass that autograd would record.
+    """Raise an error for a backward pass that autograd would record.
 
-    torch's `once_differentiable` refuses it only if the upstream gradient has a history. Behind a mere sum it has none; then what comes
-    back would be a constant, and a gradient penalty on it would silently teach nothing. What `torch.func` transforms is always recorded;
-    there torch's rule must do.
+    torch's `once_differentiable` raises only if the upstream gradient has a history. After a plain sum it has none; then the result would
+    be a constant, and a gradient penalty on it would silently have no effect. `torch.func` transforms always record; there torch's rule has
+    to do.
     """
     recorded_only_with_history = once_differentiable(backward)
 

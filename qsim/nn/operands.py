@@ -1,4 +1,4 @@
-"""The three tensors of a product, an input, a weight and the gradient of the result: how each is rounded, kept, recalled and shown."""
+"""The three tensors of a product (input, weight and gradient of the result): rounding, saving, recalling and observing them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CODE_BITS = 8
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of an operand.
+    """The data that the backward pass needs of an operand.
 
     Attributes:
         values: The operand itself, or its codes.
-        scales: Those of the forward pass, if they serve once more.
+        scales: The scales of the forward pass, if they are reused.
     """
 
     values: Tensor | None = None
@@ -33,13 +33,13 @@ class Kept(NamedTuple):
 class Operand:
     """An input or a weight, which is rounded forward, and backward for the gradient of the other operand.
 
-    Either way the backward pass sees the same numbers, whether it keeps codes or the operand, except for a NaN that 8 bits leave no code
-    for: integers, and formats of 8 bits that are all finite, give it the code of the largest value.
+    The backward pass sees the same values whether codes or the operand are kept, except for a NaN without a code in 8 bits: integers, and
+    8-bit formats without special values, give it the code of the largest value.
 
     Attributes:
-        forward: Where it is rounded forward.
-        backward: Where it is rounded backward.
-        is_reused: Whether the backward pass takes what was rounded forward.
+        forward: The site that rounds it forward.
+        backward: The site that rounds it backward.
+        is_reused: Whether the backward pass reuses the tensor rounded forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
     """
 
@@ -49,7 +49,7 @@ class Operand:
     coding: str | None = None
 
     def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> tuple[Rounded, Kept]:
-        """The operand for the forward product, and what is kept of it, if it will be needed."""
+        """The operand for the forward product, and the data kept for the backward pass, if needed."""
         if not needed:
             return self.forward.round(x, seed, dtype), Kept()
         if self.coding is None:
@@ -78,9 +78,9 @@ class Operand:
         return Rounded(torch.ops.qsim.decode.default(kept.values, grid, self.coding, dtype))
 
     def show(self, observer: Observer, x: Tensor, kept: Kept, seed: Tensor | None) -> Any:
-        """Shows an observer what `round` did: forward, and backward if codes were kept.
+        """Report to an observer what `round` did: forward, and backward if codes were kept.
 
-        The latter counts once the backward pass takes the codes; what was noted of them is returned.
+        The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         if self.forward.quantizer is not None:
             observer.rounds(self.forward, x, seed)
@@ -89,7 +89,7 @@ class Operand:
         return observer.measured(self.backward, x, seed)
 
     def show_recalled(self, observer: Observer, kept: Kept, noted: Any, seed: Tensor | None) -> None:
-        """Shows an observer what `recall` did, given what `show` returned."""
+        """Report to an observer what `recall` did, given the result of `show`."""
         if noted is not None:
             observer.used(self.backward.name, noted)
         elif self.backward.quantizer is not None and self.coding is None and not self.is_reused:
@@ -107,25 +107,25 @@ def coding_of(fmt: Format) -> str:
 
 
 class Upstream:
-    """The gradient of the result: rounded for two products, once if one rounding serves both, and added up for the bias as it was.
+    """The gradient of the result: rounded for two products (once if one rounding serves both), and summed unrounded for the bias.
 
     Args:
         g: The gradient.
-        seed: Needed for stochastic rounding alone.
-        observer: Who looks on.
+        seed: Needed only for stochastic rounding.
+        observer: The observer, if any.
         serves_both: Whether one rounding serves both products.
-        is_summed: Whether its sum over rows will be asked for, and can come from the same read.
+        is_summed: Whether its sum over rows will be needed, and can come from the same read.
     """
 
     def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool) -> None:
         self._g, self._seed, self._observer = g, seed, observer
         self._serves_both, self._is_summed = serves_both, is_summed
         self._rounded: Rounded | None = None
-        #: Its sum over rows, if it was read off with the rounding.
+        #: Its sum over rows, if it was computed along with the rounding.
         self.total: Tensor | None = None
 
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:
-        """What the product takes that rounds it at a site, in a dtype that holds it."""
+        """The gradient rounded at a site, for a product, in a dtype that holds it."""
         if self._rounded is not None:
             return self._rounded._replace(values=self._rounded.values.to(dtype))
         if site.quantizer is not None and self._observer is not None:

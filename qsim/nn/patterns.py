@@ -12,7 +12,7 @@ from qsim.nn.layers import Layer
 
 
 def matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether a pattern names a module by one of its names, or one that it lies in."""
+    """Whether a pattern matches one of a module's names, or a module that contains it."""
     return any(fnmatchcase(part, pattern) for pattern in patterns for name in names for part in _outer(name))
 
 
@@ -29,9 +29,9 @@ def patterns_of_layers(
 
     Args:
         argument: What they were given as.
-        given: The patterns, or one.
+        given: One pattern, or several.
         usable: The layers that can be converted.
-        left: Those that cannot, each with the reason.
+        left: The layers that cannot, each with the reason.
     """
     patterns = _listed(argument, given)
     for pattern in patterns:
@@ -47,7 +47,7 @@ def patterns_of_layers(
 
 
 def patterns_of_modules(argument: str, given: str | Iterable[str], model: nn.Module) -> tuple[str, ...]:
-    """Patterns, each of which must match a module, be it one that is left alone anyhow."""
+    """Patterns, each of which must match a module, possibly one that is left alone anyway."""
     patterns = _listed(argument, given)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""What a product does with its tensors, found once for all calls of its kind: where each is rounded, and the carriers of the products."""
+"""Plans of products, computed once for all calls of a kind: the site that rounds each tensor, and the carriers of the products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qsim.quantizer import Quantizer
 from qsim.random import WHOLE, Place, rank_stream
 from qsim.transforms import Hadamard
 
-# Streams of the points, so that none rounds with another's random bits; those of weights are shared by all ranks.
+# Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (random.stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
 WEIGHT, WEIGHT_BWD = (random.stream("five points", name) for name in ("weight", "weight_bwd"))
 SECOND = random.stream("five points", "second operand")
@@ -27,14 +27,14 @@ SECOND = random.stream("five points", "second operand")
 
 @dataclass(frozen=True)
 class Draws:
-    """Which random bits a process takes for its shares of operands that are distributed over several.
+    """The random bits that a process uses for its shards of distributed operands.
 
     Attributes:
-        first: A number of whoever holds the same share of the first operand.
-        second: The same of the second, if it is an input too.
-        gradient: The same of the result's gradient.
-        place: Where in the whole weight the elements are that are held.
-        adds_bias: Whether the bias is added here, and not by another whose result is added to this one.
+        first: A number shared by all processes with the same shard of the first operand.
+        second: The same for the second operand, if it is an input too.
+        gradient: The same for the result's gradient.
+        place: The position of the local elements in the whole weight.
+        adds_bias: Whether the bias is added here, and not by another process whose result is added to this one.
     """
 
     first: int
@@ -45,7 +45,7 @@ class Draws:
 
 
 class Shares(NamedTuple):
-    """What a process holds of the operands of a product and of its result."""
+    """A process's shards of the operands of a product and of its result."""
 
     first: SharedOperand | None
     second: SharedOperand | None
@@ -53,15 +53,15 @@ class Shares(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a product is besides its tensors.
+    """The configuration of a product, without its tensors.
 
     Attributes:
-        points: Where it rounds.
+        points: The points at which it rounds.
         product: The operation.
-        two_inputs: Whether the second operand is an input too, and rounds as the first does, instead of a weight.
-        draws: The random bits of shares; by default operands are whole, and inputs and gradients are this process's own.
-        dtype: Of the result, if it is not what the operands' dtypes come to.
-        shares: How scales of the whole are found, where operands are distributed over several processes.
+        two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
+        draws: The random bits of shards; by default operands are whole, and inputs and gradients belong to this process.
+        dtype: The result's dtype, if it differs from the promoted dtype of the operands.
+        shares: How scales of the whole are found, if operands are distributed over several processes.
     """
 
     points: FivePoint
@@ -74,22 +74,22 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a product does, given the dtypes of its operands.
+    """The plan of a product, given the dtypes of its operands.
 
     Attributes:
         product: The operation.
-        dtype: Of the result.
-        dtypes: Of the operands.
+        dtype: The result's dtype.
+        dtypes: The operands' dtypes.
         first: The input.
         second: The weight, or another input.
-        grad: Where the result's gradient is rounded for the gradient of the first operand.
-        grad_w: Where it is rounded for that of the second.
-        carriers: Of the forward product, and of those that give the gradients of the first and of the second operand.
+        grad: The site that rounds the result's gradient for the gradient of the first operand.
+        grad_w: The site that rounds it for the gradient of the second.
+        carriers: The carriers of the forward product, and of the products for the gradients of the first and the second operand.
         two_inputs: Whether the second operand is an input too.
         adds_bias: Whether the bias is added here.
         rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
         sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
-        clips: What makes an operand's gradient zero where it saturates, if anything does.
+        clips: For each operand, the function that makes its gradient zero where it saturates, if any.
     """
 
     product: Product
@@ -108,7 +108,7 @@ class Plan:
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> Plan:
-    """The plan of a product of two tensors, which points remember."""
+    """The plan of a product of two tensors, cached on the points."""
     rank = random.own_rank()
     if setting.shares is not None or torch.compiler.is_compiling():
         return _plan(setting, a, w, rank)
@@ -125,7 +125,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
     first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
 
     def held(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
-        # What is multiplied with scales yet must not be rounded to 16 bits before.
+        # Results still to be multiplied by scales must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
         return carrier(values_of(one, one_dtype), values_of(other, other_dtype), a.device, product.narrow_carrier(own))
 
@@ -152,16 +152,16 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
 
 
 def _clipping(operand: Operand) -> Quantizer | None:
-    """What makes the operand's gradient zero where it saturates, if anything does."""
+    """The function that makes the operand's gradient zero where it saturates, if any."""
     point = operand.forward.quantizer
     return point if point is not None and point.clip_gradient else None
 
 
 def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operand, Site, Site]:
-    """The input, the weight or other input, and the gradient as the one's and the other's gradient is made of it."""
+    """The sites of the input, of the weight or other input, and of the gradient for each of their gradients."""
     points, lies, shares = setting.points, setting.product.directions, setting.shares or Shares(None, None, None)
     draws = setting.draws or Draws(rank, rank, rank)
-    # Which transform goes before both operands of a product is told by its input or its gradient: an input may stand where a weight does.
+    # The transform of both operands of a product comes from its input or its gradient: an input may take a weight's place.
     own_grad_w = points.grad if points.grad_w is None else points.grad_w
     forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
     acts, weights = (points.act, points.act_bwd), (points.weight, points.weight_bwd)
@@ -191,7 +191,7 @@ def _operand(
     shared: SharedOperand | None,
     place: Place = WHOLE,
 ) -> Operand:
-    """An operand of which each pair has what belongs to the way forward and what to the way back."""
+    """An operand from pairs of forward and backward settings."""
     point, after = points
     forward = Site(name, point, streams[0], place, lies[0], merges, transforms[0], shared)
     if isinstance(after, str):
@@ -204,8 +204,8 @@ def _operand(
 def _coding(forward: Site, backward: Site) -> str | None:
     """The codes in which an input is kept, if it is.
 
-    A weight is kept anyway. Compiled code keeps operands, because a compiler may recompute them from what is kept for other reasons, such
-    as the input of an activation function, while it must keep what it does not understand.
+    A weight is kept anyway. Compiled code keeps operands, because a compiler can recompute them from tensors kept for other reasons, such
+    as the input of an activation function, while it must keep the results of opaque operators.
     """
     point = backward.quantizer
     is_input = forward.name == "act" and not torch.compiler.is_compiling()

@@ -1,6 +1,6 @@
-"""The bilinear operations of layers: how each goes forward, and the two products of its backward pass.
+"""The bilinear operations of layers: the forward product of each, and the two products of its backward pass.
 
-Operands come in their carrier and results leave in the dtype that is asked for; nothing here rounds to a format.
+Operands are in their carrier and results in the requested dtype; nothing here rounds to a format.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Factors = Sequence[Tensor]
 class Product(Protocol):
     """An operation that is linear in two operands.
 
-    Each method takes the dtype of its result, whether its operands are float32 that must not be shortened, and factors: scales that its
-    operands were divided by, as `directions` spread them, with which the result is multiplied before anything else.
+    Each method takes the dtype of its result, whether its operands are float32 whose precision must not be reduced, and factors: scales
+    that its operands were divided by, as `directions` spreads them, by which the result is multiplied before anything else.
 
     Attributes:
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
@@ -35,13 +35,13 @@ class Product(Protocol):
 
     @property
     def directions(self) -> Directions:
-        """Along which dimensions operands are scaled."""
+        """The dimensions along which operands are scaled."""
 
     def merges_rows(self, dims: int) -> bool:
-        """Whether all dimensions but the last of the first operand and of the result count as one, given how many the second one has."""
+        """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """The only 16-bit carrier that a result of this dtype can come from, float32 if there is none, `None` if any will do."""
+        """The only 16-bit carrier allowed for a result of this dtype; float32 if there is none, `None` if any is allowed."""
 
     def forward(
         self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
@@ -64,13 +64,13 @@ class Product(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """`a @ w.T`, over the last dimension of an `a` with any number of others."""
+    """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
     sums_rows: ClassVar[bool] = True
     directions: ClassVar[Directions] = LINEAR
 
     def merges_rows(self, dims: int) -> bool:
-        """Tokens are rows, wherever they stand."""
+        """Tokens are rows, in whichever dimensions they are."""
         return True
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
@@ -107,7 +107,7 @@ class Linear:
 
 
 def rows(x: Tensor) -> Tensor:
-    """All dimensions but the last as one; with -1 for it, torch would refuse rows of no elements."""
+    """All dimensions but the last merged into one; torch does not allow -1 for rows without elements."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -120,8 +120,8 @@ class Convolution:
         padding: Zeros on both sides.
         dilation: Steps between the kernel's elements.
         output_padding: For transposed ones.
-        groups: How many groups the channels fall into.
-        transposed: Whether it is one.
+        groups: Number of groups of channels.
+        transposed: Whether it is a transposed convolution.
     """
 
     sums_rows: ClassVar[bool] = False
@@ -139,7 +139,7 @@ class Convolution:
         return TRANSPOSED if self.transposed else CONVOLUTION
 
     def merges_rows(self, dims: int) -> bool:
-        """Every dimension counts by itself."""
+        """Every dimension counts separately."""
         return False
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
@@ -226,7 +226,7 @@ LINEAR_PRODUCT, MATRIX_PRODUCT = Linear(), Matmul()
 
 
 def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
-    """A convolution's result times its factors, which leave it with the bits of float32 at least."""
+    """A convolution's result times its factors, in at least float32."""
     if not factors:
         return result
     wide = torch.promote_types(dtype, torch.float32)
@@ -278,7 +278,7 @@ def rescaled(product: Tensor, factors: Factors, dtype: torch.dtype, bias: Tensor
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A result in the dtype that is asked for.
+    """A result in the requested dtype.
 
     torch 2.11's compiler gives zero for the gradients of an autograd function whose result went through a conversion to its own dtype.
     """

@@ -1,4 +1,4 @@
-"""A module that rounds what passes through it."""
+"""A module that rounds values forward and gradients backward."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from qsim.quantizer import Point, Quantizer, short
 
 
 class Quantize(RemembersAmaxes):
-    """Rounds what passes through it: values on the way forward, gradients on the way back.
+    """A module that rounds values in the forward pass and gradients in the backward pass.
 
     Args:
-        forward: What rounds values: a `Quantizer`, anything that `qsim.format` takes, or `None`.
+        forward: How values are rounded: a `Quantizer`, anything that `qsim.format` takes, or `None`.
         backward: The same for gradients.
 
     Example:
@@ -77,7 +77,7 @@ def _resolve(name: str, point: Point) -> Quantizer | None:
 def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     if observer is None:
         return point(x, stream=_FORWARD)
-    # The seed and the stream that the quantizer would take by itself.
+    # The seed and the stream that the quantizer itself would use.
     stream = random.rank_stream(_FORWARD)
     seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=seed, stream=stream)
@@ -89,7 +89,7 @@ _FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "
 
 
 class _RoundGradient(torch.autograd.Function):
-    """The identity, whose gradient is rounded."""
+    """The identity with a rounded gradient."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""What scales and transforms cannot do in some of the operations, told before any work."""
+"""Early errors for scales and transforms that an operation does not support."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _HELP = "Give this layer other points, or exclude it"
 
 
 def check_matmul(points: FivePoint) -> None:
-    """Refuses a gradient that is transformed where the input beside it cannot be.
+    """Raise an error for a gradient with a transform where the other operand of its product cannot have it.
 
-    In a product of two inputs each stands beside the gradient, and is transformed as that is.
+    In a product of two inputs each is multiplied with the gradient, and needs the same transform.
     """
     for name, grad in (("grad", points.grad), ("grad_w", points.grad_w)):
         if grad is not None and grad.transform is not None and not isinstance(points.act_bwd, Quantizer):
@@ -23,7 +23,7 @@ def check_matmul(points: FivePoint) -> None:
 
 
 def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
-    """Refuses what has no meaning where channels fall into groups: channels of their own along a dimension that is one group's."""
+    """Raise an error for scales without a meaning in grouped convolutions: per channel along a dimension that is one group's."""
     grad_w = "grad" if points.grad_w is None else "grad_w"
     for point in ("weight", grad_w) if transposed else ("weight_bwd", "act_bwd"):
         quantizer = getattr(points, point)
@@ -35,7 +35,7 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
 
 
 def check_lookup(points: FivePoint) -> None:
-    """Refuses transforms, which nothing would undo."""
+    """Raise an error for transforms, which nothing would undo."""
     _refuse_transforms("embedding: a transform cancels in a product alone, and a lookup is none", points, ("weight", "grad"))
 
 

@@ -1,11 +1,11 @@
-"""Products of distributed tensors: every process multiplies what it holds, and rounds it as the whole would be rounded.
+"""Products of distributed tensors: every process multiplies its shards, and rounds them as the whole would be rounded.
 
-What all processes of a mesh hold alike rounds alike on all of them: its noise is the mesh's, not the process's. A weight that is sharded
-along its first dimension rounds as the whole weight does, bit for bit, because noise is keyed on the index in the whole. Elsewhere a shard
-has random bits of its own: a weight's follow from its place in the mesh, so that replicas of the mesh agree, those of inputs and gradients
-from the first process that holds the shard. Nearest rounding is that of the whole everywhere.
+Tensors replicated on a mesh are rounded identically on all of its processes: their noise belongs to the mesh, not to the process. A weight
+sharded along its first dimension is rounded like the whole weight, bit for bit, because noise is keyed on the index in the whole. Otherwise
+a shard has its own random bits: a weight's follow from its position in the mesh, so that replicas of the mesh agree, those of inputs and
+gradients from the first process that holds the shard. Nearest rounding always equals that of the whole.
 
-The weight says how a linear layer is multiplied, as in tensor-parallel plans:
+The weight's placement determines the product of a linear layer, as in tensor-parallel plans:
 
 | weight | input | result |
 |---|---|---|
@@ -15,9 +15,10 @@ The weight says how a linear layer is multiplied, as in tensor-parallel plans:
 
 Scales are those of the whole: see `qsim.nn.sharded_scales`.
 
-An input that is placed otherwise is redistributed first. Layers whose weight is a plain tensor, as FSDP2 and DDP give it, never come here.
-So a layer outside of a tensor-parallel plan, whose plain input all ranks of the group hold alike, rounds it with noise of each rank's own;
-`torch.distributed.tensor.distribute_module` makes its parameters and its input `Replicate()`, and then it rounds alike.
+An input that is placed otherwise is redistributed first. Layers whose weight is a plain tensor, as with FSDP2 and DDP, do not use this
+module. So a layer outside of a tensor-parallel plan whose plain input is replicated on all ranks of the group rounds it with different
+noise on each rank; `torch.distributed.tensor.distribute_module` makes its parameters and its input `Replicate()`, and then all ranks round
+identically.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from qsim.nn.shares import Placements, agreed_seed, draws_of_weight, first_holde
 
 
 class Layout(NamedTuple):
-    """How the tensors of a product lie along the dimensions of a mesh."""
+    """The placements of the tensors of a product along the dimensions of a mesh."""
 
     a: Placements
     w: Placements
@@ -54,11 +55,11 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
         w: A weight, or another input.
         bias: Added to the result, not rounded.
         setting: The points and the operation.
-        stream: Tells weights apart that hold the same numbers.
+        stream: Distinguishes weights that have the same values.
 
     Raises:
         TypeError: If some operands are distributed tensors and some are not.
-        ValueError: If they live on different meshes, or lie as no product takes them.
+        ValueError: If they are on different meshes, or have placements that no product supports.
     """
     a, w, bias = _on_one_mesh(a, w, bias)
     mesh = w.device_mesh
@@ -94,7 +95,7 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
 
 
 def _layout(a: DTensor, w: DTensor, setting: Setting) -> Layout:
-    """The layout, chosen along each dimension of the mesh by itself."""
+    """The layout, chosen separately along each dimension of the mesh."""
     choose = _linear if isinstance(setting.product, Linear) else _matmul if isinstance(setting.product, Matmul) else _convolution
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
     return Layout(*zip(*along, strict=True))
@@ -116,7 +117,7 @@ def _convolution(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Pl
 
 
 def _matmul(a: DTensor, b: DTensor, of_a: Placement, of_b: Placement) -> Placements:
-    """Batches stay where they are if both operands have them there."""
+    """Keep batches in place if both operands are sharded in the same way."""
     if isinstance(of_a, Shard) and isinstance(of_b, Shard):
         from_last = of_a.dim - a.dim()
         if from_last < -2 and from_last == of_b.dim - b.dim() and a.shape[of_a.dim] == b.shape[of_b.dim]:

@@ -1,4 +1,4 @@
-"""Lookups in distributed tables: every process looks up what it holds. Noise is that of `qsim.nn.sharded`.
+"""Lookups in distributed tables: every process looks up its shard. Noise is as in `qsim.nn.sharded`.
 
 | table | indices | result |
 |---|---|---|
@@ -35,14 +35,14 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     Args:
         x: Indices.
         weight: The table.
-        padding_idx: The row that learns nothing, or -1.
+        padding_idx: The row that gets no gradient, or -1.
         scale_grad_by_freq: Divide gradients by how often an index occurs.
         points: Where to round.
-        stream: Tells weights apart that hold the same numbers.
+        stream: Distinguishes weights that have the same values.
 
     Raises:
-        TypeError: If the indices or the table are no distributed tensor.
-        ValueError: If they live on different meshes, or lie as no lookup takes them.
+        TypeError: If the indices or the table are not distributed tensors.
+        ValueError: If they are on different meshes, or have placements that no lookup supports.
     """
     if not isinstance(x, DTensor) or not isinstance(weight, DTensor):
         kinds = f"{type(x).__name__} and {type(weight).__name__}"
@@ -63,7 +63,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     indices, (start, _) = x.to_local(), span(weight, 0)
     padding = padding_idx - start if start <= padding_idx < start + rows.shape[0] else -1
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
-    # Any row will do for what others look up: it is taken out, and its gradient is zero.
+    # For rows of other processes any row will do: it is masked out, and its gradient is zero.
     own = (indices - start).masked_fill(elsewhere, 0) if in_rows else indices
     y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
@@ -71,7 +71,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
 
 
 def _layout(x: DTensor, weight: DTensor, size: int, of_x: Placement, of_weight: Placement) -> Placements:
-    """How the indices, the table, the result and the table's gradient lie along one dimension of the mesh."""
+    """The placements of the indices, the table, the result and the table's gradient along one dimension of the mesh."""
     rows = weight.shape[0]
     if is_shard(of_weight, 0):
         if (size - 1) * -(-rows // size) >= rows:

@@ -1,7 +1,7 @@
-"""Scales of distributed tensors: those of the whole, which a process finds with the others that hold shares of it.
+"""Scales of distributed tensors: those of the whole, computed together by the processes that hold shards of it.
 
-What many elements share follows from the largest magnitudes of all shares. Blocks, tiles and transforms stay within a process: shares that
-would cut them are refused.
+Scales of channels and of whole tensors follow from the largest magnitudes of all shards. Blocks, tiles and transforms stay within a
+process: shards that would cut them raise an error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from qsim.shards import sizes
 
 @dataclass(frozen=True)
 class MeshShare:
-    """What this process holds of an operand.
+    """This process's shard of an operand.
 
     Attributes:
-        shape: Of the whole.
+        shape: The shape of the whole.
         mesh: The processes.
-        placements: How it lies on them.
+        placements: Its placements on them.
         channels: The dimensions along which a channel's elements lie.
     """
 
@@ -41,30 +41,30 @@ class MeshShare:
     channels: tuple[int, ...] = ()
 
     def along(self, direction: Direction, merges: bool) -> MeshShare:
-        """The share of an operand that lies in a product so."""
+        """The shard of an operand, with a direction in a product."""
         return MeshShare(self.shape, self.mesh, self.placements, tuple(direction.channel_dims(len(self.shape), merges)))
 
     def of_all(self, amaxes: Tensor) -> Tensor:
-        """The largest magnitude of the whole tensor, from that of the share."""
+        """The largest magnitude of the whole tensor, from that of the shard."""
         own = amaxes.amax() if amaxes.numel() else amaxes.new_zeros(())
         return self._largest(own.view(1, 1, 1), range(len(self.shape)))
 
     def of_channels(self, amaxes: Tensor) -> Tensor:
-        """Those of the whole tensor's channels, from those of the share's."""
+        """The largest magnitudes of the whole tensor's channels, from those of the shard's."""
         own = amaxes if amaxes.numel() else amaxes.new_zeros([max(size, 1) for size in amaxes.shape])
         return self._largest(own, self.channels)
 
     def _largest(self, amaxes: Tensor, dims: Sequence[int]) -> Tensor:
-        """The largest of those that the shares along some dimensions have."""
+        """The maximum over the shards along some dimensions."""
         how = [Partial("max") if _dim_of(placement) in dims else Replicate() for placement in self.placements]
         if all(placement.is_replicate() for placement in how):
             return amaxes
-        # No collective says what it makes of a NaN; to a scale an infinity is the same.
+        # Collectives do not specify how they treat a NaN; for a scale an infinity is equivalent.
         plain = torch.where(amaxes.isnan(), math.inf, amaxes)
         return DTensor.from_local(plain, self.mesh, how, run_check=False).full_tensor()
 
     def check(self, site: Site) -> None:
-        """Refuses shares that would cut what is scaled or transformed together."""
+        """Raise an error for shards that would cut elements that are scaled or transformed together."""
         if site.quantizer is None:
             return
         name, scale, dims = site.name, site.quantizer.scale, len(self.shape)
@@ -79,7 +79,7 @@ class MeshShare:
             self._check_even(name, what, columns, scale.width)
 
     def _check_even(self, name: str, what: str, dims: Sequence[int], size: int) -> None:
-        """Refuses shares that cut pieces of a size, which lie along some dimensions that count as one."""
+        """Raise an error for shards that cut pieces of a size along dimensions that count as one."""
         for place, dim in enumerate(dims):
             length, chunk = self.shape[dim], self.shape[dim]
             for placement, count in zip(self.placements, sizes(self.mesh), strict=True):
@@ -96,10 +96,10 @@ def _dim_of(placement: Placement) -> int | None:
 
 
 def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: Setting) -> Shares:
-    """What this process holds of the operands and the result of a product.
+    """This process's shards of the operands and the result of a product.
 
     Raises:
-        ValueError: If shares would cut blocks, tiles or what is transformed together.
+        ValueError: If shards would cut blocks, tiles or transforms.
     """
     mesh = w.device_mesh
     first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
@@ -122,12 +122,12 @@ def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
 
 
 def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:
-    """What this process holds of a table and of a lookup's result.
+    """This process's shards of a table and of a lookup's result.
 
-    Where processes look up rows of their own, the gradients that they round are the whole's, each zero where others look up.
+    If the rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up.
 
     Raises:
-        ValueError: If shares would cut blocks or tiles.
+        ValueError: If shards would cut blocks or tiles.
     """
     looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
     table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))

@@ -1,7 +1,7 @@
-"""A point in a layer: what rounds a tensor there, and all that is known of it before the tensor comes.
+"""Sites: the points of a layer, with everything about the rounding that is known before the tensor.
 
-Scales of blocks and tiles are multiplied into the operand of a product. Those of channels and of the whole tensor are not: what they divide
-all terms of a sum by, the sum is multiplied with.
+Scales of blocks and tiles are multiplied into the operand of a product. Those of channels and of the whole tensor are not: they divide all
+terms of a sum equally, so the sum is multiplied by them.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from qsim_kernels.scales import Restore
 
 #: Significant bits that float32 holds.
 _SINGLE = 24
-#: Of so many shapes a site remembers how scales lie.
+#: Number of shapes for which a site caches the layout of scales.
 MOST_LAYOUTS = 64
 
 
 class SharedOperand(Protocol):
-    """What a process holds of an operand that is distributed over several."""
+    """A process's shard of a distributed operand."""
 
     def along(self, direction: Direction, merges: bool) -> Share:
-        """The share of an operand that lies in a product so."""
+        """The shard of an operand, with a direction in a product."""
 
 
 class Rounded(NamedTuple):
     """A rounded tensor in its carrier.
 
     Attributes:
-        values: Of the tensor's shape.
-        factors: What the result of a product is multiplied with, or nothing.
-        scales: Those that were not multiplied in.
+        values: The values, in the tensor's shape.
+        factors: Factors for the result of a product, if any.
+        scales: The scales that were not multiplied in.
     """
 
     values: Tensor
@@ -56,18 +56,18 @@ class Rounded(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a tensor is rounded.
+    """A site at which a tensor is rounded.
 
     Attributes:
-        name: What the point is called.
-        quantizer: What rounds there, if anything does.
+        name: The point's name.
+        quantizer: The quantizer, if any.
         stream: The stream of random bits.
-        place: Where in the whole tensor the elements are that are held.
-        direction: Along which dimensions scales and transforms lie.
+        place: The position of the local elements in the whole tensor.
+        direction: The dimensions of scales and transforms.
         merges: Whether all dimensions but the last count as one.
-        transform: What goes before; both operands of a product have the same.
-        shared: What this process holds of the tensor, if it is distributed over several.
-        multiplies: Whether the tensor is the operand of a product, whose result can take its scales.
+        transform: The transform applied before rounding; both operands of a product have the same.
+        shared: This process's shard, if the tensor is distributed.
+        multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Site:
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
-    #: How scales lie in tensors of the shapes that came.
+    #: Cached layouts of scales, by tensor shape.
     layouts: dict[torch.Size, Layout] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -88,13 +88,13 @@ class Site:
         return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
 
     def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
-        """What becomes of a tensor.
+        """Round a tensor.
 
         Args:
             x: The tensor.
-            seed: Needed for stochastic rounding alone.
+            seed: Needed only for stochastic rounding.
             dtype: The carrier.
-            known: The scales that are not multiplied in, if they were made before.
+            known: The scales that are not multiplied in, if already computed.
         """
         if self.quantizer is None:
             return Rounded(x.to(dtype))
@@ -118,7 +118,7 @@ def round_plainly(x: Tensor, how: Quantizer, seed: Tensor | None, stream: int, d
 def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A tensor rounded without scales, and its own sum over all dimensions but the last, from one read."""
     how = site.quantizer
-    assert how is not None  # what rounds nothing is read only to be summed
+    assert how is not None  # a tensor that is not rounded is only summed
     spelt, seen = how.spelt, x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     chosen = seed if spelt.is_stochastic else None
     values, total = torch.ops.qsim.quantize_and_sum.default(seen, chosen, spelt.grid, spelt.rule, site.stream, dtype)
@@ -126,21 +126,21 @@ def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype
 
 
 def beyond(x: Tensor, point: Quantizer) -> Tensor:
-    """Where a point saturates."""
+    """The limits at which a point saturates."""
     return (x < point.format.min) | (x > point.format.max)
 
 
 def leaves_factor(site: Site) -> bool:
-    """Whether the result of a product is to be multiplied with scales."""
+    """Whether the result of a product is multiplied by scales."""
     scale = None if site.quantizer is None else site.quantizer.scale
     return scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
 
 
 def values_of(site: Site, dtype: torch.dtype) -> Values:
-    """A format that holds what becomes of a tensor of a dtype, if it is rounded and there is one, and that dtype.
+    """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.
 
-    Elements times scales are taken to have all exponents that bfloat16 and float32 have: below these, in blocks whose largest magnitude is
-    some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
+    Elements times scales are assumed to have exponents within those of bfloat16 and float32: below these, in blocks whose largest magnitude
+    is some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
     """
     if site.quantizer is None:
         return None, dtype
@@ -166,17 +166,17 @@ _known_values = lru_cache(maxsize=1024)(_values)
 
 
 def as_it_lies(x: Tensor, site: Site) -> Tensor:
-    """A tensor as its scales lie in it."""
+    """A tensor in the shape that its scales follow."""
     return rows(x) if site.merges and x.dim() != 2 else x
 
 
 def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
-    """The numbers of the transform that goes before."""
+    """The parameters of the transform applied before rounding."""
     return () if site.transform is None else site.transform.turn(shape, site.direction.summed)
 
 
 def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
-    """How the scales of a tensor of a shape lie and are made."""
+    """The layout and the parameters of the scales of a tensor of a shape."""
     if torch.compiler.is_compiling():
         return _layout(site, how, shape)
     known = site.layouts.get(shape)
@@ -188,7 +188,7 @@ def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
 
 
 def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
-    assert how.scale is not None  # which is what the layout is of
+    assert how.scale is not None  # the layout is that of the scale
     return Layout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
 
 
@@ -205,7 +205,7 @@ def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | No
         return Rounded(values)
     if goes_in:
         return Rounded(values, () if under is None else (under,))
-    assert scales is not None  # those of blocks and tiles alone are not given
+    assert scales is not None  # only scales of blocks and tiles are not returned
     return Rounded(values, (site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
 
 
@@ -218,7 +218,7 @@ def quantized(
     restore: Restore,
     known: Tensor | None = None,
 ) -> Scaled:
-    """A tensor rounded under scales, with the random bits that its elements have in the whole."""
+    """A tensor rounded with scales, using the random bits that its elements have in the whole."""
     assert how.scale is not None
     spelt = how.spelt
     share = None if site.shared is None else site.shared.along(site.direction, site.merges)

@@ -12,14 +12,14 @@ from torch import Tensor
 from qsim import shards
 from qsim.formats import Format, holders
 
-#: The name of a copy in a state_dict, next to what the optimizer keeps of a parameter.
+#: The name of a copy in a state_dict, next to the optimizer's states of a parameter.
 KEY = "quantized_accumulator"
-#: The same where there is no accumulator: the unrounded weights while an optimizer is in evaluation mode.
+#: The same without an accumulator: the unrounded weights while an optimizer is in evaluation mode.
 UNROUNDED = "quantized_unrounded"
 
 
 def dtype_of(fmt: Format | None, parameter: Tensor) -> torch.dtype:
-    """What a copy is kept in: the parameter's dtype if that holds the format or there is none, else the narrowest that does."""
+    """The dtype of a copy: the parameter's if that holds the format or there is none, else the narrowest that does."""
     if fmt is None:
         return parameter.dtype
     able = holders(fmt)
@@ -27,15 +27,15 @@ def dtype_of(fmt: Format | None, parameter: Tensor) -> torch.dtype:
 
 
 def copy_of(parameter: Tensor, fmt: Format | None = None) -> Tensor:
-    """A copy that an optimizer takes for a parameter."""
+    """A copy that an optimizer treats as a parameter."""
     return parameter.detach().to(dtype_of(fmt, parameter), copy=True).requires_grad_(parameter.requires_grad)
 
 
 @contextmanager
 def exchanged(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Has an optimizer hold other tensors for its parameters, with their state, while the block runs.
+    """Replace an optimizer's parameters, with their state, by other tensors while the block runs.
 
-    The lists of parameters stay what they are and get other members, because some optimizers (LBFGS) keep the lists.
+    The lists of parameters stay the same objects with other members, because some optimizers (LBFGS) keep the lists.
     """
     _exchange(optimizer, by)
     try:
@@ -55,7 +55,7 @@ def _exchange(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> 
 
 
 def keys_of(state_dict: Mapping[str, Any]) -> list[Any]:
-    """What a state_dict calls the parameters, in their order."""
+    """The identifiers of the parameters in a state_dict, in order."""
     return [key for group in state_dict["param_groups"] for key in group["params"]]
 
 
@@ -69,7 +69,7 @@ def added(state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapp
 
 
 def split(state_dict: dict[str, Any], name: str = KEY) -> tuple[dict[str, Any], dict[Any, Tensor]]:
-    """A state_dict as the optimizer itself makes it, and the copies that were added by a name."""
+    """Split a state_dict into the optimizer's own and the copies added under a name."""
     saved = {key: entry[name] for key, entry in state_dict["state"].items() if isinstance(entry, Mapping) and name in entry}
     rest = {key: {k: v for k, v in entry.items() if k != name} if key in saved else entry for key, entry in state_dict["state"].items()}
     return {**state_dict, "state": {key: entry for key, entry in rest.items() if entry or key not in saved}}, saved

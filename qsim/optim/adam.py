@@ -18,47 +18,46 @@ from qsim_kernels.grid import Grid, Mode, Rule, read, spell
 
 
 class Adam(LowPrecisionOptimizer):
-    """Adam whose weights are rounded to a format after each update, stochastically, to nearest or with Kahan's summation.
+    """Adam whose weights are rounded to a format after each update: stochastically, to nearest, or with Kahan summation.
 
-    `torch.optim.Adam` with the same arguments and the same states, and what follows `*` beside. Between reading and writing, arithmetic is
-    float32, in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any
-    sharding (Algorithm 1 of *Stochastic Rounding for LLM Training*). On a GPU three launches at most move all
-    parameters of a group and a dtype.
+    The same arguments and states as `torch.optim.Adam`, plus the arguments after `*`. Between reading and writing, arithmetic is float32,
+    in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any sharding
+    (Algorithm 1 of *Stochastic Rounding for LLM Training*). On a GPU at most three launches update all parameters of a group and a dtype.
 
-    Overflow becomes an infinity where the format has one; else a finite weight saturates, and an infinite one becomes NaN.
+    Overflow becomes an infinity if the format has one; otherwise a finite weight saturates, and an infinite one becomes NaN.
 
     Args:
         params: Parameters in bfloat16, float16 or float32, groups of them, or named ones. Gradients may have any float dtype.
-        lr: Learning rate, a number or a tensor of one. A CUDA graph keeps a number, and reads a tensor on the device again.
+        lr: Learning rate, a number or a one-element tensor. A CUDA graph bakes in a number, and re-reads a tensor on the device.
         betas: Decays of the two moments.
         eps: Added to the denominator.
         weight_decay: Weight decay.
-        amsgrad: Whether the denominator takes the largest second moment so far.
-        foreach: For torch's sake: there is one way to compute a step on each device, and it is multi-tensor.
-        maximize: Whether to go along the gradient.
-        capturable: For torch's sake: a step can always be captured in a CUDA graph, after a first one outside of it.
-        differentiable: For torch's sake; a rounded step is not.
+        amsgrad: Whether the denominator uses the largest second moment so far.
+        foreach: For compatibility with torch; a step is always multi-tensor.
+        maximize: Whether to maximize the objective.
+        capturable: For compatibility with torch; a step can always be captured in a CUDA graph, after a first one outside of it.
+        differentiable: For compatibility with torch; a rounded step is not differentiable.
         fused: The step is fused either way. As in torch, with `True` a `GradScaler` leaves unscaling gradients and skipping steps to the
-            step, which waits for nothing, and gradients cannot be clipped in between. `None` is `True` for gradients in float16, which a
-            scaler does not unscale, and `False` otherwise.
-        decoupled_weight_decay: Whether weights decay beside the update, as in AdamW; otherwise the decay is added to the gradient.
+            step, which then does not wait for the device, and gradients cannot be clipped in between. `None` is `True` for gradients in
+            float16, which a scaler does not unscale, and `False` otherwise.
+        decoupled_weight_decay: Whether weights decay separately from the update, as in AdamW; otherwise the decay is added to the gradient.
         weight: The weights' format, by default their dtype's own.
         update: `"stochastic"`, `"kahan"`, `"nearest"`, or a `qsim.Stochastic` with its number of random bits.
         state: The moments' format, by default the parameters' dtype's own. They are kept in that dtype if it holds the format. The second
             moment of small gradients is 0 in float16, and updates grow without bound: parameters in float16 need `"fp32"` or `"bf16"`.
-        state_rounding: How moments are rounded: `"nearest"`, `"stochastic"` or a `qsim.Stochastic`. To nearest, a second moment in bfloat16
-            grows but does not shrink while `betas[1]` is more than about 0.998, for what a step takes from it is less than half a unit: a
-            warning says so, as for other formats.
-        arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one as `update` says:
-            Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
-        seed: The seed of all random bits. By default it is drawn from torch's generator when the optimizer is made, so optimizers made one
-            after the other round with independent noise; in a distributed run all processes with the same weights take the draw of the
-            first of them, at the first step that needs it. It is kept in the group.
-        generator: Where to draw the seed from instead; it must be in the same state in all processes.
+        state_rounding: How moments are rounded: `"nearest"`, `"stochastic"` or a `qsim.Stochastic`. With round-to-nearest, a second moment
+            in bfloat16 grows but does not shrink if `betas[1]` is more than about 0.998, because a step reduces it by less than half a
+            unit; this raises a warning, also for other formats.
+        arithmetic: `"float32"`, or `"format"`: every operation is rounded to nearest in the weights' format, the last one according to
+            `update`: Algorithms 4 and 5 of *Revisiting BFloat16 Training*.
+        seed: The seed of all random bits. By default it is drawn from torch's generator when the optimizer is created, so separate
+            optimizers round with independent noise; in a distributed run all processes with the same weights use the draw of the first of
+            them, from the first step that needs it. It is stored in the group.
+        generator: The generator to draw the seed from instead; it must be in the same state in all processes.
 
     Raises:
         TypeError: If an argument, a parameter or a gradient is of another kind.
-        ValueError: If a number is out of range, or options do not go together.
+        ValueError: If a number is out of range, or options are incompatible.
 
     Example:
         >>> import torch, qsim
@@ -73,7 +72,7 @@ class Adam(LowPrecisionOptimizer):
 
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
-    #: The argument that gives moments all of float32's bits, as a warning recommends it.
+    #: The argument for moments in full float32, as a warning recommends it.
     _WIDER_MOMENTS: ClassVar[str] = "state='fp32'"
 
     def __init__(
@@ -188,7 +187,7 @@ class AdamW(Adam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # As in torch's AdamW: what Adam saved says otherwise, and may be loaded.
+        # As in torch's AdamW: state_dicts of Adam say otherwise, and may be loaded.
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True
 
@@ -209,9 +208,9 @@ def _below_one(setting: Setting) -> float:
 
 
 def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str, wider: str) -> None:
-    """Warns of a second moment that can only grow: rounded to nearest, a step takes less than half a unit of it."""
+    """Warn of a second moment that can only grow: a step reduces it by less than half a unit, which round-to-nearest cancels."""
     values = read(Grid, state)
-    # Half a unit is the smallest share of a number where its mantissa is largest.
+    # Half a unit is smallest relative to a number whose mantissa is largest.
     largest = 1 - 2.0 ** -(values.mantissa + 2)
     if beta < largest or read(Rule, rule).mode == Mode.STOCHASTIC or torch.compiler.is_compiling():
         return

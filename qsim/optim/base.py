@@ -1,4 +1,4 @@
-"""What the low-precision optimizers have in common: a step of all parameters of a group in one operator call."""
+"""The base class of low-precision optimizers: a step of all parameters of a group in one operator call."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ FormatLike = str | torch.dtype | Format
 
 
 class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
-    """An optimizer whose updates are rounded. Make an `AdamW`, an `Adam` or an `SGD`.
+    """Base class of optimizers with rounded updates. Create an `AdamW`, an `Adam` or an `SGD`.
 
     Args:
         params: Parameters, groups of them or named ones, as torch's optimizers take them.
         defaults: The options of groups that do not give their own.
-        generator: Where the groups' seed is drawn from.
+        generator: The generator that the groups' seed is drawn from.
     """
 
-    # What the option `fused` of torch's optimizers says, see `_step_supports_amp_scaling`.
+    # The meaning of torch's option `fused`, see `_step_supports_amp_scaling`.
     _fused: bool | None = None
-    # A GradScaler sets these for a step that is to unscale gradients itself.
+    # A GradScaler sets these for a step that unscales gradients itself.
     grad_scale: Tensor | None
     found_inf: Tensor | None
 
-    #: The states that a parameter may have, beside those that every optimizer here has.
+    #: The states that a parameter may have, in addition to those that every optimizer here has.
     STATES: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, params: Params, defaults: dict[str, Any], generator: torch.Generator | None) -> None:
@@ -53,16 +53,16 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         self._seed_groups()
 
     def _seed_groups(self) -> None:
-        """Gives a drawn seed to groups that have none: all of them, those added later, and those whose seed was taken away."""
+        """Set a drawn seed in groups without one: all groups, those added later, and those whose seed was removed."""
         for group in self.param_groups:
             if group["seed"] is None:
                 group["seed"] = self._draw_seed()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves unscaling and skipping to the step, which then waits for nothing.
+        """Whether a GradScaler leaves unscaling and skipping to the step, which then does not wait for the device.
 
-        As in torch's optimizers it does with `fused=True`; gradients cannot be clipped in between then, and Lightning refuses to. By
+        As in torch's optimizers it does with `fused=True`; then gradients cannot be clipped in between, and Lightning raises an error. By
         default it does for gradients in float16, which a scaler does not unscale itself.
         """
         if self._fused is not None:
@@ -71,7 +71,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return any(gradient is not None and gradient.dtype == torch.float16 for gradient in gradients)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters with options of their own; see `torch.optim.Optimizer.add_param_group`."""
+        """Add parameters with options of their own; see `torch.optim.Optimizer.add_param_group`."""
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1], self._firsts()[-1])
@@ -82,13 +82,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Moves all parameters that have gradients.
+        """Update all parameters that have gradients.
 
         Args:
             closure: Computes the loss and the gradients again.
 
         Returns:
-            What the closure returns.
+            The closure's result.
         """
         loss = None
         if closure is not None:
@@ -99,7 +99,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         self._seed_groups()
         firsts = self._firsts()
-        # All that may be refused is, before the first group moves.
+        # All errors are raised before the first group is updated.
         keys = [self._checked(index, first) for index, first in enumerate(firsts)]
         algorithms = [self._algorithm(group) for group in self.param_groups]
         self._agree()
@@ -110,7 +110,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return loss
 
     def _agree(self) -> None:
-        """Has all processes agree on the seed that was drawn here, once a step needs it."""
+        """Make all processes agree on the drawn seed, once a step needs it."""
         groups = [group for group in self.param_groups if self._drawn is not None and group["seed"] == self._drawn]
         params = [p for group in groups for p in group["params"]]
         if any(settings.setting(*_setting_options(group), p.dtype).draws for group in groups for p in group["params"]):
@@ -127,15 +127,15 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         group = self.param_groups[index]
         _check_learning_rate(group["lr"])
         grads = [p.grad for p in group["params"]]
-        # Models are moved and change their dtypes, whole or in part, and their gradients with them.
+        # Models and their gradients may change device and dtype, as a whole or in part.
         kinds = tuple([None if g is None else (g.dtype, g.device, g.layout, type(g)) for g in grads])
-        # A momentum that is set later asks for a state, and so does AMSGrad.
+        # A momentum that is set later needs a state, and so does AMSGrad.
         states = bool(group.get("momentum")), bool(group.get("amsgrad"))
         key = (_setting_options(group), states, first, kinds, tuple(map(id, group["params"])), group["seed"])
         if self._batches.get(index, (None,))[0] != key:
             self._check(group, first)
             check_gradients(group["params"], first, _setting_options(group))
-            # Checking has made strings of the options.
+            # Checking has converted the options to strings.
             key = (_setting_options(group), *key[1:])
         return key
 
@@ -146,12 +146,12 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             group = self.param_groups[index]
             chosen = _setting_options(group)
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
-            # With the seed that has been agreed on since.
+            # With the seed agreed on since.
             self._batches[index] = (*key[:-1], group["seed"]), batches
         return batches
 
     def _check(self, group: dict[str, Any], first: int) -> None:
-        """Refuses options and parameters that do not go together, and keeps formats and roundings as the strings that name them.
+        """Raise an error for incompatible options and parameters, and store formats and roundings as strings.
 
         Args:
             group: The group.
@@ -173,10 +173,10 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             self._check_setting(group, settings.setting(*_setting_options(group), p.dtype))
 
     def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
-        """Refuses numbers that a setting leaves nothing of."""
+        """Raise an error for numbers that a setting would round away."""
 
     def _algorithm(self, group: dict[str, Any]) -> str:
-        """How a group's gradients become updates, as text (see `qsim_kernels.updates`); its numbers are checked, at every step."""
+        """A group's update rule as text (see `qsim_kernels.updates`); its numbers are checked at every step."""
         raise NotImplementedError
 
     def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
@@ -184,12 +184,12 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Loads what `state_dict` gave, or the state_dict of torch's optimizer of the same name.
+        """Load a state_dict of this optimizer, or of torch's optimizer of the same name.
 
-        Options come with it, as in torch's optimizers: those that were given to this one hold where the state_dict has none.
+        Options are loaded too, as in torch's optimizers; the options of this optimizer apply where the state_dict has none.
 
         Raises:
-            ValueError: If it is of another model or of another optimizer.
+            ValueError: If it belongs to another model or another optimizer.
         """
         seen: StateDict = {}
 
@@ -207,7 +207,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
             hook.remove()
         for group, first in zip(self.param_groups, self._firsts(), strict=True):
             self._check(group, first)
-        # torch casts states to their parameter's dtype, and forgets that they had more bits.
+        # torch casts states to their parameter's dtype, and loses their extra bits.
         restored(self.state, seen, self.param_groups, self._dtypes)
 
     def _dtypes(self, group: dict[str, Any], p: Tensor) -> dict[str, torch.dtype]:
@@ -244,25 +244,25 @@ def _check_learning_rate(lr: Any) -> None:
 
 
 def check_number(name: str, value: Any, below: float = float("inf")) -> None:
-    """Refuses all but a finite number from zero up to a limit that it must not reach."""
+    """Raise an error unless a number is finite, not negative and below a limit."""
     check_real(name, value)
     if not 0 <= value < below:
         raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
 
 
 def check_real(name: str, value: Any) -> None:
-    """Refuses what is no number; NumPy's are some, which schedulers compute with."""
+    """Raise an error for a value that is not a number; NumPy's numbers, which schedulers produce, are allowed."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def check_fused(fused: Any) -> None:
-    """Refuses anything but torch's values of this option."""
+    """Raise an error for anything but torch's values of this option."""
     if fused is not None and not isinstance(fused, bool):
         raise TypeError(f"fused must be True, False or None, got {fused!r}")
 
 
 def reject_differentiable(differentiable: bool) -> None:
-    """Refuses to differentiate a rounded step."""
+    """Raise an error for differentiating through a rounded step."""
     if differentiable:
         raise ValueError("differentiable=True: a step that is rounded has no gradient to give")

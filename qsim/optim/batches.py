@@ -1,4 +1,4 @@
-"""The parameters of a group as the operator takes them: those of one device and of one set of dtypes at once."""
+"""Batches of a group's parameters for the operator: parameters of one device and one set of dtypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qsim.optim import settings
 from qsim.optim.settings import Options, Setting
 from qsim.random import WHOLE
 
-#: The lists of states in the order of the operator's arguments, and the names that a state_dict has for them.
+#: The lists of states in the order of the operator's arguments, with their names in a state_dict.
 ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
 #: The shapes of states that are not as large as their parameter.
 _SHAPES: dict[str, tuple[int, ...]] = {"step": (), "beta_products": (2,)}
@@ -24,15 +24,15 @@ _SHAPES: dict[str, tuple[int, ...]] = {"step": (), "beta_products": (2,)}
 
 @dataclass
 class Batch:
-    """Parameters that are moved together.
+    """Parameters that are updated together.
 
     Attributes:
-        setting: What is rounded.
+        setting: The formats and roundings.
         params: The parameters.
         streams: Their streams of random bits.
-        places: Where what this process holds of them lies in the whole, three numbers each.
-        states: Their states, a list for each of `ROLES`, empty where there are none.
-        owners: What the optimizer keeps of each, the states by name.
+        places: The positions of this process's shards in the whole, three numbers each.
+        states: Their states, a list for each of `ROLES`, empty if there are none.
+        owners: The optimizer's states of each parameter, by name.
         owned: All of these states, as they were when they were listed.
         are_shards: Whether they are distributed.
     """
@@ -54,7 +54,7 @@ class Batch:
         return len(owned) == len(self.owned) and all(map(is_, owned, self.owned))
 
     def update(self, lr: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None, seed: int, algorithm: str) -> None:
-        """Moves the parameters by one step. To be called under `torch.no_grad()`."""
+        """Update the parameters by one step. Call it under `torch.no_grad()`."""
         params, grads = self.params, [p.grad for p in self.params]
         if self.are_shards:
             grads = [_local_gradient(g, p) for g, p in zip(grads, params, strict=True)]
@@ -74,7 +74,7 @@ def batches_of(
     options: Options,
     states_of: Callable[[Setting], dict[str, torch.dtype]],
 ) -> list[Batch]:
-    """Sorts those parameters that have gradients, and makes the states that they lack.
+    """Sort the parameters with gradients into batches, and create missing states.
 
     Args:
         params: The parameters of a group.
@@ -91,7 +91,7 @@ def batches_of(
         is_shard = shards.is_distributed(p)
         batch = batches.setdefault((p.device, p.dtype, p.grad.dtype, is_shard), Batch(setting, are_shards=is_shard))
         batch.params.append(p)
-        # The last bits of a stream tell the roles of random bits within an update apart.
+        # The last bits of a stream distinguish the roles of random bits within an update.
         batch.streams.append(random.stream("optimizer", number) & ~3)
         batch.places += (shards.place_of(p) if is_shard and setting.draws else WHOLE)[:3]  # type: ignore[arg-type]
         own, dtypes = state[p], states_of(setting)
@@ -114,7 +114,7 @@ def _check_shapes(own: dict[str, Any], p: Tensor, number: int, names: Iterable[s
 
 
 def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) -> None:
-    """Makes the states that a parameter lacks: zeros, and ones for beta products. Others it has in the dtype and place they need."""
+    """Create a parameter's missing states (zeros; ones for beta products), and convert the others to the required dtype and device."""
     for name, dtype in dtypes.items():
         if name in own:
             # A model may have been moved, or a format of states chosen since.
@@ -130,7 +130,7 @@ def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) 
 
 
 def check_gradients(params: list[Tensor], first: int, options: Options) -> None:
-    """Refuses gradients that are sparse or complex or shared out otherwise than their parameters, and shares that have no place.
+    """Raise an error for gradients that are sparse, complex or sharded unlike their parameters, and for unsupported shards.
 
     Args:
         params: The parameters of a group.

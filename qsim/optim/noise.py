@@ -1,4 +1,4 @@
-"""Which random bits the steps of optimizers take."""
+"""The random bits of optimizer steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qsim import random
 
 
 class Noise(NamedTuple):
-    """Whose random bits a step takes.
+    """The random bits of a step.
 
     Attributes:
         seed: The seed; `None` if nothing is drawn.

@@ -1,4 +1,4 @@
-"""Rounding a tensor, or this process's share of one, with random bits by the index in the whole."""
+"""Rounding a tensor, or this process's shard of one, with random bits keyed on the index in the whole."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from qsim.random import WHOLE, Place, narrowed, widened
 
 
 def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, like: Tensor | None = None) -> None:
-    """Rounds what this process holds of a tensor. To be called under `torch.no_grad()`.
+    """Round this process's shard of a tensor. Call it under `torch.no_grad()`.
 
     Args:
-        out: Where to write it; `x` itself, or a tensor placed as `x` is.
+        out: The tensor to write to: `x` itself, or a tensor with the same placements.
         x: A tensor, distributed or not.
         quantizer: How to round.
         seed: The seed, `None` if the rounding draws no random bits.
         stream: The seed's stream for the whole tensor.
-        like: A tensor that is placed as `x` is, where `x` does not tell.
+        like: A tensor with the placements of `x`, if `x` itself is a plain shard.
     """
     if not quantizer.rounding.is_stochastic:
         _round(shards.local(out), shards.local(x), quantizer, None, 0, 0)
@@ -36,7 +36,7 @@ def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, s
 
 
 def _round_columns(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, place: Place) -> None:
-    """Rounds a share that has a piece of every row."""
+    """Round a shard that has a piece of every row."""
     rows, offset = widened(x, place)
     how, overflow = quantizer.rounding, quantizer.overflow
     rounded = quantize(rows, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset, dtype=out.dtype)

@@ -1,4 +1,4 @@
-"""Low precision around any optimizer of torch's kind: gradients are rounded before its step, weights and states after it."""
+"""Low precision around any torch-style optimizer: gradients are rounded before its step, weights and states after it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ STEPS, SEED = "quantized_steps", "quantized_seed"
 
 
 class Quantized(DrawsSeed, Wrapper):
-    """An optimizer in low precision, made of any other.
+    """A low-precision wrapper around any optimizer.
 
-    A step multiplies each gradient by `grad_scale` and rounds it (`grad`), both in place; has the optimizer do its step; and rounds the
-    weights (`weight`) and the states (`state`). Nothing is rounded when it is made: weights are after the first step, all that the
-    optimizer has, also those without a gradient.
+    A step multiplies each gradient by `grad_scale` and rounds it (`grad`), both in place; runs the optimizer's step; and rounds the weights
+    (`weight`) and the states (`state`). Nothing is rounded at construction: the first step rounds all weights of the optimizer, including
+    those without a gradient.
 
-    With `accumulator` the optimizer updates copies of the weights in a higher precision, and the parameters get what `weight` rounds those
-    to. The copies are taken at the first step, from the weights as they are then; from then on the weights follow from them alone. Updates
-    too small for the weights' format add up there instead of getting lost.
+    With `accumulator` the optimizer updates copies of the weights in a higher precision, and the parameters are these copies rounded with
+    `weight`. The copies are taken from the weights at the first step; from then on the weights follow only from them. Updates too small for
+    the weights' format accumulate there instead of getting lost.
 
-    A closure is evaluated by the optimizer as ever. The gradients that it has computed are rounded at each evaluation, and with
-    `accumulator` so are the weights that it sees.
+    A closure is evaluated by the optimizer as usual. The gradients that it computes are rounded at each evaluation, and with `accumulator`
+    so are the weights that it sees.
 
     Stochastic rounding takes its random bits from the seed, the step, the role (weight, gradient, accumulator, state by name), the number
-    of the parameter in the optimizer, and the index in the whole parameter, however that is sharded. All processes of a distributed run
-    have one seed, so that replicas stay alike. Seed and number of steps are kept in `param_groups`, the copies of the weights in
-    `state_dict`: a run that is resumed goes on as if it had never stopped. Where a state_dict has none of these, as one of the optimizer
-    itself, seed and number stay and copies are taken again at the next step.
+    of the parameter in the optimizer, and the index in the whole parameter, regardless of sharding. All processes of a distributed run
+    share one seed, so that replicas stay identical. Seed and number of steps are stored in `param_groups`, the copies of the weights in
+    `state_dict`: a resumed run continues as if it had never stopped. If a state_dict has none of these, such as one of the optimizer
+    itself, seed and number are kept and copies are taken again at the next step.
 
     Schedule-free optimizers switch the weights between two modes: `train()` and `eval()` are forwarded, where the optimizer has them. The
     weights of both modes are rounded, but the optimizer switches unrounded ones, so that `train()` restores the weights from before
@@ -47,19 +47,19 @@ class Quantized(DrawsSeed, Wrapper):
 
     Args:
         optimizer: The optimizer; it and this share parameter groups and state.
-        weight: How weights are rounded: a `Quantizer`, anything `qsim.format` takes (to nearest), or `None` for not at all.
+        weight: How weights are rounded: a `Quantizer`, anything `qsim.format` takes (with round-to-nearest), or `None` for no rounding.
         grad: How gradients are rounded.
-        state: How the floating tensors that the optimizer keeps of a parameter are rounded, or those of some names; scalars such as `step`
-            and tensors in lists are left alone.
-        accumulator: What the copies of the weights are rounded to; `None` for no copies. They are kept in the parameter's dtype where that
-            holds the format, else in the narrowest that does.
-        grad_scale: What gradients are multiplied by first, in their dtype.
-        seed: The seed. By default it is drawn from torch's generator when the optimizer is made; in a distributed run all processes with
-            the same weights take the draw of the first of them, at the first step that needs it.
+        state: How the optimizer's floating-point states of a parameter are rounded, or those of some names; scalars such as `step` and
+            tensors in lists are left alone.
+        accumulator: How the copies of the weights are rounded; `None` for no copies. They have the parameter's dtype if that holds the
+            format, else the narrowest that does.
+        grad_scale: Factor by which gradients are first multiplied, in their dtype.
+        seed: The seed. By default it is drawn from torch's generator when the optimizer is created; in a distributed run all processes with
+            the same weights use the draw of the first of them, from the first step that needs it.
 
     Raises:
-        TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or no floating-point number.
-        ValueError: If a dtype cannot hold a format, or the optimizer keeps no state of a name.
+        TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or not floating-point.
+        ValueError: If a dtype cannot hold a format, or the optimizer has no state of a name.
 
     Example:
         >>> import torch, qsim
@@ -100,18 +100,18 @@ class Quantized(DrawsSeed, Wrapper):
         for number, parameter in enumerate(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)):
             checks.check_parameter(number, parameter, resolved["weight"])
         self._wrap(optimizer=optimizer, states=states, grad_scale=grad_scale, _copies={}, **resolved)
-        # An optimizer that was wrapped before goes on with its seed.
+        # An optimizer that was wrapped before keeps its seed.
         found = self.param_groups[0].get(SEED) if seed is None else seed
         self._note(self.steps, self._draw_seed() if found is None else found)
 
     @property
     def steps(self) -> int:
-        """How many steps there were."""
+        """The number of steps so far."""
         return int(self.param_groups[0].get(STEPS, 0))
 
     @property
     def seed(self) -> int:
-        """The seed; in a distributed run, what was drawn becomes the first process's draw with the first step that needs it."""
+        """The seed; in a distributed run, a drawn seed is replaced by the first process's draw at the first step that needs it."""
         return int(self.param_groups[0][SEED])
 
     @property
@@ -124,7 +124,7 @@ class Quantized(DrawsSeed, Wrapper):
             group[STEPS], group[SEED] = steps, seed
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the optimizer's.
+        """Add a parameter group to the optimizer.
 
         Args:
             param_group: As for torch's optimizers.
@@ -132,7 +132,7 @@ class Quantized(DrawsSeed, Wrapper):
         given = param_group["params"]
         params = [given] if isinstance(given, Tensor) else given if isinstance(given, set) else list(given)
         for number, parameter in enumerate(params, len(self._parameters())):
-            # With names there are pairs; what is no tensor the optimizer refuses.
+            # Named parameters are pairs; the optimizer raises an error for other types.
             tensor = parameter[-1] if isinstance(parameter, tuple) else parameter
             if isinstance(tensor, Tensor):
                 checks.check_parameter(number, tensor, self.weight)
@@ -140,13 +140,13 @@ class Quantized(DrawsSeed, Wrapper):
         self._note(self.steps, self.seed)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Does a step.
+        """Take a step.
 
         Args:
             closure: Computes the loss and its gradients again; needed by some optimizers.
 
         Returns:
-            What the optimizer's step returns.
+            The result of the optimizer's step.
         """
         if self._copies and self.accumulator is None:
             raise RuntimeError("Quantized: step() in evaluation mode: call train() first")
@@ -162,7 +162,7 @@ class Quantized(DrawsSeed, Wrapper):
         return loss
 
     def _rounding(self, closure: Callable[[], Any], noise: Noise) -> Callable[[], Any]:
-        """A closure that rounds what another computes."""
+        """A closure that rounds the gradients of another one."""
         evaluations = itertools.count()
         parameters = {copy: parameter for parameter, copy in self._copies.items()}
 
@@ -180,7 +180,7 @@ class Quantized(DrawsSeed, Wrapper):
 
     @property
     def train(self) -> Callable[[], None]:
-        """Switches the optimizer to training, if it has such a method: its weights are those that gradients are taken at.
+        """Switch the optimizer to training, if it has such a method: its weights are those at which gradients are taken.
 
         The optimizer computes the unrounded weights again. In a dtype with more bits than the format of the weights, or of the accumulator,
         rounding that to nearest restores the weights from before `eval()`; otherwise the optimizer's rounding errors remain, as without
@@ -193,9 +193,9 @@ class Quantized(DrawsSeed, Wrapper):
 
     @property
     def eval(self) -> Callable[[], None]:
-        """Switches the optimizer to evaluation, if it has such a method: its weights are those that the model is evaluated with.
+        """Switch the optimizer to evaluation, if it has such a method: its weights are those used to evaluate the model.
 
-        After a step they are rounded, as `weight` says.
+        After a step they are rounded according to `weight`.
 
         Raises:
             AttributeError: If the optimizer has no `eval`; `hasattr` is False then.
@@ -210,7 +210,7 @@ class Quantized(DrawsSeed, Wrapper):
     @torch.no_grad()
     def _switch(self, mode: str) -> None:
         switch = getattr(self.optimizer, mode)
-        # As everywhere, no weight is rounded before the first step.
+        # No weight is rounded before the first step.
         if not self.steps or (self.weight is None and self.accumulator is None):
             switch()
             return
@@ -219,7 +219,7 @@ class Quantized(DrawsSeed, Wrapper):
             self._copies.update({p: accumulators.copy_of(p) for p in self._parameters() if p not in self._copies})
         with accumulators.exchanged(self.optimizer, self._copies):
             switch()
-        # The noise of the last step: where nothing has changed, weights stay what they are.
+        # The noise of the last step: unchanged weights stay the same.
         noise = Noise(self.seed, self.steps - 1)
         if mode == "eval":
             self._write_weights(noise, role="evaluation")
@@ -227,7 +227,7 @@ class Quantized(DrawsSeed, Wrapper):
             self._write_weights_of_training(noise)
 
     def _write_weights_of_training(self, noise: Noise) -> None:
-        """Writes the weights that the last step wrote: what the optimizer computes again is off by rounding errors of its dtype."""
+        """Restore the weights of the last step: recomputed by the optimizer, they are off by rounding errors of its dtype."""
         if self.accumulator is not None:
             for copy in self._copies.values():
                 round_into(copy, copy, checks.to_nearest(self.accumulator), None, 0)
@@ -260,19 +260,19 @@ class Quantized(DrawsSeed, Wrapper):
         for parameter in self._parameters():
             if parameter not in self._copies:
                 copy = self._copies[parameter] = accumulators.copy_of(parameter, self.accumulator.format)
-                # An optimizer that has done steps before has states in the parameter's dtype.
+                # After earlier steps, an optimizer has states in the parameter's dtype.
                 for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
                     if x.dtype == parameter.dtype != copy.dtype:
                         self.state[parameter][name] = x.to(copy.dtype)
 
     @torch.no_grad()
     def _take_gradients(self, noise: Noise, evaluation: int = 0) -> None:
-        """Rounds the gradients, and tells them to the copies."""
+        """Round the gradients, and assign them to the copies."""
         for number, parameter in enumerate(self._parameters()):
             if parameter.grad is None:
                 continue
             if self.grad is not None and shards.is_distributed(parameter.grad):
-                # Tensor parallelism may leave a sum to be made, and what is rounded is the sum.
+                # Tensor parallelism may leave a partial sum; the total is rounded.
                 parameter.grad = shards.placed_as(parameter.grad, parameter)
             if self.grad_scale != 1.0:
                 parameter.grad.mul_(self.grad_scale)
@@ -283,7 +283,7 @@ class Quantized(DrawsSeed, Wrapper):
 
     @torch.no_grad()
     def _write_weights(self, noise: Noise, evaluation: int = 0, role: str = "weight") -> None:
-        """Rounds the weights, or what they are copied from."""
+        """Round the weights, or the copies that they follow from."""
         for number, parameter in enumerate(self._parameters()):
             source = self._copies.get(parameter, parameter)
             if self.weight is not None:
@@ -293,7 +293,7 @@ class Quantized(DrawsSeed, Wrapper):
 
     @torch.no_grad()
     def _finish(self, noise: Noise) -> None:
-        """Rounds what the optimizer has left."""
+        """Round the optimizer's weights and states after its step."""
         for copy in self._copies.values():
             copy.grad = None
         states = self._states_to_round()
@@ -307,7 +307,7 @@ class Quantized(DrawsSeed, Wrapper):
         self._note(noise.step + 1, self.seed)
 
     def _states_to_round(self) -> list[tuple[int, str, Tensor, Quantizer, Tensor]]:
-        """Number of the parameter, name, state, quantizer, and what is placed as the state is."""
+        """Number of the parameter, name, state, quantizer, and a tensor with the state's placements."""
         if self.states is None:
             return []
         named = self.states if isinstance(self.states, dict) else None
@@ -338,14 +338,14 @@ class Quantized(DrawsSeed, Wrapper):
             copies = accumulators.loaded({**saved, **unrounded}, accumulators.keys_of(rest), parameters, fmt)
         if self.accumulator is not None:
             stand_ins = {x: copies[x] if x in copies else accumulators.copy_of(x, fmt) for x in parameters}
-        # Optimizers cast states to the dtype of what they belong to: here, that of the copies.
+        # Optimizers cast states to the dtype of their parameter: here, of the copies.
         with accumulators.exchanged(self.optimizer, stand_ins):
             super()._load(rest)
         self._copies = copies
         self._note(self.param_groups[0].get(STEPS, steps), self.param_groups[0].get(SEED, seed))
 
     def _check_saved(self, accumulators_are: bool, unrounded_are: bool) -> None:
-        """Refuses copies of the weights that this optimizer has no use for."""
+        """Raise an error for copies of the weights that this optimizer cannot use."""
         if accumulators_are and self.accumulator is None:
             raise ValueError("Quantized: the state_dict has accumulators, and accumulator= is None: they would be lost")
         if unrounded_are and (self.accumulator is not None or self.weight is None):

@@ -1,4 +1,4 @@
-"""What `Quantized` is given, checked: quantizers, parameters and gradients."""
+"""Checks of the arguments of `Quantized`: quantizers, parameters and gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from qsim.formats.dtypes import FLOATS
 from qsim.quantizer import Point, Quantizer
 from qsim.rounding import NEAREST
 
-#: What torch's optimizers keep as 0-d tensors beside the states of a parameter, which may be 0-d itself.
+#: 0-d tensors that torch's optimizers keep next to the states of a parameter, which may itself be 0-d.
 _SCALARS = ("step", "mu_product", "eta", "mu")
 
 States = Quantizer | dict[str, Quantizer | None] | None
 
 
 def quantizer_of(name: str, point: Point) -> Quantizer | None:
-    """The quantizer of a point; what is wrong with it is told with the point's name."""
+    """The quantizer of a point; errors name the point."""
     if point is None:
         return None
     try:
@@ -70,14 +70,14 @@ def checked_seed(seed: Any) -> int:
 
 
 def check_parameter(number: int, parameter: Tensor, weight: Quantizer | None) -> None:
-    """Refuses a parameter that cannot be rounded."""
+    """Raise an error for a parameter that cannot be rounded."""
     _check_tensor(f"parameter {number}", parameter)
     if weight is not None:
         check_holds(f"weight of parameter {number}", parameter, weight)
 
 
 def check_gradient(number: int, gradient: Tensor, quantizer: Quantizer | None) -> None:
-    """Refuses a gradient that cannot be multiplied and rounded where it is."""
+    """Raise an error for a gradient that cannot be multiplied and rounded in place."""
     _check_tensor(f"the gradient of parameter {number}", gradient)
     if overlaps(gradient):
         raise ValueError(f"Quantized: elements of the gradient of parameter {number} share one place in memory (an expanded tensor)")
@@ -86,20 +86,20 @@ def check_gradient(number: int, gradient: Tensor, quantizer: Quantizer | None) -
 
 
 def check_holds(name: str, x: Tensor, quantizer: Quantizer) -> None:
-    """Refuses a tensor whose dtype cannot hold the format that it is to be rounded to."""
+    """Raise an error for a tensor whose dtype cannot hold its target format."""
     spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, f"Quantized: {name}")
 
 
 def states_of_parameter(state: Mapping[Any, Any], parameter: Tensor) -> list[tuple[str, Tensor]]:
-    """The floating tensors that an optimizer keeps of a parameter, by name."""
+    """An optimizer's floating-point states of a parameter, by name."""
     tensors = [(str(name), x) for name, x in state.items() if isinstance(x, Tensor) and x.is_floating_point()]
     return [(name, x) for name, x in tensors if x.dim() or (not parameter.dim() and name not in _SCALARS)]
 
 
 def placed_alike(name: str, x: Tensor, parameter: Tensor) -> Tensor:
-    """What tells where a state's elements lie in the whole: itself, or the parameter if optimizers keep a plain tensor for its share."""
+    """The tensor with a state's placements: the state itself, or the parameter if the state of its shard is a plain tensor."""
     if shards.is_distributed(x) or not shards.is_distributed(parameter):
         return x
     share = shards.local(parameter).shape
@@ -111,7 +111,7 @@ def placed_alike(name: str, x: Tensor, parameter: Tensor) -> Tensor:
 
 
 def check_names(wanted: Iterable[str], known: set[str], optimizer: str) -> None:
-    """Refuses names of states that an optimizer does not keep."""
+    """Raise an error for names of states that an optimizer does not have."""
     unknown = [name for name in wanted if name not in known]
     if unknown:
         listed = ", ".join(sorted(known)) or "none"

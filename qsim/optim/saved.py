@@ -11,7 +11,7 @@ from torch import Tensor
 
 StateDict = dict[str, Any]
 
-# What torch's groups say of its own ways to compute a step.
+# Options in torch's groups about its implementations of a step.
 _OF_TORCH = ("foreach", "fused", "capturable", "differentiable")
 _OF_ALL = ("step", "compensation", "beta_products")
 
@@ -22,10 +22,10 @@ def adapted(given: StateDict, groups: list[dict[str, Any]], names: tuple[str, ..
     Args:
         given: The state_dict.
         groups: The optimizer's groups.
-        names: The states that its parameters may have, beside those that every optimizer here has.
+        names: The states that its parameters may have, in addition to those that every optimizer here has.
 
     Raises:
-        ValueError: If it is of another model or of another optimizer.
+        ValueError: If it belongs to another model or another optimizer.
     """
     saved = given["param_groups"]
     _check_groups(saved, groups)
@@ -45,7 +45,7 @@ def _check_groups(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> 
     if sizes != own:
         raise ValueError(f"the state_dict is of another model: it has groups of {sizes} parameters, the optimizer has {own}")
     for group, own_group in zip(saved, groups, strict=True):
-        # What makes Adam, and what SGD: each has one of them, also before it has states.
+        # The option that identifies Adam, and the one of SGD: present even before there are states.
         for option in ("betas", "momentum"):
             if option in own_group and option not in group:
                 raise ValueError(f"the state_dict is of another optimizer: its groups have no {option!r}, only {', '.join(group)}")
@@ -66,7 +66,7 @@ def restored(
     groups: list[dict[str, Any]],
     dtypes_of: Callable[[dict[str, Any], Tensor], dict[str, torch.dtype]],
 ) -> None:
-    """Puts the states of a state_dict into place, in the dtypes that they are to have.
+    """Load the states of a state_dict, in the required dtypes.
 
     Args:
         state: The optimizer's state.

@@ -1,4 +1,4 @@
-"""The seed of an optimizer that was given none: drawn when the optimizer is made, and agreed on by all processes with the same weights."""
+"""The default seed of an optimizer: drawn at construction, and agreed on by all processes with the same weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DrawsSeed:
         return self._drawn
 
     def _agreed_seed(self, seed: int, params: Sequence[Tensor]) -> int:
-        """The seed that all processes take where this one has `seed`, which was given or loaded or drawn here.
+        """The seed that all processes use if this one has `seed`, which was given, loaded or drawn here.
 
-        To be called under `torch.no_grad()`, by all processes that hold the parameters or shares of them.
+        Call it under `torch.no_grad()`, in all processes that hold the parameters or shards of them.
         """
         if seed != self._drawn:
             return seed
@@ -36,7 +36,7 @@ class DrawsSeed:
 def agreed(seed: int, params: Sequence[Tensor]) -> int:
     """The seed that the first of the processes with the same weights has drawn; in a run of one process, its own.
 
-    Processes whose optimizers hold other weights, such as stages of a pipeline, take seeds of their own, even if they drew the same.
+    Processes whose optimizers hold other weights, such as pipeline stages, get different seeds, even if they drew the same.
 
     Raises:
         RuntimeError: While a CUDA graph is captured: the weights are compared on the host.
@@ -53,7 +53,7 @@ def agreed(seed: int, params: Sequence[Tensor]) -> int:
 
 
 def _fingerprint(params: Sequence[Tensor]) -> int:
-    """A number made of the weights: the same in all processes, however the weights are shared out."""
+    """A checksum of the weights: the same in all processes, however the weights are sharded."""
     sums: dict[Any, list[tuple[int, Tensor]]] = {}
     for number, p in enumerate(params):
         where = (p.device_mesh, tuple(p.placements)) if shards.is_distributed(p) else p.device  # type: ignore[attr-defined]
@@ -70,9 +70,9 @@ def _fingerprint(params: Sequence[Tensor]) -> int:
 
 
 def _summed(shares: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
-    """The sums over the processes that hold shares of the same tensors."""
+    """The sums over the processes that hold shards of the same tensors."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    # Asked this way round because FSDP2's cut of what was cut before is no shard to torch.
+    # Tested this way because FSDP2's split of an already sharded dimension is not a `Shard` in torch.
     summands = [Replicate() if how.is_replicate() else Partial() for how in placements]
     return DTensor.from_local(shares, mesh, summands, run_check=False).full_tensor()

@@ -1,4 +1,4 @@
-"""What an optimizer's options about formats and roundings come to: values that the kernels take, checked."""
+"""An optimizer's options for formats and roundings, checked and converted to parameters for the kernels."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ARITHMETICS = ("float32", "format")
 
 
 class Setting(NamedTuple):
-    """What is rounded in an update, as `qsim_kernels.updates.Roundings` has it, each as text, and what follows for the states.
+    """The roundings of an update, as in `qsim_kernels.updates.Roundings` but as text, and the dtypes of the states.
 
     Attributes:
         grid: The weights' values.
         rule: How the new weight is rounded.
         inner: The values of the compensation, or of every intermediate.
-        inner_rule: To nearest.
+        inner_rule: Round-to-nearest.
         state: The moments' values.
         state_rule: How moments are rounded.
         in_format: Whether every operation is rounded.
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
     @property
     def roundings(self) -> tuple[str, str, str, str, str, str, bool]:
-        """What is rounded, as the last arguments of the operator."""
+        """The roundings, as the last arguments of the operator."""
         return self.grid, self.rule, self.inner, self.inner_rule, self.state, self.state_rule, self.in_format
 
     @property
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
 
 
 def name_of_format(fmt: str | torch.dtype | Format | None) -> str | None:
-    """A format as a string, which a checkpoint can keep; `qsim.format` reads it."""
+    """A format as a string for checkpoints, which `qsim.format` reads."""
     if fmt is None:
         return None
     if isinstance(fmt, (Block, str)) and isinstance(block.resolve(fmt), Block):
@@ -109,7 +109,7 @@ def setting(weight: str | None, update: str, state: str | None, state_rounding: 
         dtype: The parameters' dtype.
 
     Raises:
-        ValueError: If these do not go together.
+        ValueError: If these are incompatible.
     """
     own = resolve_format(dtype)
     weights = own if weight is None else resolve_format(weight)
@@ -156,7 +156,7 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
         raise ValueError(
             f"arithmetic='format': every operation rounds to nearest, the last one apart, got state_rounding={state_rounding!r}"
         )
-    # Twice the precision and two bits is what a result may be rounded to before, without changing what it is rounded to in the end.
+    # A result may first be rounded to twice the precision plus two bits without changing the final result.
     if 10 < weights.grid.mantissa < 23:
         raise ValueError(
             f"arithmetic='format': float32 has too few bits to compute with {weights!r}, which has {weights.precision} significant bits; "

@@ -16,18 +16,18 @@ from qsim_kernels.grid import spell
 
 
 class SGD(LowPrecisionOptimizer):
-    """Gradient descent whose weights are rounded to a format after each update, stochastically, to nearest or with Kahan's summation.
+    """Gradient descent whose weights are rounded to a format after each update: stochastically, to nearest, or with Kahan summation.
 
-    `torch.optim.SGD` with the same arguments and the same states, and what follows `*` beside; see `Adam`. With `arithmetic="format"` it is
+    The same arguments and states as `torch.optim.SGD`, plus the arguments after `*`; see `Adam`. With `arithmetic="format"` it is
     Algorithms 1 to 3 of *Revisiting BFloat16 Training*.
 
     Args:
         params: See `Adam`.
         lr: See `Adam`.
         momentum: Decay of the momentum.
-        dampening: What of a gradient does not enter the momentum, but for the first.
+        dampening: The fraction of a gradient left out of the momentum, except for the first.
         weight_decay: Weight decay.
-        nesterov: Whether momentum is Nesterov's.
+        nesterov: Whether to use Nesterov momentum.
         maximize: See `Adam`.
         foreach: See `Adam`.
         differentiable: See `Adam`.

@@ -1,4 +1,4 @@
-"""Pure BF16 training under the names that it has elsewhere: thin faces of the operators."""
+"""Pure BF16 training under the names used elsewhere: thin wrappers of the operators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from qsim.rounding import Rounding
 
 
 class StochasticAdamW(AdamW):
-    """AdamW for parameters in bfloat16, rounded stochastically, with moments in a dtype of their own.
+    """AdamW for parameters in bfloat16, rounded stochastically, with a separate dtype for the moments.
 
     The arguments before `*` are those of d9d's class of this name, and so are the defaults: moments in bfloat16 are rounded stochastically,
     moments in float32 are not rounded.
 
     Args:
-        params: Parameters in bfloat16, distributed ones among them. Gradients may be bfloat16 or float32.
+        params: Parameters in bfloat16, possibly distributed. Gradients may be bfloat16 or float32.
         lr: Learning rate.
         betas: Decays of the two moments.
         eps: Added to the denominator.
         weight_decay: Weight decay.
-        generator: Where the seed of the random bits is drawn from; by default torch's, see `Adam`.
+        generator: The generator that the seed is drawn from; by default torch's, see `Adam`.
         state_dtype: The moments' dtype, float32 or bfloat16.
         state_rounding: How moments in bfloat16 are rounded: `"stochastic"`, `"nearest"` or a `qsim.Stochastic`.
 
@@ -91,7 +91,7 @@ def adamw_stochastic_bf16_(
         params: The weights, bfloat16 and contiguous.
         grads: Their gradient, bfloat16 or float32.
         exp_avg: First moment, bfloat16 or float32 and contiguous.
-        exp_avg_sq: Second moment, as the first.
+        exp_avg_sq: Second moment, like the first.
         lr: Learning rate.
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
@@ -101,8 +101,8 @@ def adamw_stochastic_bf16_(
         generator: Where the seed is drawn from; torch's CPU generator by default.
 
     Raises:
-        TypeError: If a number is none.
-        ValueError: If dtypes, shapes or layouts are others, or a number is out of range.
+        TypeError: If a number has another type.
+        ValueError: If a dtype, shape or layout is unsupported, or a number is out of range.
 
     Example:
         >>> import torch, qsim
@@ -147,18 +147,18 @@ def _check_tensors(params: Tensor, grads: Tensor, exp_avg: Tensor, exp_avg_sq: T
 
 
 def copy_fp32_to_bf16_stochastic_(target: Tensor, source: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Copies float32 numbers into a bfloat16 tensor, rounding stochastically.
+    """Copy float32 values into a bfloat16 tensor with stochastic rounding.
 
     Args:
-        target: Where to write, bfloat16 and contiguous.
-        source: What to read, float32.
+        target: The destination, bfloat16 and contiguous.
+        source: The source, float32.
         generator: Where the seed is drawn from; torch's CPU generator by default.
 
     Returns:
         `target`.
 
     Raises:
-        ValueError: If dtypes, shapes or the layout are others.
+        ValueError: If a dtype, shape or layout is unsupported.
 
     Example:
         >>> import torch, qsim

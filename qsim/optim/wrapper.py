@@ -1,4 +1,4 @@
-"""An optimizer around another one: for schedulers, scalers and checkpoints it is that optimizer."""
+"""A wrapper around an optimizer that schedulers, scalers and checkpoints can use like the optimizer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 class Wrapper(torch.optim.Optimizer):
-    """Shares parameter groups, state and defaults with the optimizer that it wraps; hooks on it are its own.
+    """Base class that shares parameter groups, state and defaults with the wrapped optimizer, and has its own hooks.
 
     Attributes:
-        optimizer: The optimizer that is wrapped.
+        optimizer: The wrapped optimizer.
     """
 
     optimizer: torch.optim.Optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the optimizer that is wrapped."""
+        """The parameter groups of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -28,7 +28,7 @@ class Wrapper(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The state of the optimizer that is wrapped."""
+        """The state of the wrapped optimizer."""
         return self.optimizer.state
 
     @state.setter
@@ -37,7 +37,7 @@ class Wrapper(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The defaults of the optimizer that is wrapped."""
+        """The defaults of the wrapped optimizer."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -45,20 +45,20 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets the gradients to `None`, or to zero."""
+        """Set the gradients to `None`, or to zero."""
         self.optimizer.zero_grad(set_to_none)
 
     def _wrap(self, **attributes: Any) -> None:
-        """What a constructor does. Torch's own would make groups and a state where there are some already."""
+        """Initialize. Torch's constructor would create groups and a state, which already exist."""
         self.__dict__.update(attributes)
-        # Makes places for hooks, and has `step` call them.
+        # Creates the hook registries, and makes `step` call them.
         super().__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        # As torch's optimizers do, and their schedulers expect: neither hooks nor what others have put around `step`.
+        # Like torch's optimizers, and as schedulers expect: without hooks or wrappers of `step`.
         return {name: value for name, value in self.__dict__.items() if name in self._attributes}
 
-    #: What makes the wrapper, and is copied with it.
+    #: The attributes of the wrapper itself, copied with it.
     _attributes: tuple[str, ...] = ("optimizer",)
 
     def _parameters(self) -> list[Tensor]:
@@ -69,7 +69,7 @@ class Wrapper(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state_dict that hooks have seen."""
+        """Load a state_dict after the hooks."""
         self.optimizer.load_state_dict(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Wrapper(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` has given.
+        """Load a state_dict.
 
         Args:
             state_dict: It is not changed.

@@ -1,4 +1,4 @@
-"""Ready settings for whole models, by the names of the papers and formats that they come from.
+"""Ready-made settings for whole models, named after the papers and formats that they come from.
 
 Example:
     >>> import torch, qsim

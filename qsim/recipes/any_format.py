@@ -1,4 +1,4 @@
-"""Recipes for whatever format one has in mind."""
+"""Recipes for any format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FEWER_BITS = "Training with Fewer Bits, {}"
 
 
 def stochastic_backward(format: Spec) -> Recipe:
-    """Inputs in full precision forward; the weight rounded to nearest, once for both passes; backward the rest stochastically.
+    """Forward: full-precision inputs and the weight with round-to-nearest, once for both passes. Backward: the rest stochastically.
 
-    So the gradients are, in the mean over the noise, those of the loss at the rounded weight.
+    So the mean of the gradients over the noise is the gradient of the loss at the rounded weight.
 
     Args:
-        format: Of all that is rounded. Its scales, if it has any, must be those of square tiles, for the weight's sake.
+        format: The format of everything that is rounded. Its scales, if any, must be those of square tiles, because of the weight.
 
     Example:
         >>> import qsim
@@ -32,7 +32,7 @@ def weight_only(format: Spec) -> Recipe:
     """The weight alone is rounded, to nearest, once for both passes.
 
     Args:
-        format: The weight's. Its scales, if it has any, must be those of square tiles.
+        format: The weight's format. Its scales, if any, must be those of square tiles.
 
     Example:
         >>> import qsim
@@ -43,10 +43,10 @@ def weight_only(format: Spec) -> Recipe:
 
 
 def nearest_everywhere(format: Spec) -> Recipe:
-    """All five points rounded to nearest: what gradients are biased under.
+    """Round all five points to nearest, which makes gradients biased.
 
     Args:
-        format: That of all points.
+        format: The format of all points.
 
     Example:
         >>> import qsim

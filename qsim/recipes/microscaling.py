@@ -1,4 +1,4 @@
-"""Recipes whose scales belong to blocks of 16 or 32 along what a product sums over: OCP's MX formats and NVIDIA's NVFP4."""
+"""Recipes with scales per block of 16 or 32 along the dimension that a product sums over: OCP's MX formats and NVIDIA's NVFP4."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qsim.transforms import Hadamard
 
 
 def mxfp8() -> Recipe:
-    """E4M3 for everything, gradients too, in blocks of 32 under powers of two that are rounded up.
+    """E4M3 for everything, including gradients, in blocks of 32 with power-of-two scales that are rounded up.
 
-    OCP's own rule takes the floor, under which the largest elements of a block may saturate: the paper saw training diverge that way.
-    Every operand is rounded along what its product sums over, so each of them twice.
+    OCP's own rule takes the floor, so that the largest elements of a block may saturate: the paper saw training diverge that way. Every
+    operand is rounded along the dimension that its product sums over, so each is rounded twice.
 
     Example:
         >>> import qsim
@@ -31,8 +31,8 @@ def mxfp8() -> Recipe:
 def mxfp6() -> Recipe:
     """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
 
-    Precision goes where values are, range where gradients are; which of the two formats stands where is this recipe's choice. Under OCP's
-    rule the largest elements of a block may saturate.
+    Values get precision, gradients get range; the assignment of the two formats is this recipe's choice. With OCP's rule the largest
+    elements of a block may saturate.
 
     Example:
         >>> import qsim
@@ -44,15 +44,15 @@ def mxfp6() -> Recipe:
 
 
 def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
-    """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, behind a Hadamard transform of 32.
+    """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, after a Hadamard transform of 32.
 
-    The transform spreads what stands out over its block, which is what makes the noise of stochastic rounding small. Scales of what is
-    rounded stochastically are rounded up: nothing saturates, so that the mean over the noise is the product of the unrounded operands.
-    (The paper comes to the same by scaling with 3/4 under OCP's rule.)
+    The transform spreads outliers over their blocks, which keeps the noise of stochastic rounding small. Scales of stochastically rounded
+    operands are rounded up: nothing saturates, so that the mean over the noise is the product of the unrounded operands. (The paper
+    achieves the same by scaling with 3/4 under OCP's rule.)
 
     Args:
-        forward: The format to which inputs and weights are rounded on the way forward, to nearest. `None` keeps that in high precision,
-            as the paper does.
+        forward: The format to which inputs and weights are rounded in the forward pass, with round-to-nearest. `None` keeps them in high
+            precision, as the paper does.
 
     Example:
         >>> import qsim
@@ -65,16 +65,16 @@ def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
 
 
 def nvfp4(last: int = 1) -> Recipe:
-    """FP4 in blocks of 16 under E4M3 scales, under one scale of the tensor; weights in tiles of 16 × 16, gradients stochastic.
+    """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
-    A square tile is the same in both directions, so that the backward pass takes the very weight of the forward pass. Both operands of
-    ∇W go through a Hadamard transform of 16; inputs are rounded to nearest there too. So the mean of ∇A over the noise is what the rounded
-    weight makes of the unrounded gradient, and that of ∇W what the rounded input does. For this the gradients' scales are rounded up: to
-    nearest, which the other points keep, E4M3 scales may be up to 1/16 too small, and the largest elements of their blocks saturate.
+    A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
+    ∇W go through a Hadamard transform of 16; inputs are rounded to nearest there, too. So the mean of ∇A over the noise is the product of
+    the unrounded gradient and the rounded weight, and that of ∇W the product with the rounded input. For this the gradients' scales are
+    rounded up: with round-to-nearest, as at the other points, E4M3 scales may be up to 1/16 too small, and the largest elements of their
+    blocks saturate.
 
     Args:
-        last: How many of the last layers are left in high precision. The paper leaves about 15 % of the linear ones, most of them at the
-            end.
+        last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
 
     Example:
         >>> import qsim

@@ -1,4 +1,4 @@
-"""Recipes by their names."""
+"""Recipes by name."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ NAMED: dict[str, Callable[..., Recipe]] = {
         nearest_everywhere,
     )
 }
-#: What people may mean by names that tell a width alone.
+#: Possible meanings of names that give only a width.
 _FAMILIES = {"fp8": "fp8_hybrid", "fp4": "mxfp4", "fp6": "mxfp6", "mx": "mxfp8"}
-#: The format in which a recipe is shown that is for any format.
+#: The format in which a recipe for any format is shown.
 SHOWN_IN = "e4m3"
 
 
 def resolve(name: str, format: Spec | None = None) -> Recipe:
-    """A recipe by its name, or by the call that makes it.
+    """Return a recipe by its name, or by the call that creates it.
 
     Args:
         name: For example `"mxfp4"` or `"nvfp4(last=4)"`.
-        format: That of a recipe for any format if its name stands alone.
+        format: The format for a recipe for any format that is given by name only.
 
     Raises:
-        TypeError: If it is no text.
+        TypeError: If `name` is not a string.
         ValueError: If no recipe has that name, or it lacks its format.
 
     Example:
@@ -72,7 +72,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
 
 
 def _instead(name: str) -> str:
-    """What to say to who gives a format, which does not tell where to round."""
+    """The error text for a format given instead of a recipe: a format does not say where to round."""
     try:
         resolve_format(name)
     except ValueError:
@@ -81,7 +81,7 @@ def _instead(name: str) -> str:
 
 
 def listing(width: int | None = None) -> str:
-    """All recipes, each with what it is.
+    """A list of all recipes with a one-line description of each.
 
     Args:
         width: Wrap lines that are longer.
@@ -96,10 +96,11 @@ def listing(width: int | None = None) -> str:
 
 
 def describe(name: str | Recipe | None = None) -> None:
-    """Prints a recipe's points, with formats, scales and roundings, what it keeps in high precision, and its source.
+    """Print a recipe's points with formats, scales and roundings, the layers it keeps in high precision, and its source.
 
     Args:
-        name: A recipe, its name, or the call that makes it; a recipe for any format is shown in E4M3. Without one all recipes are listed.
+        name: A recipe, its name, or the call that creates it; a recipe for any format is shown in E4M3. Without a name, all recipes are
+            listed.
 
     Raises:
         ValueError: If no recipe has that name.

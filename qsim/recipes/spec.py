@@ -1,4 +1,4 @@
-"""What recipes take as formats."""
+"""The type of the formats that recipes take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes in 8 bits whose scales belong to tensors, rows or squares of them."""
+"""8-bit recipes with scales per tensor, row or square tile."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qsim.scaling import Channel, Scaling, Tensor
 def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
-    Under one scale for each tensor the backward pass takes what the forward pass rounded. Scales of rows, `Channel(0)`, lie along what a
-    product sums over, so that for each product its operands are rounded again.
+    With one scale per tensor the backward pass reuses the tensors that the forward pass rounded. With one scale per row, `Channel(0)`,
+    operands are rounded again for each product, because rows follow the dimension that a product sums over.
 
     Args:
-        scale: That of every point: `Tensor()`, which is what stands for `None`; `Delayed(…)`; `Channel(0)`; or the text of one.
+        scale: The scale of every point: `Tensor()`, the default; `Delayed(…)`; `Channel(0)`; or the `repr` of one.
 
     Example:
         >>> import qsim
@@ -33,15 +33,15 @@ def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:
 
 
 def fp8_blockwise(last: int = 1) -> Recipe:
-    """E4M3 everywhere: inputs and gradients in blocks of 128 along what is summed, weights in tiles of 128 × 128.
+    """E4M3 everywhere: inputs and gradients in blocks of 128 along the summed dimension, weights in tiles of 128 × 128.
 
-    A square tile is the same in both directions, so the backward pass takes the forward pass's weight. Scales are powers of two, rounded
+    A square tile is the same in both directions, so the backward pass reuses the forward pass's weight. Scales are powers of two, rounded
     up: nothing saturates, and a value times its scale still has E4M3's four significant bits, so that the products of bfloat16 tensor
     cores are exact. (The paper takes such scales for some layers' inputs and float32 ones elsewhere.)
 
     Args:
-        last: How many of the last layers are left in high precision: the paper leaves the output head, and embeddings and attention's own
-            products, which are not converted anyway.
+        last: Number of final layers left in high precision: the paper leaves out the output head, embeddings and the products of attention;
+            the latter two are not converted anyway.
 
     Example:
         >>> import qsim
@@ -55,7 +55,7 @@ def fp8_blockwise(last: int = 1) -> Recipe:
 def hfp8() -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
-    There are no scales: the bias is what moves E4M3's range to where inputs and weights are. Gradients are to be scaled with the loss.
+    There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss.
 
     Example:
         >>> import qsim
@@ -70,9 +70,9 @@ def hfp8() -> Recipe:
 
 
 def int8() -> Recipe:
-    """Integers from -127 to 127 with a scale for each row, that is for each sum of a product; gradients are rounded stochastically.
+    """Integers from -127 to 127 with one scale per row, that is per sum of a product; gradients are rounded stochastically.
 
-    -128 is left out: the largest magnitude of a row lands on 127 with either sign, and no number is rounded otherwise than its negative.
+    -128 is left out: the largest magnitude of a row becomes 127 with either sign, and rounding is symmetric about zero.
 
     Example:
         >>> import qsim

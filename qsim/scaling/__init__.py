@@ -1,7 +1,7 @@
-"""Scales: which elements share one, what numbers scales can be, and how a scale follows from its elements.
+"""Scales: which elements share one, which values it can have, and how it follows from its elements.
 
-Under a scale `s` a value becomes `Q(x / s) * s`: the format's range is moved to where the values are. A scale is a frozen value that a
-`Quantizer` carries, or that `quantize` takes.
+With a scale `s` a value becomes `Q(x / s) * s`: the format's range is moved to the magnitudes of the values. A scale is a frozen value, an
+argument of `Quantizer` or `quantize`.
 
 Example:
     >>> import torch, qsim
@@ -22,11 +22,11 @@ __all__ = ["Blocks", "Channel", "Delayed", "Given", "Rule", "Scaling", "Tensor",
 
 
 def resolve(scale: str | Scaling | None) -> Scaling | None:
-    """A scale, the call that it prints as, or `"tensor"` or `"delayed"`.
+    """Resolve a scale, its `repr`, `"tensor"` or `"delayed"` to a scale.
 
     Raises:
         TypeError: If it is neither.
-        ValueError: If a text is no such call.
+        ValueError: If a string is not such a call.
 
     Example:
         >>> import qsim
@@ -39,7 +39,7 @@ def resolve(scale: str | Scaling | None) -> Scaling | None:
     if not isinstance(scale, str):
         raise TypeError(f"scale must be one of qsim.scaling's, got {scale!r}")
     kinds = {kind.__name__: kind for kind in (Tensor, Channel, Blocks, Tiles, Given, Delayed)}
-    # A kind that needs no more than its name may be written without parentheses.
+    # A kind without required arguments may be written without parentheses.
     whole = {name.lower(): f"{name}()" for name in ("Tensor", "Delayed")}
     found: Scaling | None = read_call(whole.get(scale.lower(), scale), kinds)
     if found is None:

@@ -1,4 +1,4 @@
-"""What all kinds of scales have in common, and the kind that stands over others: one for the whole tensor."""
+"""The base class of scales, and the scale of a whole tensor, which can be the outer scale of others."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Rule = Literal["fit", "ceil", "floor", "even"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Scaling:
-    """What all kinds of scales have in common. Make one of them: `Tensor`, `Channel`, `Blocks`, `Tiles`, `Given` or `Delayed`.
+    """The base class of scales. Create a subclass: `Tensor`, `Channel`, `Blocks`, `Tiles`, `Given` or `Delayed`.
 
     A scale follows from the largest magnitude `a` of the elements that share it and from the largest value `M` of the format that they are
     rounded to:
 
-    - `"fit"`: the value of the scales' format that is nearest to `a / M`, so that `a` lands on `M` or beside it;
-    - `"ceil"`: the smallest one that is not below `a / M`: nothing saturates, and stochastic rounding is unbiased. That is exact for powers
-      of two; under other scales, whose inverse is rounded to float32, `a` may come to lie a unit in the last place beyond `M`;
-    - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; what lies beyond `M` under it saturates;
-    - `"even"`: as `"floor"`, after `a` has been rounded to the format's precision.
+    - `"fit"`: the value of the scales' format that is nearest to `a / M`, so that `a` is mapped to `M` or close to it;
+    - `"ceil"`: the smallest one that is not below `a / M`: nothing saturates, and stochastic rounding is unbiased. This is exact for powers
+      of two; with other scales, whose inverse is rounded to float32, `a` may end up one unit in the last place beyond `M`;
+    - `"floor"`: `2**(floor(log2 a) - floor(log2 M))`, the rule of OCP's MX formats; values beyond `M` saturate;
+    - `"even"`: like `"floor"`, after `a` has been rounded to the format's precision.
 
     Scales that their format cannot hold become its largest or its smallest.
 
-    Where all elements are zero the scale is the smallest that there is, 2**-127 or more. An infinity or a NaN makes the scale NaN, and with
-    it all elements that share it, but no others.
+    If all elements are zero, the scale is the smallest one, 2**-127 or more. An infinity or a NaN makes the scale NaN, and with it all
+    elements that share it, but no others.
 
     Args:
-        format: The scales' format: fp32, `"e8m0"` for powers of two, `"e4m3"`, or any other whose values are float32 numbers. Of these only
-            the positive ones are scales.
+        format: The scales' format: fp32, `"e8m0"` for powers of two, `"e4m3"`, or any other whose values are float32 numbers. Only the
+            positive ones are used.
         rule: How a scale follows from its elements.
-        margin: Scales are larger by so many powers of two.
-        outer: A scale of the whole tensor, under which these are scales of scales: `Tensor(...)`. It is `a / M / M'`, where `M'` is the
-            largest value of the scales' format, so that the largest scale lands on `M'`.
+        margin: Makes scales larger by this many powers of two.
+        outer: A scale of the whole tensor, which scales these scales: `Tensor(...)`. It is `a / M / M'`, where `M'` is the largest value of
+            the scales' format, so that the largest scale is mapped to `M'`.
     """
 
     format: Format
@@ -76,7 +76,7 @@ class Scaling:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __str__(self) -> str:
-        """In as few words as tell it: what shares a scale, and what is not as usual."""
+        """A short description: which elements share a scale, and the non-default settings."""
         facts = [str(getattr(self, name)) for name in self._geometry if name != "dim"]
         facts += [name_of(self.format)] if self.format != FP32 else []
         facts += [self.rule] if self.rule != "fit" else []
@@ -90,7 +90,7 @@ class Scaling:
         return True
 
     def tiles(self, shape: Sequence[int]) -> numbers.Tiles:
-        """Which elements of a tensor of a shape share a scale.
+        """The groups of elements that share a scale, for a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -98,16 +98,16 @@ class Scaling:
         raise NotImplementedError
 
     def used(self, amaxes: torch.Tensor) -> torch.Tensor:
-        """The largest magnitudes that scales follow from, given those of the tensor at hand."""
+        """The largest magnitudes that scales follow from, given those of the current tensor."""
         return amaxes
 
     @property
     def repeated(self) -> Scaling:
-        """What scales the tensor that was scaled last in the same way once more, and leaves no trace of it."""
+        """A scaling that scales the last tensor again in the same way, without recording anything."""
         return self
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How far the elements that share a scale reach along each dimension of a tensor of a shape.
+        """The extent of the elements that share a scale along each dimension of a tensor of a shape.
 
         Raises:
             IndexError: If the shape lacks the dimensions.
@@ -120,7 +120,7 @@ class Scaling:
         raise NotImplementedError
 
     def counts(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """How many scales there are along each dimension of a tensor of a shape.
+        """The number of scales along each dimension of a tensor of a shape.
 
         Example:
             >>> import qsim
@@ -129,16 +129,16 @@ class Scaling:
             >>> qsim.scaling.Channel(0).counts((100, 7))
             (100, 1)
         """
-        # One is said to be one, where compiled code would see but a quotient of unknown sizes.
+        # A count of 1 is explicit, because compiled code would see only a quotient of unknown sizes.
         pairs = zip(shape, self.extent(shape), strict=True)
         return tuple(min(size, 1) if size == reach else -(-size // reach) for size, reach in pairs)
 
     def spelling(self, element: Format, under: Format | None = None) -> tuple[str, str]:
-        """How scales are made, as the operators take it.
+        """The parameters of the scales, in the form that the operators take.
 
         Args:
-            element: The format of what is scaled.
-            under: The format of the scales that stand between these and the elements.
+            element: The format of the scaled elements.
+            under: The format of the scales between these and the elements.
         """
         return _spelling(
             self.rule, str(self.margin), self.format.spelling[0], element.spelling[0], "" if under is None else under.spelling[0]
@@ -160,12 +160,12 @@ def _spell(rule: str, margin: str, scales: str, element: str, under: str) -> tup
     own: Grid = read(Grid, scales)
     least = max(own.least, SMALLEST)
     if under:
-        # Not so small that its product with the smallest scale had an inverse beyond float32's largest value.
+        # Large enough that its product with the smallest scale has an inverse within float32's range.
         least = max(least, SMALLEST / max(read(Grid, under).least, SMALLEST))
     return spell_scales(numbers.Scales(int(ScaleRule[rule.upper()]), int(margin), largest, grid.mantissa, least, own))
 
 
-# As `qsim.formats.dtypes` says, compiled code takes the answer to texts for what it is, and makes variables of numbers.
+# See `qsim.formats.dtypes`: compiled code keeps the result for strings as a constant, but makes variables of numbers.
 _spelling._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _SPELT: dict[tuple[str, ...], tuple[str, str]] = {}
@@ -198,7 +198,7 @@ class Tensor(Whole):
 
 
 def _check_scales(owner: str, fmt: Format) -> Format:
-    """Refuses formats that hold no scale: scales are positive, are float32 in all arithmetic, and have inverses that are."""
+    """Raise an error for formats without usable scales: positive values that are float32 numbers, as are their inverses."""
     if not fmt.max >= SMALLEST:
         raise ValueError(f"{owner}: format must hold scales, numbers of 2**-127 or more; the largest of {fmt!r} is {shortest(fmt.max)}")
     if not holds(torch.float32, fmt):

@@ -1,4 +1,4 @@
-"""Which elements of a tensor share a scale, in the numbers of `qsim_kernels.scales.Tiles`."""
+"""Which elements of a tensor share a scale, as `qsim_kernels.scales.Tiles`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from qsim_kernels import scales as numbers
 
 
 def tiles_of_whole(shape: Sequence[int]) -> numbers.Tiles:
-    """The one tile that `Tensor()` comes to."""
+    """The single tile of `Tensor()`."""
     count = math.prod(shape)
     return numbers.Tiles(1, count, 1, max(count, 1), False)
 
 
 def tiles_of_channels(dim: int, shape: Sequence[int]) -> numbers.Tiles:
-    """The tiles that `Channel(dim)` comes to."""
+    """The tiles of `Channel(dim)`."""
     dim = dim_of("Channel", dim, shape)
     inner = math.prod(shape[dim + 1 :])
     return numbers.Tiles(shape[dim], inner, 1, max(inner, 1), True)
 
 
 def tiles_of_blocks(size: int, dim: int, shape: Sequence[int]) -> numbers.Tiles:
-    """The tiles that `Blocks(size, dim)` comes to."""
+    """The tiles of `Blocks(size, dim)`."""
     shape = shape or (1,)
     dim = dim_of("Blocks", dim, shape)
     inner = math.prod(shape[dim + 1 :])
@@ -33,7 +33,7 @@ def tiles_of_blocks(size: int, dim: int, shape: Sequence[int]) -> numbers.Tiles:
 
 
 def check_dim(owner: str, dim: object) -> int:
-    """Refuses what is no dimension of any tensor."""
+    """Raise an error for a value that cannot be a dimension of any tensor."""
     return check_integer(owner, "dim", dim, -64, 63)
 
 

@@ -1,4 +1,4 @@
-"""Scales that do not follow from the tensor at hand: a number, or what a layer has seen before."""
+"""Scales that do not follow from the current tensor: a number, or a scale from earlier tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, init=False, repr=False)
 class Given(Whole):
-    """One scale for the whole tensor, that is given and follows from nothing. What lies beyond it saturates, infinities too.
+    """A fixed, given scale for the whole tensor. Values beyond its range saturate, including infinities.
 
     Args:
-        value: The scale: a positive number, taken to float32.
+        value: The scale: a positive number, converted to float32.
 
     Example:
         >>> import torch, qsim
@@ -46,17 +46,17 @@ class Given(Whole):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Delayed(Whole):
-    """One scale for the whole tensor, that follows from the largest magnitudes of earlier ones: those that a layer has seen at a point.
+    """One scale for the whole tensor that follows from the largest magnitudes of earlier tensors at the same point of a layer.
 
     The history lives in the layer, and in its `state_dict`. In training every tensor's largest magnitude goes into it after the scale has
-    been taken from it; in evaluation it is only read. The first tensor is scaled by its own largest magnitude, and so is one after nothing
-    but zeros. What lies beyond the scale saturates. Magnitudes that are not finite are not remembered, and poison their own tensor alone.
+    been taken from it; in evaluation it is only read. The first tensor is scaled by its own largest magnitude, and so is one preceded only
+    by zeros. Values beyond the scale's range saturate. Non-finite magnitudes are not recorded, and affect only their own tensor.
 
-    Histories are buffers, and those of one process are its own: give `DistributedDataParallel` `broadcast_buffers=False`, or it puts the
-    first process's in their place.
+    Histories are buffers, separate in each process: pass `broadcast_buffers=False` to `DistributedDataParallel`, or it overwrites them with
+    those of the first process.
 
     Args:
-        history: How many tensors are remembered.
+        history: Number of tensors to remember.
         margin: See `Scaling`.
         format: See `Scaling`.
         rule: See `Scaling`.

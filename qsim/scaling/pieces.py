@@ -1,4 +1,4 @@
-"""Scales of pieces of a tensor: of channels, of blocks along a dimension, and of tiles."""
+"""Scales of parts of a tensor: channels, blocks along a dimension, and tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qsim_kernels import scales as numbers
 
 @dataclass(frozen=True, init=False, repr=False)
 class Channel(Scaling):
-    """One scale for each index along a dimension: with `dim=0` one for each row of a matrix.
+    """One scale per index along a dimension: with `dim=0`, per row of a matrix.
 
     Args:
         dim: The dimension.
@@ -52,10 +52,10 @@ class Channel(Scaling):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Blocks(Scaling):
-    """One scale for so many neighbours along a dimension; the last block may be shorter.
+    """One scale per block of `size` neighbours along a dimension; the last block may be shorter.
 
     Args:
-        size: How many.
+        size: Number of elements in a block.
         dim: The dimension.
         format: See `Scaling`.
         rule: See `Scaling`.
@@ -95,7 +95,7 @@ class Blocks(Scaling):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Tiles(Scaling):
-    """One scale for each tile of the matrices that the last two dimensions are; those at the edges may be smaller.
+    """One scale per tile of the matrices in the last two dimensions; tiles at the edges may be smaller.
 
     Args:
         height: Rows of a tile.

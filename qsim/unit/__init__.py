@@ -1,4 +1,4 @@
-"""Every operator rounds: arithmetic units of any format, for code as it is."""
+"""Arithmetic units of any format for unmodified code: the output of every operator is rounded."""
 
 from qsim.unit.context import fpu
 

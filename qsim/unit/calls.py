@@ -35,7 +35,7 @@ class CallsMode(TorchFunctionMode):
         self._of_interest = self._keep | (ONCE if mode.output is not None else frozenset())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Calls a function."""
+        """Call a function."""
         kwargs = kwargs or {}
         if func in _MADE_OF_OTHERS:
             with self:

@@ -24,12 +24,12 @@ _Stored = TypeVar("_Stored", Tensor, nn.Module)
 class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad and torch.autocast are)
     """A context in which every floating-point operator's output is rounded to a format, forward and backward.
 
-    It emulates a floating-point unit that has no other format, as the 16-bit-FPU training of *Revisiting BFloat16 Training* needs one, for
-    code as it is. Operators compute in the dtype of their inputs, float32, and what leaves them is rounded: results, gradients and their
+    It emulates a floating-point unit that has no other format, as in the 16-bit-FPU training of *Revisiting BFloat16 Training*, for
+    unmodified code. Operators compute in the dtype of their inputs, float32, and their outputs are rounded: results, gradients and their
     sums, what is written in place, and the states and weights that an optimizer writes.
 
-    - **Inputs are taken as they are.** Numbers that no operator has rounded yet, parameters and data above all, are to be put into the
-      format first: `qsim.fpu(...).store(model)`. Weights that stay in float32 are an experiment of its own.
+    - **Inputs are not rounded.** Convert values that no operator has rounded yet, above all parameters and data, to the format first:
+      `qsim.fpu(...).store(model)`. Weights that stay in float32 are a separate experiment.
     - **Left alone**: views, copies, comparisons, integers, `item()`, `torch.tensor(…)`, zeros; counters that are counted up in place, as
       those of an optimizer's steps; what processes send each other; qsim's own operators, which say themselves what they round. A layer
       with points rounds its result and its gradients once more, as one operator.
@@ -38,20 +38,20 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
       `torch.nn.LSTM` and its kind round as torch computes them, once where it fuses them; each tensor of a `torch._foreach_…` is one
       operator, and so is a fused optimizer's step.
     - **The backward pass** is rounded where it is called in the context. Gradients of gradients are rounded operator by operator.
-    - **Contexts in one another**: the innermost holds. `qsim.fpu(None)` is full precision.
-    - **Tensors of 16 bits** have been rounded by torch. Where their dtype is the format and the rounding is torch's they stay as they are,
-      and are refused otherwise; float64 is rounded as float32 is.
+    - **Nested contexts**: the innermost one applies. `qsim.fpu(None)` is full precision.
+    - **Tensors of 16 bits** have been rounded by torch. If their dtype is the format and the rounding is torch's they stay unchanged;
+      otherwise they raise an error. float64 is rounded like float32.
     - **Optimizers** are torch's: `qsim.optim`'s say themselves what they round, and want `weight=` and `state=` in the unit's format.
     - **Beyond the largest value** lie numbers that code for float32 may use: `torch.finfo(torch.float32).min` is -inf in bfloat16.
-    - **torch.compile** has no part in it: compiled functions run operator by operator here.
+    - **torch.compile** has no effect: compiled functions run operator by operator here.
 
     Args:
         format: A name, a torch dtype or a `Format`; `None` for full precision.
         rounding: A name or a `Rounding`.
         keep: Functions that stay in full precision, forward and backward: names (`"softmax"`, `"layer_norm"`) or torch's functions. A name
             means all forms of a function: `add` is also `+`, `+=` and `torch.Tensor.add_`.
-        overflow: `"nonfinite"` gives infinities beyond the largest value, as torch's own dtypes do, and is what formats with infinities get
-            unless told otherwise; the others saturate.
+        overflow: `"nonfinite"` gives infinities beyond the largest value, as torch's own dtypes do, and is the default for formats with
+            infinities; the others saturate.
         generator: Where each operator draws the seed of its random bits; torch's own unless given, so that `torch.manual_seed` makes a run
             reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has noise of its own. Optimizer
             steps of replicas must round alike: give all ranks generators in the same state for them.
@@ -103,7 +103,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         self._keep = names
 
     def __enter__(self) -> fpu:
-        """Rounds from here on, in this thread and in those of its backward passes."""
+        """Start rounding, in this thread and in the threads of its backward passes."""
         if torch.compiler.is_compiling():
             raise RuntimeError("fpu: rounding every operator is not for compiled code; enter the context outside of torch.compile")
         self._calls.__enter__()  # type: ignore[no-untyped-call]
@@ -111,12 +111,12 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Ends it."""
+        """Stop rounding."""
         self._mode.__exit__(*exception)  # type: ignore[no-untyped-call]
         self._calls.__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def store(self, x: _Stored) -> _Stored:
-        """Puts numbers into the unit's format, in place: those of a tensor, or a module's parameters and buffers. To nearest.
+        """Round a tensor, or a module's parameters and buffers, to the unit's format in place, with round-to-nearest.
 
         Args:
             x: A tensor or a module.
@@ -142,7 +142,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         return x
 
     def __call__(self, function: Any) -> Any:
-        """Makes a function whose operators are rounded: `@qsim.fpu("bf16")`."""
+        """Make a function whose operators are rounded: `@qsim.fpu("bf16")`."""
         if isinstance(function, (Tensor, nn.Module)):
             raise TypeError(f"fpu: it decorates functions, got a {type(function).__name__}; store(x) puts numbers into the format")
         return super().__call__(function)

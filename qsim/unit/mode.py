@@ -38,7 +38,7 @@ class RoundingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Calls an operator and rounds."""
+        """Call an operator and rounds."""
         kwargs = kwargs or {}
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # subclasses compute with plain tensors in the end, and these come here

@@ -35,17 +35,17 @@ class _Inner:
     is_recorded: bool = False
 
     def pack(self, x: Tensor) -> int:
-        """Takes a tensor in."""
+        """Take a tensor in."""
         self.saved = [*self.saved, x.detach()]
         return len(self.saved) - 1
 
     def unpack(self, place: int) -> Tensor:
-        """Gives it back."""
+        """Give it back."""
         return self.saved[place]
 
 
 def once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Output | None) -> Any:
-    """Calls a function of tensors and rounds what it gives.
+    """Call a function of tensors and rounds what it gives.
 
     Args:
         function: One of torch's, or one like it: its results are functions of the tensors among its arguments alone.

@@ -1,4 +1,4 @@
-"""What of torch's operators is rounded: which of their results, and which of the tensors that they write into."""
+"""Which results of torch's operators are rounded, and which of the tensors that they write into."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RUNNING = ("running_mean", "running_var")
 
 @dataclass(frozen=True)
 class Rounded:
-    """What is rounded of one operator.
+    """The rounded tensors of one operator.
 
     Attributes:
         results: Its own results, by their places; `None` if there are none.
@@ -74,7 +74,7 @@ def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, A
 
 @cache
 def rounded_of(operator: OpOverload) -> Rounded | None:
-    """What is rounded of an operator; `None` where it is left alone."""
+    """The rounded tensors of an operator; `None` if it is left alone."""
     schema = operator._schema
     namespace, _, name = schema.name.partition("::")
     if namespace in _NOT_ARITHMETIC or _copies(operator, name):

@@ -1,4 +1,4 @@
-"""What becomes of the numbers that operators give: rounded to a unit's format, where their dtype allows it."""
+"""The rounding of operators' outputs to a unit's format, where their dtype allows it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = {dtype: resolve_format(dtype) for dtype in (torch.bfloat16, torch.float16
 
 @dataclass(frozen=True)
 class Noise:
-    """Where the seeds of stochastic rounding come from: a seed of one's own, a generator, or torch's own generator.
+    """The source of seeds for stochastic rounding: a given seed, a given generator, or torch's own generator.
 
     Attributes:
         seed: The seed; of it each operator has a stream of its own, of which the first is `stream`.
@@ -46,7 +46,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Output:
-    """How a unit rounds what leaves it.
+    """A unit's rounding of its outputs.
 
     Attributes:
         format: The unit's format.
@@ -87,7 +87,7 @@ class Output:
         return False
 
     def of(self, x: Any) -> Any:
-        """What an operator gave, rounded; its gradient passes straight through."""
+        """An operator's output, rounded; its gradient passes straight through."""
         if not isinstance(x, Tensor) or self.leaves(x):
             return x
         if x.is_complex():
@@ -95,7 +95,7 @@ class Output:
         return self._rounded(x)
 
     def into(self, x: Tensor) -> None:
-        """Rounds what an operator wrote into a tensor."""
+        """Round what an operator wrote into a tensor."""
         if not self.leaves(x):
             x.copy_(self.of(x))
 

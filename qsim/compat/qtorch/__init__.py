@@ -47,7 +47,7 @@ functions of `quantizer`               cannot be pickled                        
 
 There is no switch that brings the old numbers back.
 
-A number knows its format, which is the way on to `qsim`: `FloatingPoint(4, 3).format` is what `qsim.quantize`, `qsim.FivePoint` and
+A number has its format as an attribute, for use with `qsim`: `FloatingPoint(4, 3).format` is what `qsim.quantize`, `qsim.FivePoint` and
 `qsim.convert` take. Formats of a standard have names there: `"fp16"`, `"e4m3"` (up to 448), `"e5m2"` (up to 57344), `"bf16"`.
 
 Example:

@@ -37,7 +37,7 @@ def lower(
     forward_rounding: str | Rounding = "stochastic",
     backward_rounding: str | Rounding = "stochastic",
 ) -> None:
-    """Rounds what layers of a model give, in place: the model has the same modules and parameters as before.
+    """Round what layers of a model give, in place: the model has the same modules and parameters as before.
 
     Args:
         model: The model.

@@ -95,7 +95,7 @@ class OptimLP(DrawsSeed, Wrapper):
         return self.optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Does a step.
+        """Do a step.
 
         Args:
             closure: Computes the loss and its gradients again.

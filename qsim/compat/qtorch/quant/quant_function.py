@@ -22,7 +22,7 @@ __all__ = ["fixed_point_quantize", "block_quantize", "float_quantize", "quantize
 def fixed_point_quantize(
     x: Tensor, wl: int, fl: int, clamp: bool = True, symmetric: bool = False, rounding: str | Rounding = "stochastic"
 ) -> Tensor:
-    """Rounds a tensor to fixed point; the gradient passes straight through.
+    """Round a tensor to fixed point; the gradient passes straight through.
 
     Args:
         x: float32, bfloat16, float16 or float64.
@@ -42,7 +42,7 @@ def fixed_point_quantize(
 
 
 def block_quantize(x: Tensor, wl: int, dim: int = -1, rounding: str | Rounding = "stochastic") -> Tensor:
-    """Rounds a tensor to block floating point; the gradient passes straight through.
+    """Round a tensor to block floating point; the gradient passes straight through.
 
     Args:
         x: float32, bfloat16, float16 or float64.
@@ -60,7 +60,7 @@ def block_quantize(x: Tensor, wl: int, dim: int = -1, rounding: str | Rounding =
 
 
 def float_quantize(x: Tensor, exp: int, man: int, rounding: str | Rounding = "stochastic") -> Tensor:
-    """Rounds a tensor to floating point; the gradient passes straight through.
+    """Round a tensor to floating point; the gradient passes straight through.
 
     Args:
         x: float32, bfloat16, float16 or float64.
