@@ -113,8 +113,9 @@ def test_ranks_that_hang_are_given_up_when_nothing_computes(two: Ranks) -> None:
 
 
 def test_ranks_that_compute_are_waited_for_up_to_the_cap(two: Ranks) -> None:
-    two.idle, two.cap = 0.5, 3.0
-    with pytest.raises(RuntimeError, match="rank 1 was still computing after 3 s") as error:
+    # On a busy machine a rank that computes may not get a core for half a second.
+    two.idle, two.cap = 2.0, 5.0
+    with pytest.raises(RuntimeError, match="rank 1 was still computing after 5 s") as error:
         two(_on_rank_1, "compute")
     assert "in _compute_for_ever" in str(error.value)
 
