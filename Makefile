@@ -37,6 +37,7 @@ dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as instal
 	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
 	build/installed/bin/python -I tests/installed.py
 	cp tests/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py
+	rm -rf build
 
 clean: ## remove the virtual environment and everything that tools have left behind
 	rm -rf $(VENV) build dist docs/_build docs/_drawn *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qsim import diagnostics, optim
     from qsim.unit import fpu
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Block",

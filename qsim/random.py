@@ -195,7 +195,7 @@ def shared_seed() -> int:
     """
     if distributed.is_available() and distributed.is_initialized():
         return _agreed(distributed.group.WORLD)
-    return _hashed(("shared", torch.initial_seed()))
+    return stream("shared", torch.initial_seed())
 
 
 def own_rank() -> int:
@@ -301,14 +301,12 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
-    if torch.compiler.is_compiling():
-        return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
-    return _weight_seed(weight, stream_number, *place)
+    return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
 
 
 def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool) -> Tensor:
     # All processes must request the shared seed, because they may have to agree on it first.
-    constant = _hashed(("weight", shared_seed(), stream_number))
+    constant = stream("weight", shared_seed(), stream_number)
     return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
 
 

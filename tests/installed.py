@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import distribution
@@ -19,7 +20,8 @@ def is_installed() -> None:
     assert folder.parent.name == "site-packages", folder
     assert (folder / "py.typed").exists()
     assert distribution("qsim-torch").version == qsim.__version__
-    assert not {"matplotlib", "numba", "pytest", "scipy"} & set(sys.modules)
+    required = [name for name in distribution("qsim-torch").requires or [] if "extra ==" not in name]
+    assert {re.split(r"\W", name)[0] for name in required} == {"torch", "triton"}, required
 
 
 def rounds() -> None:

@@ -80,8 +80,7 @@ class Implementation(OnBackend):
 
     def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         how = read(Rule, rule)
-        if seed is None:
-            check_seed(seed, how)
+        check_seed(seed, how)
         self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
     def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:

@@ -54,16 +54,15 @@ def operands(
 
     Autocast casts operands that no point rounds forward to 16 bits. Those that a point rounds are rounded once, in their own dtype.
     """
-    device = a.device
     for operand in (a, b):
         if operand.layout != torch.strided:
             raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
         if operand.dtype not in FLOATS:
             raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
-    if b.device != device or (bias is not None and bias.device != device):
-        devices = ", ".join(str(x.device) for x in (a, b, bias) if x is not None)
-        raise ValueError(f"the operands of a product must be on one device, got {devices}")
-    if not autocasts(device):
+    devices = [x.device for x in (a, b, bias) if x is not None]
+    if any(device != devices[0] for device in devices):
+        raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
+    if not autocasts(a.device):
         return a, b, bias, None
     lower = torch.get_autocast_dtype(a.device.type)
     of_a, of_b = (torch.float64 if x.dtype == torch.float64 else lower for x in (a, b))

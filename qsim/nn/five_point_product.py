@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim import random
@@ -15,8 +15,6 @@ from qsim.nn.once import once
 from qsim.nn.operands import Kept, Upstream
 from qsim.nn.plans import Plan, Setting, plan_of
 from qsim.nn.sites import beyond
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -30,8 +28,6 @@ def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stre
 
 def is_distributed(*operands: Tensor | None) -> bool:
     """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
-    if all(x is None or type(x) in _PLAIN for x in operands):
-        return False
     if not distributed.is_available() or not distributed.is_initialized():
         return False
     from torch.distributed.tensor import DTensor  # imports much of torch.distributed

@@ -222,9 +222,6 @@ class Matmul:
         raise NotImplementedError
 
 
-LINEAR_PRODUCT, MATRIX_PRODUCT = Linear(), Matmul()
-
-
 def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
     """A convolution's result times its factors, in at least float32."""
     if not factors:

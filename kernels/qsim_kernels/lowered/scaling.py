@@ -8,12 +8,13 @@ NaN in between, which prevents that.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import plan
-from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.lowered.rounding import quantize, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
 from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
@@ -21,9 +22,9 @@ from qsim_kernels.scales import Restore, Tiles, read_scales
 
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
-    """The largest magnitude of each tile, if `_is_plain`."""
+    """The largest magnitude of each tile, if `_is_lowered`."""
     where = Tiles.of(tiles)
-    return _amaxes(as_single(x), where, finite) if _is_plain(x, where, turn) else None
+    return _amaxes(_as_single(x), where, finite) if _is_lowered(x, where, turn) else None
 
 
 def _amaxes(x: Tensor, tiles: Tiles, finite: bool) -> Tensor:
@@ -34,7 +35,7 @@ def _amaxes(x: Tensor, tiles: Tiles, finite: bool) -> Tensor:
     return _cut(matrices.amax(0, keepdim=True) if tiles.across else matrices, tiles).amax((2, 4))
 
 
-def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor | None:
+def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
     """The scales that result from the largest magnitudes."""
     largest = amaxes.to(torch.float64)
     if under is not None:
@@ -43,50 +44,40 @@ def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -
 
 
 def quantize_scaled(
-    x: Tensor,
-    scales: Tensor,
-    under: Tensor | None,
-    tiles: Sequence[int],
-    turn: Sequence[int],
-    seed: Tensor | None,
-    grid: str,
-    rule: str,
-    stream: int,
-    offset: int,
-    dtype: torch.dtype,
-    restore: int,
+    x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
 ) -> Tensor | None:
-    """Round a tensor under given scales, if `_is_plain` and no random bits are needed."""
-    where = Tiles.of(tiles)
-    if not _is_plain(x, where, turn) or dtype == torch.float64:
-        return None
-    return _rounded_under(as_single(x), scales, under, where, grid, rule, dtype, restore)
+    """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
+    where, how = Tiles.of(tiles), _Rounding(*rounding)
+    return _rounded_under(_as_single(x), scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
 
 
 def quantize_tiles(
-    x: Tensor,
-    under: Tensor | None,
-    tiles: Sequence[int],
-    turn: Sequence[int],
-    making: str,
-    scale_grid: str,
-    seed: Tensor | None,
-    grid: str,
-    rule: str,
-    stream: int,
-    offset: int,
-    dtype: torch.dtype,
-    restore: int,
+    x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
 ) -> tuple[Tensor, Tensor] | None:
-    """Round a tensor under the scales of its own tiles, if `_is_plain` and no random bits are needed."""
-    where = Tiles.of(tiles)
-    if not _is_plain(x, where, turn) or dtype == torch.float64:
+    """Round a tensor under the scales of its own tiles, if `_is_lowered` and no random bits are needed."""
+    where, how = Tiles.of(tiles), _Rounding(*rounding)
+    if not _is_lowered(x, where, turn) or not how.is_lowered:
         return None
-    single = as_single(x)
+    single = _as_single(x)
     own = scales(_amaxes(single, where, False), under, making, scale_grid)
-    assert own is not None  # scales are always lowered
-    values = _rounded_under(single, own, under, where, grid, rule, dtype, restore)
-    return None if values is None else (values, own.new_empty((0,)) if restore else own)
+    return _rounded_under(single, own, under, where, how), own.new_empty((0,)) if how.restore else own
+
+
+class _Rounding(NamedTuple):
+    """How an operator rounds the elements: its last arguments."""
+
+    seed: Tensor | None
+    grid: str
+    rule: str
+    stream: int
+    offset: int
+    dtype: torch.dtype
+    restore: int
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether neither random bits nor a float64 result are needed."""
+        return read(Rule, self.rule).mode != Mode.STOCHASTIC and self.dtype != torch.float64
 
 
 def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -96,20 +87,20 @@ def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dt
     for factor in factors:
         product = product * factor
     product = one_nan(product)
-    return in_dtype(product if bias is None else product + bias, dtype)
+    return _rounded_to(product if bias is None else product + bias, dtype)
 
 
-def as_single(x: Tensor) -> Tensor:
+def _as_single(x: Tensor) -> Tensor:
     """The values as float32; those of a 16-bit tensor are rounded to 16 bits first."""
     return x if x.dtype == torch.float32 else single_patterns(x).view(torch.float32)
 
 
-def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert float32 values to a dtype, rounding even if the following code continues in float32."""
-    return x if dtype == torch.float32 else as_single(x.to(dtype)).to(dtype)
+    return x if dtype == torch.float32 else _as_single(x.to(dtype)).to(dtype)
 
 
-def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
+def _is_lowered(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
     """Whether a tensor is statically known to be nonempty with tiles of equal size, and no transform comes first."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
@@ -117,21 +108,18 @@ def _is_plain(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
     return not turn and x.dtype != torch.float64 and all(map(statically_known_true, conditions))
 
 
-def _rounded_under(
-    x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, grid: str, rule: str, dtype: torch.dtype, restore: int
-) -> Tensor | None:
-    """Divide float32 values by their scales, round, and multiply by the scales to restore; return None if that needs random bits."""
+def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, how: _Rounding) -> Tensor:
+    """Divide float32 values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
     inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
     divided = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles) * _spread(inverse)
-    values = quantize(divided, None, grid, rule, 0, 0, torch.float32)
-    if values is None:
-        return None
-    if restore:
-        values = values * _spread(whole if restore == Restore.ALL else scales)
-        if read(Rule, rule).saturate:
-            values = saturated(values, dtype)
-    return one_nan(values.to(dtype)).reshape(x.shape)
+    values = quantize(divided, None, how.grid, how.rule, 0, 0, torch.float32)
+    assert values is not None  # no random bits are needed
+    if how.restore:
+        values = values * _spread(whole if how.restore == Restore.ALL else scales)
+        if read(Rule, how.rule).saturate:
+            values = saturated(values, how.dtype)
+    return one_nan(values.to(how.dtype)).reshape(x.shape)
 
 
 def _cut(matrices: Tensor, tiles: Tiles) -> Tensor:

@@ -33,14 +33,11 @@ def quantize_into(
         offset: Logical index of `x`'s first element.
         block: Elements of a block; by default the fastest number.
     """
-    count, aligned = x.numel(), offset % 8 == 0
-    pointer, number = seed_of(seed, x)
-    if x.is_contiguous() and out.is_contiguous():
-        if count:
-            launcher = _quantizer(grid, rule, x.dtype, out.dtype, None, aligned, block)
-            launcher(x, out, count, 0, 0, pointer, number, stream, offset, absent=pointer is None)
-    elif count:
+    count = x.numel()
+    if count:
+        aligned = offset % 8 == 0
         work = work_on(rule.mode == Mode.STOCHASTIC, aligned, x, out)
+        pointer, number = seed_of(seed, x)
         launcher = _quantizer(grid, rule, x.dtype, out.dtype, work.tile, aligned, block)
         work.launch(launcher, count, pointer, number, stream, offset, absent=pointer is None)
         work.finish(out)

@@ -15,7 +15,8 @@ _INTERPRETED = bool(_RUNTIME.interpret)
 
 def _is_watched() -> bool:
     """Whether a profiler or another tool has hooked Triton's launches."""
-    return bool(getattr(_RUNTIME.launch_enter_hook, "calls", True) or getattr(_RUNTIME.launch_exit_hook, "calls", True))
+    hooks = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
+    return any(getattr(hook, "calls", hook) for hook in hooks)
 
 
 class Launcher:
@@ -54,7 +55,7 @@ class Launcher:
             absent: Which of the kernel's optional arguments are missing.
         """
         device = x.device.index
-        if not _INTERPRETED and device != torch._C._cuda_getDevice():
+        if not _INTERPRETED and device != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.launch(programs, x, out, *others, absent=absent)
             return
