@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qsim import block, rounding as roundings
-from qsim.block import Block
+from qsim import rounding as roundings
 from qsim.diagnostics import Monitor
-from qsim.expected import corners, expected, within_a_binade
 from qsim.formats import Format, name_of
 from qsim.formats.base import check_flag, shortest
+from qsim.functional.expected import corners, expected, within_a_binade
 from qsim.rounding import Rounding, Stochastic
+from qsim.scaling import block
+from qsim.scaling.block import Block
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from qsim.calls import read_call
+from qsim.text.parsing import read_call
 from qsim_kernels.grid import Mode, Rule, spell
 
 __all__ = [

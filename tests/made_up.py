@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from qsim.studies import Study
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 Settings, Run = TypeVar("Settings"), TypeVar("Run")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import qsim
 from comparing import first_difference
-from qsim.checks import Spelling, spelling
+from qsim.functional.arguments import Spelling, spelling
 from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.scaled_ops import Implementation

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Float, Int
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
-from qsim.nn import float32
-from qsim.nn.carriers import Carrier, carrier
-from qsim.nn.products import Linear, multiply
+from qsim.nn.product import float32
+from qsim.nn.product.bilinear import Linear, multiply
+from qsim.nn.product.carriers import Carrier, carrier
 from written_out import (
     CASES,
     DTYPES,

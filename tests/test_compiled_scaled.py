@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 import qsim
 from comparing import first_difference
 from covering import dealt
-from qsim.checks import spelling
+from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks
 from qsim_kernels.scaled_ops import Implementation
 from scaled_settings import LARGE, REFERENCE, check, equal, setting

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qsim
 from comparing import same_bits
 from qsim import FivePoint, Quantizer
-from qsim.nn.convolution_gradients import convolution_gradient, memory_format
+from qsim.nn.product.convolution_gradients import convolution_gradient, memory_format
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 

@@ -15,7 +15,7 @@ import qsim
 from catalogue import NAMED, VARIETY
 from qsim import FivePoint, Fixed, Float, Int, PowerOfTwo, Quantizer, Stochastic, scaling
 from qsim.formats import E2M1, E4M3, E5M2, Format
-from qsim.quantizer import is_stochastic
+from qsim.functional.quantizer import is_stochastic
 from qsim.rounding import NAMED as ROUNDINGS
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")

@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qsim
 from comparing import same_bits
-from qsim import FivePoint, Float, Int, Quantizer, random
+from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
-from qsim.nn.five_point_product import five_point_product
-from qsim.nn.plans import ACT, Setting
-from qsim.nn.products import Linear
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.bilinear import Linear
+from qsim.nn.product.plans import ACT, Setting
+from qsim.random import seeds
 from written_out import (
     CASES,
     POINTS,
@@ -101,7 +102,7 @@ def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) ->
     torch.manual_seed(4)
     codes, _ = kept(POINTS["same"], linear(5, 7), given)
     torch.manual_seed(4)
-    seed = random.seed_tensor(None, None, device)
+    seed = seeds.seed_tensor(None, None, device)
     assert same_bits(codes, qsim.encode(given[0].detach(), "e4m3", rounding="stochastic", seed=seed, stream=ACT))
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from comparing import same_bits
-from qsim import FivePoint, random
+from qsim import FivePoint
 from qsim.formats import E2M1
-from qsim.nn.five_point_product import five_point_product
-from qsim.nn.plans import Setting
-from qsim.nn.products import Linear, Matmul
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.bilinear import Linear, Matmul
+from qsim.nn.product.plans import Setting
+from qsim.random import seeds
 from written_out import (
     CASES,
     DTYPES,
@@ -103,14 +104,14 @@ def test_compiled_code_draws_again(device: torch.device) -> None:
 
 
 def weight_seed(w: Tensor, stream: int = 0) -> int:
-    return int(random.weight_seed(w, stream))
+    return int(seeds.weight_seed(w, stream))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch.device, dtype: torch.dtype) -> None:
     w = torch.randn(6, 7).to(device, dtype).requires_grad_()
     seed = weight_seed(w)
-    assert random.weight_seed(w, 0).device == w.device
+    assert seeds.weight_seed(w, 0).device == w.device
     assert (
         seed
         == weight_seed(w)

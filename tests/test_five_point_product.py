@@ -11,9 +11,9 @@ from torch import Tensor
 
 from comparing import same_bits
 from qsim import FivePoint
-from qsim.nn.five_point_product import five_point_product
-from qsim.nn.plans import Setting
-from qsim.nn.products import Linear, Matmul
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.bilinear import Linear, Matmul
+from qsim.nn.product.plans import Setting
 from written_out import (
     CASES,
     DTYPES,

@@ -15,24 +15,7 @@ from hypothesis import given, strategies as st
 import oracle
 import qsim
 from catalogue import GFLOAT, ML_DTYPES, NAMED, VARIETY, sweep
-from qsim.formats import (
-    BF16,
-    E2M1,
-    E4M3,
-    E5M2,
-    E5M2FNUZ,
-    E8M0,
-    FP16,
-    FP32,
-    INT8,
-    TF32,
-    Fixed,
-    Float,
-    Format,
-    Int,
-    PowerOfTwo,
-    holds,
-)
+from qsim.formats import BF16, E2M1, E4M3, E5M2, E5M2FNUZ, E8M0, FP16, FP32, INT8, TF32, Fixed, Float, Format, Int, PowerOfTwo, holds
 
 EVERY = [*NAMED, *VARIETY]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import random
 from qsim.diagnostics import gradient_error
-from qsim.diagnostics.gradients_points import alone
+from qsim.diagnostics.gradients.points import alone
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 

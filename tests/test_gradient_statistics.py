@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bounds import check_means, surprise
-from qsim.diagnostics.gradients_statistics import Moments, added, moments, rounding, sampling, squared_bias, student
+from qsim.diagnostics.gradients.statistics import Moments, added, moments, rounding, sampling, squared_bias, student
 
 TRIALS, BATCHES, DRAWS = 1501, 12, 3
 # One element has the most skewed estimates; many have the least. A bias of nothing is the hardest one to give an interval.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Counts, Monitor
-from qsim.quantizer import short
+from qsim.functional.quantizer import short
 from watched import POINTS, net
 
 FIELDS = ("elements", "saturated", "underflowed", "exact", "nan", "zero", "infinite")

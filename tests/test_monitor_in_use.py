@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import qsim
 from qsim import FivePoint, Quantizer
 from qsim.diagnostics import Monitor, cancelled_updates
-from qsim.nn import observers
+from qsim.nn.product import observers
 from watched import NOISY, POINTS, net
 
 

@@ -19,6 +19,7 @@ import qsim
 from bounds import check_share
 from comparing import same_bits
 from qsim import FivePoint, Quantizer, random
+from qsim.random import seeds
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 BF16 = torch.bfloat16
@@ -151,7 +152,7 @@ def test_equal_weights_round_independently(arrangement: Callable[[], list[Tensor
 
 def test_zero_weights_take_seeds_of_their_own() -> None:
     layers = [filled(qsim.nn.Linear(64, 32, points=WEIGHT), 0.0) for _ in range(3)]
-    assert len({int(random.weight_seed(layer.weight, layer.stream)) for layer in layers}) == 3
+    assert len({int(seeds.weight_seed(layer.weight, layer.stream)) for layer in layers}) == 3
 
 
 def test_layers_tied_to_one_weight_round_it_independently_and_a_layer_called_twice_alike() -> None:

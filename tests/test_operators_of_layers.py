@@ -15,6 +15,7 @@ from calls import same
 from comparing import same_bits
 from qsim import rounding as roundings
 from qsim.formats import E2M1, E4M3, FP16, Float, Format, Int
+from qsim.random import places, seeds
 from qsim_kernels.grid import spell
 
 OPERATORS = torch.ops.qsim
@@ -80,8 +81,8 @@ def test_opcheck(x: Tensor, view: str, dtype: torch.dtype) -> None:
         torch.library.opcheck(operator, arguments)
 
 
-@pytest.mark.parametrize("place", [qsim.random.WHOLE, qsim.random.Place(5, 3, 100, False)])
-def test_opcheck_of_a_weights_seed(x: Tensor, place: qsim.random.Place) -> None:
+@pytest.mark.parametrize("place", [places.WHOLE, places.Place(5, 3, 100, False)])
+def test_opcheck_of_a_weights_seed(x: Tensor, place: places.Place) -> None:
     for view in ("plain", "transposed", "sliced bf16"):
         torch.library.opcheck(OPERATORS.weight_seed.default, (INPUTS[view](x), 7, *place))
 
@@ -112,12 +113,12 @@ def test_compiled_code_gives_the_same_bits(x: Tensor, backend: str) -> None:
 
 
 def test_compiled_code_asks_for_the_shared_seed_at_every_call(x: Tensor) -> None:
-    compiled = torch.compile(lambda x: qsim.random.weight_seed(x, 3), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x: seeds.weight_seed(x, 3), fullgraph=True, backend="aot_eager")
     found = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
         found.append(int(compiled(x)))
-        assert found[-1] == int(qsim.random.weight_seed(x, 3))
+        assert found[-1] == int(seeds.weight_seed(x, 3))
     assert found[0] == found[2] != found[1]
 
 

@@ -209,7 +209,7 @@ def test_replays_draw_fresh_noise() -> None:
 
 
 def test_a_seed_cannot_be_agreed_on_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qsim.random.is_one_of_several", lambda: True)
+    monkeypatch.setattr("qsim.random.streams.is_one_of_several", lambda: True)
     p = nn.Parameter(torch.ones(16, dtype=BF16, device="cuda"))
     p.grad = torch.ones_like(p)
     optimizer = qsim.optim.SGD([p], lr=2.0**-9)

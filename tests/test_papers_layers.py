@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import qsim
 from bounds import check_means, surprise_of_mean
-from qsim import FivePoint, Fixed, Float, Quantizer, random
+from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.formats import Format
-from qsim.nn.plans import WEIGHT
+from qsim.nn.product.plans import WEIGHT
+from qsim.random import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ def at_rounded_weights(model: nn.Module, points: FivePoint) -> nn.Module:
         for name, weight in full.named_parameters():
             if weight.dim() > 1:
                 layer = model.get_submodule(name.rpartition(".")[0])
-                seed = random.weight_seed(weight, getattr(layer, "stream", 0))
+                seed = seeds.weight_seed(weight, getattr(layer, "stream", 0))
                 weight.copy_(points.weight(weight, seed=seed, stream=WEIGHT))
                 assert not torch.equal(weight, model.get_parameter(name)), "the weights must move"
     return full

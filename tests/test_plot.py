@@ -11,8 +11,8 @@ import torch
 
 import qsim
 from qsim import Float, Stochastic, plot
-from qsim.expected import corners, expected, within_a_binade
 from qsim.formats import E2M1, E4M3, FP16, Fixed, Format, Int, PowerOfTwo
+from qsim.functional.expected import corners, expected, within_a_binade
 from qsim.random import random_bits
 from qsim.rounding import NAMED, Rounding, resolve
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import qsim
-from qsim.checks import spelling
+from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks
 from qsim_kernels.scaled_ops import Implementation
 from qsim_kernels.scales import Scales

@@ -12,10 +12,10 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
-from qsim.nn.carriers import Carrier, carrier
-from qsim.nn.directions import LINEAR
-from qsim.nn.sites import Site, values_of
-from qsim.random import WHOLE
+from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.directions import LINEAR
+from qsim.nn.product.sites import Site, values_of
+from qsim.random.places import WHOLE
 from qsim.scaling import Blocks, Channel, Tensor, Tiles
 from qsim.transforms import Hadamard
 

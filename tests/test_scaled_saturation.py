@@ -14,8 +14,8 @@ import covering
 import qsim
 from comparing import first_difference, same_bits
 from qsim.block import NAMED
-from qsim.checks import spelling
 from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
+from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.grid import Grid, Rule, read

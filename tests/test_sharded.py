@@ -29,7 +29,8 @@ from distributed_models import (
     run,
     whole,
 )
-from qsim import FivePoint, random
+from qsim import FivePoint
+from qsim.random import seeds
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO
@@ -98,7 +99,7 @@ def _linear(
     """The result and the gradients of a layer of distributed tensors, and of one of whole ones."""
     from torch.distributed.tensor import distribute_tensor
 
-    from qsim.nn.shares import seed_of_shares
+    from qsim.nn.sharded.shares import seed_of_shares
 
     given = [t.to(device) for t in (x, w, bias) if t is not None]
     placed = [*places, "0" if places[1] == "0" else "all"]
@@ -110,8 +111,8 @@ def _linear(
         y = qsim.nn.functional.linear(*operands, points=points, stream=3)
         getattr(y, "full_tensor", lambda y=y: y)().backward(g.to(device))
         both.append([whole(t) for t in (y, *(t.grad for t in operands if t.grad is not None))])
-    seeds = random.weight_seed(given[1], 3), seed_of_shares(shares[1], 3)
-    assert seeds[0] == seeds[1], "a weight's seed follows from the whole of it"
+    found = seeds.weight_seed(given[1], 3), seed_of_shares(shares[1], 3)
+    assert found[0] == found[1], "a weight's seed follows from the whole of it"
     return both[0], both[1], str(shares[0].placements)
 
 

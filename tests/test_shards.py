@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from distributed_models import mesh_of, spread
-from qsim import shards
-from qsim.random import Place
+from qsim.random import shards
+from qsim.random.places import Place
 from ranks import NEEDS_GLOO, Ranks, ranks_of
 
 pytestmark = NEEDS_GLOO

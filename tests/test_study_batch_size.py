@@ -12,7 +12,7 @@ import made_up
 import qsim
 from qsim import studies
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 pytest.importorskip("sklearn")
 

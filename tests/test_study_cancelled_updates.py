@@ -13,7 +13,7 @@ from qsim import studies
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Settings, layers_of, made, net
 from qsim.studies.cancelled_updates.report import Findings
 from qsim.studies.learners.images import images
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 CPU = torch.device("cpu")
 LAYERS = 5

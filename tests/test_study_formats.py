@@ -12,7 +12,7 @@ import made_up
 import qsim
 from qsim import studies
 from qsim.studies.formats import FULL, Formats, Run, Settings
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from qsim.studies.learners.text import Text, text
 from qsim.studies.learning_rate import TRAINING, LearningRate, Run, Settings, frequencies_loss, toy, toy_correlations
 from qsim.studies.learning_rate.correlations import Correlations
 from qsim.studies.learning_rate.report import Findings, _formula, _lowest
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 CPU = torch.device("cpu")
 

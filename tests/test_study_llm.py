@@ -18,7 +18,7 @@ from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
 from qsim.studies.llm.report import Findings
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, Updates, outcome
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 CPU = torch.device("cpu")

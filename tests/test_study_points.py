@@ -11,7 +11,7 @@ import torch
 import made_up
 from qsim import studies
 from qsim.studies.points import NONE, POINTS, Points, Run, Settings
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")

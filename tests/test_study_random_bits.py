@@ -12,7 +12,7 @@ import made_up
 from bounds import bernstein
 from qsim import studies
 from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run, Settings
-from qsim.studies.study import Result
+from qsim.studies.result import Result
 
 pytest.importorskip("sklearn")
 

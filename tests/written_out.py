@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic, random
+from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
-from qsim.nn.five_point_product import five_point_product
-from qsim.nn.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
-from qsim.nn.products import Convolution, Linear, Matmul, Product
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.bilinear import Convolution, Linear, Matmul, Product
+from qsim.nn.product.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
+from qsim.random import seeds
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -152,11 +153,11 @@ def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Ten
     """Algorithms 1 and 2 line by line in float64: the result and the gradients."""
     a, w, *bias = given
     torch.manual_seed(seed)
-    drawn = random.seed_tensor(None, None, a.device) if points.is_stochastic else None
+    drawn = seeds.seed_tensor(None, None, a.device) if points.is_stochastic else None
     act, act_bwd = points.act, points.act_bwd
     weight, weight_bwd = (act, act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
     streams = [ACT ^ SECOND, ACT_BWD ^ SECOND] if case.two_inputs else [WEIGHT, WEIGHT_BWD]
-    w_drawn = drawn if case.two_inputs else random.weight_seed(w, stream) if points.weight_is_stochastic else None
+    w_drawn = drawn if case.two_inputs else seeds.weight_seed(w, stream) if points.weight_is_stochastic else None
     a_fwd = rounded(a, act, drawn, ACT)
     w_fwd = rounded(w, weight, w_drawn, streams[0])
     a_bwd = a_fwd if isinstance(act_bwd, str) else rounded(a, act_bwd, drawn, ACT_BWD)

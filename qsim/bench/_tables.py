@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qsim.columns import aligned
+from qsim.text.columns import aligned
 
 #: What JSON shows as it is. A row that holds a "note" instead of numbers says there why it has none.
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from qsim.bench import _settings
 from qsim.bench._bandwidth import beside_copy
 from qsim.bench._settings import DTYPES, Settings
 from qsim.bench._tables import Column, Row, render, tenths, thousandths
-from qsim.block import NAMED, Block
+from qsim.scaling.block import NAMED, Block
 
 COLUMNS = (
     Column("format", "format"),

@@ -9,11 +9,11 @@ from fractions import Fraction
 
 import torch
 
-from qsim.block import Block
-from qsim.checks import spelling
 from qsim.cli.exact import Number, round_to_odd
 from qsim.formats.base import shortest
-from qsim.scaled import quantize_scaled
+from qsim.functional.arguments import spelling
+from qsim.functional.scaled import quantize_scaled
+from qsim.scaling.block import Block
 from qsim_kernels.reference.scaling import under_whole
 from qsim_kernels.scales import Restore
 
@@ -56,7 +56,7 @@ def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
         ValueError: If there are more than a block has.
 
     Example:
-        >>> from qsim.block import MXFP4
+        >>> from qsim.scaling.block import MXFP4
         >>> from qsim.cli.exact import parse
         >>> found = in_block([parse("0.3"), parse("-0.1")], MXFP4, "mxfp4")
         >>> found.scale, [str(x.exact) for x in found.elements()]

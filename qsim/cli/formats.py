@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 import qsim
-from qsim import block
-from qsim.block import Block
 from qsim.cli.text import hexadecimal, json_number, terminal_width
-from qsim.columns import aligned
 from qsim.formats import NAMED, Format, name_of, names
 from qsim.formats.base import shortest
+from qsim.scaling import block
+from qsim.scaling.block import Block
+from qsim.text.columns import aligned
 
 #: Wider formats have too many codes to print.
 CHART_BITS = 8

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, get_args
 
-from qsim import block
-from qsim.block import Block
 from qsim.cli.blocks import InBlock, in_block
 from qsim.cli.exact import Number, Place, code_of, parse, place
 from qsim.cli.text import fields, hexadecimal, json_number
-from qsim.columns import aligned
 from qsim.formats import Format, name_of
 from qsim.formats.base import shortest
 from qsim.rounding import DEFAULT_BITS, NAMED, Overflow, Stochastic, resolve
+from qsim.scaling import block
+from qsim.scaling.block import Block
+from qsim.text.columns import aligned
 
 _EXAMPLES = """\
 examples:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsim import studies
 from qsim.cli.text import terminal_width
-from qsim.columns import aligned
+from qsim.text.columns import aligned
 
 if TYPE_CHECKING:
     from qsim.studies import Plan, Study

@@ -1,10 +1,11 @@
 """The effects of rounding: on a model in training, on weight updates, and on the gradients of a model."""
 
-from qsim.diagnostics.batches import BatchFactor, BatchFactors, batch_for
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
 from qsim.diagnostics.counts import Counts, Sample
-from qsim.diagnostics.gradients import GradientError, GradientErrors, gradient_error
-from qsim.diagnostics.gradients_statistics import Estimate
+from qsim.diagnostics.gradients.batches import BatchFactor, BatchFactors, batch_for
+from qsim.diagnostics.gradients.error import GradientError
+from qsim.diagnostics.gradients.errors import GradientErrors, gradient_error
+from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
 
 __all__ = [

@@ -14,7 +14,7 @@ from qsim.diagnostics.arrivals import Arrival
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
 from qsim.formats import Format
-from qsim.nn.sites import Site, round_plainly
+from qsim.nn.product.sites import Site, round_plainly
 from qsim_kernels import tallies
 
 #: The order in which points are reported.
@@ -68,7 +68,7 @@ def aside() -> Iterator[None]:
 
 
 class LayerObserver:
-    """Looks at the points of one layer; see `qsim.nn.observers.Observer`. What layers round is rounded once more, with the same bits."""
+    """An `Observer` of the points of one layer. What layers round is rounded once more, with the same bits."""
 
     def __init__(self, collector: Collector, layer: int) -> None:
         self._collector, self._layer = collector, layer

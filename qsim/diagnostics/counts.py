@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qsim.columns import aligned
+from qsim.text.columns import aligned
 from qsim_kernels import tallies
 
 #: The text before the first sample.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.nn.sites import Site, as_it_lies, quantized, round_plainly, turn_of
-from qsim.random import Place
+from qsim.nn.product.sites import Site, as_it_lies, quantized, round_plainly, turn_of
+from qsim.random.places import Place
 from qsim_kernels.reference.scaling import divided, spread
 from qsim_kernels.scales import Restore
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from qsim.diagnostics.arrivals import is_capturing
-from qsim.nn import observers
-from qsim.nn.observers import Observer
+from qsim.nn.product import observers
+from qsim.nn.product.observers import Observer
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

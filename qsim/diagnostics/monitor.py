@@ -17,9 +17,9 @@ from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.writing import Writer, log, write_lines
 from qsim.formats import name_of
 from qsim.formats.base import check_integer
+from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
 from qsim.nn.modules import FivePointModule
-from qsim.quantizer import Quantizer, short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim.optim import Quantized
-from qsim.shards import local
+from qsim.random.shards import local
 
 #: States of a parameter that its updates go along, by the names that torch's optimizers and qsim's give them.
 DIRECTIONS = ("momentum_buffer", "exp_avg")

@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import torch
 
-from qsim.calls import read_call
 from qsim.formats.base import Format
 from qsim.formats.fixed import Fixed, Int
 from qsim.formats.floating import Float, PowerOfTwo, Specials
+from qsim.text.parsing import read_call
 
 FP32 = Float(8, 23, specials="ieee")
 TF32 = Float(8, 10, specials="ieee")

@@ -2,18 +2,9 @@
 
 from qsim.nn import functional
 from qsim.nn.attention import MultiheadAttention
-from qsim.nn.conversion import Conversion, conversion
-from qsim.nn.convert import convert, revert
-from qsim.nn.modules import (
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    ConvTranspose3d,
-    Embedding,
-    Linear,
-)
+from qsim.nn.converting.convert import convert, revert
+from qsim.nn.converting.table import Conversion, conversion
+from qsim.nn.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Embedding, Linear
 from qsim.nn.quantize import Quantize
 
 __all__ = [

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from qsim import recipes
-from qsim.five_point import FivePoint
 from qsim.formats.dtypes import FLOATS
-from qsim.nn.autocast import autocasts
-from qsim.recipe import Recipe
-from qsim.tracing import refuse_tracing
+from qsim.functional.tracing import refuse_tracing
+from qsim.nn.product.autocast import autocasts
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
 
 
 def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qsim import random
-from qsim.five_point import FivePoint
+from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.modules import FivePointModule
-from qsim.tracing import refuse_tracing
+from qsim.random import streams
+from qsim.recipes.five_point import FivePoint
 
 # Streams of the weights, which may have the same values.
-_IN = tuple(random.stream("attention", name) for name in ("query", "key", "value"))
-_OUT = random.stream("attention", "out")
+_IN = tuple(streams.stream("attention", name) for name in ("query", "key", "value"))
+_OUT = streams.stream("attention", "out")
 
 
 class MultiheadAttention(FivePointModule, nn.MultiheadAttention):

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.five_point import FivePoint
-from qsim.nn import products
 from qsim.nn.arguments import check_bias, operands, rounds
-from qsim.nn.five_point_product import product_of
-from qsim.nn.plans import Setting
-from qsim.nn.scaled_checks import check_groups
+from qsim.nn.dispatch import product_of
+from qsim.nn.product import bilinear
+from qsim.nn.product.plans import Setting
+from qsim.nn.product.scaled_checks import check_groups
+from qsim.recipes.five_point import FivePoint
 
 Sizes = int | tuple[int, ...]
 
@@ -184,7 +184,7 @@ def _conv(
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = products.Convolution(
+    product = bilinear.Convolution(
         _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
     )
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.five_point import FivePoint
-from qsim.nn import products
 from qsim.nn.arguments import check_bias, operands, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from qsim.nn.five_point_embedding import five_point_embedding
-from qsim.nn.five_point_product import is_distributed, product_of
-from qsim.nn.plans import Setting
-from qsim.nn.scaled_checks import check_lookup, check_matmul
+from qsim.nn.dispatch import lookup_of, product_of
+from qsim.nn.product import bilinear
+from qsim.nn.product.plans import Setting
+from qsim.nn.product.scaled_checks import check_lookup, check_matmul
+from qsim.recipes.five_point import FivePoint
 
 __all__ = [
     "bmm",
@@ -54,7 +53,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
     check_bias("linear", bias, weight.shape[0])
-    return product_of(x, weight, bias, Setting(points, products.Linear(), dtype=dtype), stream)
+    return product_of(x, weight, bias, Setting(points, bilinear.Linear(), dtype=dtype), stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
@@ -76,7 +75,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = product_of(left, right, None, Setting(points, products.Matmul(), two_inputs=True, dtype=dtype))
+    result = product_of(left, right, None, Setting(points, bilinear.Matmul(), two_inputs=True, dtype=dtype))
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 
@@ -121,11 +120,7 @@ def embedding(
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
     padding = -1 if padding_idx is None else padding_idx % rows
-    if is_distributed(x, weight):
-        from qsim.nn.sharded_embedding import sharded_embedding
-
-        return sharded_embedding(x, weight, padding, scale_grad_by_freq, points, stream)
-    return five_point_embedding(x, weight, padding, scale_grad_by_freq, points, stream)
+    return lookup_of(x, weight, padding, scale_grad_by_freq, points, stream)
 
 
 def scaled_dot_product_attention(

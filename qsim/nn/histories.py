@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from qsim.five_point import FivePoint
-from qsim.quantizer import Quantizer
+from qsim.functional.quantizer import Quantizer
+from qsim.functional.tracing import refuse_scripting
+from qsim.random.shards import local
+from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Delayed
 from qsim.scaling.base import Whole
-from qsim.shards import local
-from qsim.tracing import refuse_scripting
 from qsim_kernels import scales as numbers
 
 #: The points of the forward pass; others see gradients, or operands of the backward pass.

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from qsim import random, recipes
-from qsim.five_point import FivePoint
+from qsim import recipes
+from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.histories import RemembersAmaxes
-from qsim.recipe import Recipe
-from qsim.tracing import refuse_tracing
+from qsim.random import seeds, streams
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
 
 
 class FivePointModule(RemembersAmaxes):
@@ -30,19 +31,19 @@ class FivePointModule(RemembersAmaxes):
     point_names: ClassVar[tuple[str, ...]] = tuple(field.name for field in fields(FivePoint))
 
     points: FivePoint
-    stream_source: int | random.Drawn
+    stream_source: int | streams.Drawn
 
     def __init__(
         self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int | None = None, **options: Any
     ) -> None:
         if stream is not None:
-            random.check_index(stream, 0)
+            seeds.check_index(stream, 0)
         for given in args:
             if isinstance(given, (FivePoint, Recipe)) or (isinstance(given, str) and given in recipes.NAMED):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
         self.points = resolve_points(points)
-        self.stream_source = random.Drawn(random.fresh_seed()) if stream is None else stream
+        self.stream_source = streams.Drawn(seeds.fresh_seed()) if stream is None else stream
         for name in self.points.to_dict():
             if name not in self.point_names:
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
@@ -67,7 +68,7 @@ class FivePointModule(RemembersAmaxes):
         source = self.stream_source
         if isinstance(source, int):
             return source
-        found: int = random.agreed_layer_stream(*source) if self.training else random.layer_stream(*source)
+        found: int = streams.agreed_layer_stream(*source) if self.training else streams.layer_stream(*source)
         return found
 
     @stream.setter
@@ -78,8 +79,8 @@ class FivePointModule(RemembersAmaxes):
         copied = self.__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
-        if isinstance(self.stream_source, random.Drawn):
-            copied.stream_source = random.Drawn(random.fresh_seed())
+        if isinstance(self.stream_source, streams.Drawn):
+            copied.stream_source = streams.Drawn(seeds.fresh_seed())
         return copied
 
     @property

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import random
 from qsim.formats.dtypes import FLOATS
-from qsim.nn import observers
-from qsim.nn.carriers import can_hold
-from qsim.nn.directions import OWN
+from qsim.functional.quantizer import Point, Quantizer, short
 from qsim.nn.histories import RemembersAmaxes
-from qsim.nn.observers import Observer
-from qsim.nn.once import once
-from qsim.nn.sites import Site
-from qsim.quantizer import Point, Quantizer, short
+from qsim.nn.product import observers
+from qsim.nn.product.carriers import can_hold
+from qsim.nn.product.directions import OWN
+from qsim.nn.product.observers import Observer
+from qsim.nn.product.once import once
+from qsim.nn.product.sites import Site
+from qsim.random import places, seeds, streams
 
 
 class Quantize(RemembersAmaxes):
@@ -52,7 +52,7 @@ class Quantize(RemembersAmaxes):
         if not can_hold(result.dtype, self.backward_point, result.dtype):
             raise ValueError(f"Quantize: gradients are {result.dtype}, which cannot hold every value of {self.backward_point.format!r}")
         stochastic = self.backward_point.rounding.is_stochastic
-        seed = random.seed_tensor(None, None, input.device) if stochastic else None
+        seed = seeds.seed_tensor(None, None, input.device) if stochastic else None
         point = self._in_use("backward_point")
         return _RoundGradient.apply(result, seed, point)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -78,14 +78,14 @@ def _rounded(x: Tensor, point: Quantizer, observer: Observer | None) -> Tensor:
     if observer is None:
         return point(x, stream=_FORWARD)
     # The seed and the stream that the quantizer itself would use.
-    stream = random.rank_stream(_FORWARD)
-    seed = random.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
+    stream = streams.rank_stream(_FORWARD)
+    seed = seeds.seed_tensor(None, None, x.device) if point.rounding.is_stochastic else None
     result = point(x, seed=seed, stream=stream)
-    observer.rounds(Site("forward", point, stream, random.WHOLE, OWN), x.detach(), seed)
+    observer.rounds(Site("forward", point, stream, places.WHOLE, OWN), x.detach(), seed)
     return result
 
 
-_FORWARD, _BACKWARD = (random.stream("quantize", name) for name in ("forward", "backward"))
+_FORWARD, _BACKWARD = (streams.stream("quantize", name) for name in ("forward", "backward"))
 
 
 class _RoundGradient(torch.autograd.Function):
@@ -107,7 +107,7 @@ class _RoundGradient(torch.autograd.Function):
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        site = Site("backward", ctx.point, random.rank_stream(_BACKWARD), random.WHOLE, OWN, multiplies=False)
+        site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), places.WHOLE, OWN, multiplies=False)
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
         return site.round(g, seed, g.dtype).values, None, None

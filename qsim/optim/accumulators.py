@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import shards
 from qsim.formats import Format, holders
+from qsim.random import shards
 
 #: The name of a copy in a state_dict, next to the optimizer's states of a parameter.
 KEY = "quantized_accumulator"

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim.checks import warn
 from qsim.functional import quantize
+from qsim.functional.arguments import warn
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
 from qsim.optim.settings import Setting
 from qsim.rounding import Rounding

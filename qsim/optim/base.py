@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim import random
 from qsim.formats import Format
 from qsim.optim import settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.settings import Options, Setting
+from qsim.random import seeds
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 FormatLike = str | torch.dtype | Format
@@ -161,7 +161,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         group["update"] = settings.name_of_update(group["update"])
         group["state_rounding"] = settings.name_of_rounding(group["state_rounding"])
         if group["seed"] is not None:
-            random.check_source(group["seed"], None, torch.device("cpu"))
+            seeds.check_source(group["seed"], None, torch.device("cpu"))
             group["seed"] = int(group["seed"])
         _check_learning_rate(group["lr"])
         self._algorithm(group)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import random, shards
 from qsim.optim import settings
 from qsim.optim.settings import Options, Setting
-from qsim.random import WHOLE
+from qsim.random import shards, streams
+from qsim.random.places import WHOLE
 
 #: The lists of states in the order of the operator's arguments, with their names in a state_dict.
 ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
@@ -92,7 +92,7 @@ def batches_of(
         batch = batches.setdefault((p.device, p.dtype, p.grad.dtype, is_shard), Batch(setting, are_shards=is_shard))
         batch.params.append(p)
         # The last bits of a stream distinguish the roles of random bits within an update.
-        batch.streams.append(random.stream("optimizer", number) & ~3)
+        batch.streams.append(streams.stream("optimizer", number) & ~3)
         batch.places += (shards.place_of(p) if is_shard and setting.draws else WHOLE)[:3]  # type: ignore[arg-type]
         own, dtypes = state[p], states_of(setting)
         _check_shapes(own, p, number, dtypes)

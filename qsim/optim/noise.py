@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qsim import random
+from qsim.random import philox, streams
 
 
 class Noise(NamedTuple):
@@ -20,7 +20,7 @@ class Noise(NamedTuple):
 
     def stream(self, role: str, number: int, evaluation: int = 0) -> int:
         """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
-        return random.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
+        return streams.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
 
 
 def update_key(seed: int, step: int, number: int) -> dict[str, int]:
@@ -42,7 +42,7 @@ def update_key(seed: int, step: int, number: int) -> dict[str, int]:
         >>> torch.equal(w, written_out)
         True
     """
-    words = random.philox4x32(_words(step) + _words(random.stream("optimizer", number) & ~3), _words(seed))
+    words = philox.philox4x32(_words(step) + _words(streams.stream("optimizer", number) & ~3), _words(seed))
     return {"seed": _signed(words[0] | words[1] << 32), "stream": _signed(words[2] | words[3] << 32)}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qsim import shards
 from qsim.functional import quantize, quantize_
-from qsim.quantizer import Quantizer
-from qsim.random import WHOLE, Place, narrowed, widened
+from qsim.functional.quantizer import Quantizer
+from qsim.random import shards
+from qsim.random.places import WHOLE, Place, narrowed, widened
 
 
 def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, like: Tensor | None = None) -> None:

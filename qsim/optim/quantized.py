@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import shards
+from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
 from qsim.optim import accumulators, quantized_checks as checks
 from qsim.optim.noise import Noise
 from qsim.optim.pieces import round_into
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
-from qsim.quantizer import Point, Quantizer, is_stochastic, short
+from qsim.random import shards
 
 STEPS, SEED = "quantized_steps", "quantized_seed"
 

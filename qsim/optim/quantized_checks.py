@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import random, shards
-from qsim.checks import overlaps, refuse_dtype, spelling
 from qsim.formats.dtypes import FLOATS
-from qsim.quantizer import Point, Quantizer
+from qsim.functional.arguments import overlaps, refuse_dtype, spelling
+from qsim.functional.quantizer import Point, Quantizer
+from qsim.random import seeds, shards
 from qsim.rounding import NEAREST
 
 #: 0-d tensors that torch's optimizers keep next to the states of a parameter, which may itself be 0-d.
@@ -63,7 +63,7 @@ def check_scale(scale: Any) -> float:
 def checked_seed(seed: Any) -> int:
     """A seed as a state_dict keeps it."""
     try:
-        random.check_source(seed, None, torch.device("cpu"))
+        seeds.check_source(seed, None, torch.device("cpu"))
     except (TypeError, ValueError) as error:
         raise type(error)(f"Quantized: {error}") from error
     return int(seed)

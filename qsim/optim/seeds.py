@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from qsim import random, shards
+from qsim.random import places, seeds, shards, streams
 
 
 class DrawsSeed:
@@ -19,7 +19,7 @@ class DrawsSeed:
     def _draw_seed(self) -> int:
         """A seed from torch's generator: one for all groups, until it is agreed on."""
         if self._drawn is None:
-            self._drawn = random.fresh_seed()
+            self._drawn = seeds.fresh_seed()
         return self._drawn
 
     def _agreed_seed(self, seed: int, params: Sequence[Tensor]) -> int:
@@ -41,7 +41,7 @@ def agreed(seed: int, params: Sequence[Tensor]) -> int:
     Raises:
         RuntimeError: While a CUDA graph is captured: the weights are compared on the host.
     """
-    if not random.is_one_of_several():
+    if not streams.is_one_of_several():
         return seed
     if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("the seed of an optimizer is agreed on in its first step: do one before a CUDA graph is captured, or give seed=")
@@ -49,7 +49,7 @@ def agreed(seed: int, params: Sequence[Tensor]) -> int:
     own = _fingerprint(params)
     distributed.all_gather_object(drawn, (own, seed))
     first, found = next((rank, theirs) for rank, (weights, theirs) in enumerate(drawn) if weights == own)
-    return random.rank_stream(found, first)
+    return streams.rank_stream(found, first)
 
 
 def _fingerprint(params: Sequence[Tensor]) -> int:
@@ -57,7 +57,7 @@ def _fingerprint(params: Sequence[Tensor]) -> int:
     sums: dict[Any, list[tuple[int, Tensor]]] = {}
     for number, p in enumerate(params):
         where = (p.device_mesh, tuple(p.placements)) if shards.is_distributed(p) else p.device  # type: ignore[attr-defined]
-        place = shards.place_of(p) if shards.is_distributed(p) else random.WHOLE  # type: ignore[arg-type]
+        place = shards.place_of(p) if shards.is_distributed(p) else places.WHOLE  # type: ignore[arg-type]
         share = torch.ops.qsim.checksum.default(shards.local(p).detach(), number if place.first else 0, *place[:3])
         sums.setdefault(where, []).append((number, share))
     found: dict[int, int] = {}
@@ -66,7 +66,7 @@ def _fingerprint(params: Sequence[Tensor]) -> int:
         if isinstance(where, tuple):
             total = _summed(total, *where)
         found.update(zip((number for number, _ in numbered), total.tolist(), strict=True))
-    return random.stream("weights", *(found[number] for number in range(len(params))))
+    return streams.stream("weights", *(found[number] for number in range(len(params))))
 
 
 def _summed(shares: Tensor, mesh: Any, placements: tuple[Any, ...]) -> Tensor:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from qsim import block
-from qsim.block import Block
-from qsim.calls import read_call
-from qsim.checks import cannot_hold
 from qsim.formats import Format, format as resolve_format, holders, name_of
+from qsim.functional.arguments import cannot_hold
 from qsim.rounding import NAMED, Rounding, Stochastic
+from qsim.scaling import block
+from qsim.scaling.block import Block
+from qsim.text.parsing import read_call
 from qsim_kernels.grid import Mode, Rule, read, spell
 
 #: The dtypes that parameters may have.

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qsim import random
-from qsim.checks import spelling
+from qsim.functional.arguments import spelling
 from qsim.optim import settings
 from qsim.optim.adam import AdamW, spelt
 from qsim.optim.base import Params, check_number
+from qsim.random import seeds
 from qsim.rounding import Rounding
 
 
@@ -118,7 +118,7 @@ def adamw_stochastic_bf16_(
     check_number("beta2", beta2, below=1)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
         raise ValueError(f"step must be a whole number from 1 on, got {step!r}")
-    seed = int(random.seed_tensor(None, generator, params.device))
+    seed = int(seeds.seed_tensor(None, generator, params.device))
     state = settings.name_of_format(exp_avg.dtype)
     setting = settings.setting(None, "stochastic", state, "stochastic", "float32", torch.bfloat16)
     algorithm = spelt(beta1, beta2, eps, weight_decay, decoupled=True, maximize=False, amsgrad=False)
@@ -175,6 +175,6 @@ def copy_fp32_to_bf16_stochastic_(target: Tensor, source: Tensor, generator: tor
     if not target.is_contiguous():
         raise ValueError("target must be contiguous")
     spelt = spelling(torch.bfloat16, "stochastic", "nonfinite")
-    seed = random.seed_tensor(None, generator, target.device)
+    seed = seeds.seed_tensor(None, generator, target.device)
     torch.ops.qsim.quantize_out.default(source.detach(), seed, spelt.grid, spelt.rule, 0, 0, target.detach())
     return target

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from qsim.five_point import FivePoint
-from qsim.quantizer import Quantizer
-from qsim.recipe import Recipe
+from qsim.functional.quantizer import Quantizer
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 
 _FEWER_BITS = "Training with Fewer Bits, {}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from qsim.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
-from qsim.five_point import FivePoint
 from qsim.formats import E2M1, E4M3
-from qsim.quantizer import Quantizer
-from qsim.recipe import Recipe
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.scaling import Tensor
-from qsim.transforms import Hadamard
+from qsim.scaling.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
 
 
 def mxfp8() -> Recipe:

@@ -6,14 +6,14 @@ import difflib
 import inspect
 from collections.abc import Callable
 
-from qsim.calls import read_call
-from qsim.columns import aligned
 from qsim.formats import format as resolve_format
-from qsim.recipe import Recipe
 from qsim.recipes.any_format import nearest_everywhere, stochastic_backward, weight_only
 from qsim.recipes.microscaling import mxfp4, mxfp6, mxfp8, nvfp4
+from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.recipes.whole_tensors import fp8_blockwise, fp8_hybrid, hfp8, int8
+from qsim.text.columns import aligned
+from qsim.text.parsing import read_call
 
 #: Every recipe by its name.
 NAMED: dict[str, Callable[..., Recipe]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from qsim.block import Block
 from qsim.formats import Format
+from qsim.scaling.block import Block
 
 #: A format, with or without blocks.
 Spec = str | torch.dtype | Format | Block

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from qsim import scaling
-from qsim.block import FP8_1X128, FP8_128X128
-from qsim.five_point import FivePoint
 from qsim.formats import E4M3, E5M2, Float, Int
-from qsim.quantizer import Quantizer
-from qsim.recipe import Recipe
+from qsim.functional.quantizer import Quantizer
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
 from qsim.scaling import Channel, Scaling, Tensor
+from qsim.scaling.block import FP8_1X128, FP8_128X128
 
 
 def fp8_hybrid(scale: Scaling | str | None = None) -> Recipe:

@@ -13,10 +13,10 @@ Example:
 
 from __future__ import annotations
 
-from qsim.calls import read_call
 from qsim.scaling.base import Rule, Scaling, Tensor
 from qsim.scaling.given import Delayed, Given
 from qsim.scaling.pieces import Blocks, Channel, Tiles
+from qsim.text.parsing import read_call
 
 __all__ = ["Blocks", "Channel", "Delayed", "Given", "Rule", "Scaling", "Tensor", "Tiles", "resolve"]
 

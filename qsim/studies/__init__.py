@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qsim.studies.carrying_out import Plan, plan, run
     from qsim.studies.report import Claim, Picture, Report, Table
+    from qsim.studies.result import Result
     from qsim.studies.store import Part
-    from qsim.studies.study import Result, Study
+    from qsim.studies.study import Study
 
 __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
@@ -41,7 +42,8 @@ _HOMES = {
     "carrying_out": ("Plan", "plan", "run"),
     "report": ("Claim", "Picture", "Report", "Table"),
     "store": ("Part",),
-    "study": ("Result", "Study"),
+    "result": ("Result",),
+    "study": ("Study",),
 }
 
 

@@ -13,9 +13,10 @@ import torch
 
 from qsim.studies import named
 from qsim.studies.report import Report, origin
+from qsim.studies.result import Result
 from qsim.studies.running import carry_out, default_workers, machine, measured
 from qsim.studies.store import Part, Store
-from qsim.studies.study import Result, Study
+from qsim.studies.study import Study
 
 FORMS = ("default", "quick", "full")
 

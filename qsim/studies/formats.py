@@ -14,8 +14,9 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, mean
-from qsim.studies.study import Result, Study
+from qsim.studies.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,12 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qsim.studies.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from qsim.studies.study import Result, Study
+
+class Asked(Protocol):
+    """What a report says of its study: see `qsim.studies.Study`."""
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+
+    @property
+    def question(self) -> str:
+        """What it asks, in one line."""
+
+    @property
+    def source(self) -> str:
+        """The paper, and where in it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class Report:
         meaning: All of it in one sentence.
     """
 
-    study: Study[Any, Any]
+    study: Asked
     parts: Sequence[str | Table | Picture]
     claims: Sequence[Claim]
     meaning: str

@@ -18,8 +18,9 @@ import torch
 from tqdm import tqdm
 
 import qsim
+from qsim.studies.result import Result
 from qsim.studies.store import Store
-from qsim.studies.study import Result, Study
+from qsim.studies.study import Study
 
 
 def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, device: torch.device, workers: int) -> None:

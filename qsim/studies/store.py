@@ -12,7 +12,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 
 @dataclass(frozen=True)

@@ -5,36 +5,16 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-if TYPE_CHECKING:
-    from qsim.studies.report import Report
+from qsim.studies.report import Report
+from qsim.studies.result import Result
 
 SettingsT = TypeVar("SettingsT")
 RunT = TypeVar("RunT")
-
-
-@dataclass(frozen=True)
-class Result(Generic[RunT]):
-    """What one run gave.
-
-    Attributes:
-        run: Which run.
-        values: What was measured, as JSON has it.
-        seconds: How long that took.
-        machine: Where, when and with which versions.
-    """
-
-    run: RunT
-    values: Mapping[str, Any]
-    seconds: float
-    machine: Mapping[str, str]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
 
 
 class Study(ABC, Generic[SettingsT, RunT]):

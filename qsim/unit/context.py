@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from qsim import block, random, rounding as _rounding
-from qsim.block import Block
+from qsim import rounding as _rounding
 from qsim.formats import Format
+from qsim.random import seeds
 from qsim.rounding import NEAREST, Overflow, Rounding
+from qsim.scaling import block
+from qsim.scaling.block import Block
 from qsim.unit.calls import CallsMode
 from qsim.unit.mode import RoundingMode
 from qsim.unit.names import kept
@@ -88,10 +90,10 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         how = _rounding.resolve(rounding)
         if overflow is not None:
             _rounding.check_overflow(overflow)
-        random.check_index(stream, 0)
+        seeds.check_index(stream, 0)
         if seed is not None or generator is not None:
             source = seed if isinstance(seed, Tensor) else generator
-            random.check_source(seed, generator, getattr(source, "device", torch.device("cpu")))
+            seeds.check_source(seed, generator, getattr(source, "device", torch.device("cpu")))
         names = kept(keep)
         self._output = None
         if format is not None:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import random
-from qsim.checks import cannot_hold, spelling
 from qsim.formats import Format, format as resolve_format
 from qsim.formats.dtypes import FLOATS
+from qsim.functional.arguments import cannot_hold, spelling
+from qsim.functional.straight_through import rounded
+from qsim.random import seeds, streams
 from qsim.rounding import Overflow, Rounding
-from qsim.straight_through import rounded
 
 _OWN = {dtype: resolve_format(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
@@ -37,11 +37,11 @@ class Noise:
 
     def next(self, device: torch.device) -> tuple[Tensor, int]:
         """The seed and the stream of the next operator's random bits."""
-        seed = random.seed_tensor(self.seed, self.generator, device)
+        seed = seeds.seed_tensor(self.seed, self.generator, device)
         if self.seed is None and self.generator is None:
-            return seed, random.rank_stream(self.stream)
+            return seed, streams.rank_stream(self.stream)
         number = 0 if self.seed is None else next(self._number)
-        return seed, random.stream("fpu", self.stream, number) if number else self.stream
+        return seed, streams.stream("fpu", self.stream, number) if number else self.stream
 
 
 @dataclass(frozen=True)

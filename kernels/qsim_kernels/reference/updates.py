@@ -20,7 +20,7 @@ _Rounder = Callable[[Tensor], Tensor]
 
 
 class Place(NamedTuple):
-    """The position of a share's elements in a whole tensor: see `qsim.random.Place`."""
+    """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`."""
 
     offset: int
     row: int

@@ -17,7 +17,7 @@ from qsim_kernels.updates import Factors
 
 
 class Where(NamedTuple):
-    """The number of a parameter's elements and their positions in the whole tensor: see `qsim.random.Place`."""
+    """The number of a parameter's elements and their positions in the whole tensor: see `qsim.random.places.Place`."""
 
     count: Any
     offset: Any

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from qsim import scaling
-from qsim.checks import check_input
 from qsim.formats import Fixed, Float, Format
 from qsim.formats.base import check_flag, check_integer
 from qsim.functional import quantize
+from qsim.functional.arguments import check_input
 from qsim.rounding import Rounding
 
 __all__ = ["Number", "FixedPoint", "BlockFloatingPoint", "FloatingPoint"]

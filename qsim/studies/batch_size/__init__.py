@@ -18,7 +18,8 @@ from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.report import Report
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"

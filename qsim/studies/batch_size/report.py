@@ -12,8 +12,8 @@ import numpy as np
 from qsim import figures
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN, BatchSize, Run, Settings
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

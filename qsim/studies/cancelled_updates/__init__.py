@@ -17,8 +17,9 @@ from qsim.studies.choices import choice
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.training import accuracy, full_precision
 from qsim.studies.report import Report
+from qsim.studies.result import Result
 from qsim.studies.stagnation.least_squares import carrier
-from qsim.studies.study import Result, Study
+from qsim.studies.study import Study
 
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"

@@ -14,8 +14,8 @@ import qsim
 from qsim import figures
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Run, Settings, made
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,8 @@ from qsim.studies.choices import choice
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.report import Report
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 #: What is rounded: the operands of the backward products, or the weights of both passes.
 BACKWARD, WEIGHTS = "backward", "weights"

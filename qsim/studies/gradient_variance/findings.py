@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from qsim.studies.gradient_variance import BACKWARD, WEIGHTS, Run, Settings, ends, middle, swept
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, mean, slope
-from qsim.studies.study import Result
 
 
 class Findings:

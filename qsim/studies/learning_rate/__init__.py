@@ -23,7 +23,8 @@ from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, GPTTraining, b
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text, text
 from qsim.studies.learning_rate.correlations import Correlations
 from qsim.studies.report import Report
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 TRAINING, TOY = "training", "toy"
 #: Of how many groups of weights the toy's correlation is taken, each by itself.

@@ -13,8 +13,8 @@ from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, mean
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,8 @@ from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome
 from qsim.studies.report import Report
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 #: The methods, and what the report calls them.
 METHODS = {

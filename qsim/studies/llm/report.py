@@ -11,8 +11,8 @@ from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

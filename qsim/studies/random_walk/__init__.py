@@ -15,7 +15,8 @@ import qsim
 from qsim.studies.choices import choice
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps
 from qsim.studies.report import Report
-from qsim.studies.study import Result, Study
+from qsim.studies.result import Result
+from qsim.studies.study import Study
 
 EXACT, STOCHASTIC = "exact", "stochastic"
 #: The distance of bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as to 1.25.

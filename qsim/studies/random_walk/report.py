@@ -13,8 +13,8 @@ from qsim import figures
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.statistics import Interval
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

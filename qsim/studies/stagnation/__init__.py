@@ -11,8 +11,9 @@ import torch
 
 from qsim.studies.choices import choice
 from qsim.studies.report import Report
+from qsim.studies.result import Result
 from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
-from qsim.studies.study import Result, Study
+from qsim.studies.study import Study
 
 #: How many points a curve has.
 _POINTS = 48

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qsim.studies.result import Result
 from qsim.studies.stagnation import Run
-from qsim.studies.study import Result
 
 Array = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ import numpy as np
 import qsim
 from qsim import figures
 from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
 from qsim.studies.stagnation import Run, Settings, Stagnation, single, whole
 from qsim.studies.stagnation.bounds import Array, Curves
 from qsim.studies.stagnation.least_squares import COMPUTE, EXACT, KAHAN, METHODS, NEAREST, STOCHASTIC
 from qsim.studies.statistics import Interval, exponential, mean
-from qsim.studies.study import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

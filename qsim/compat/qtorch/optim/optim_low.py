@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
-from qsim import random
 from qsim.optim import accumulators
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
+from qsim.random import streams
 
 __all__ = ["OptimLP"]
 
@@ -124,7 +124,7 @@ class OptimLP(DrawsSeed, Wrapper):
         group[_SEED] = self._agreed_seed(group[_SEED], self._parameters())
         number = group[_STEPS] = group.get(_STEPS, 0) + 1
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(random.stream("OptimLP", group[_SEED], number))
+            torch.default_generator.manual_seed(streams.stream("OptimLP", group[_SEED], number))
             yield
 
     def _round_gradients(self) -> None:

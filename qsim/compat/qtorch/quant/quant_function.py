@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim import random, rounding as roundings
-from qsim.checks import check_input
+from qsim import rounding as roundings
 from qsim.compat.qtorch.number import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
 from qsim.formats.base import check_flag, check_integer
-from qsim.nn.once import once
+from qsim.functional.arguments import check_input
+from qsim.nn.product.once import once
+from qsim.random import seeds, streams
 from qsim.rounding import Rounding
 
 __all__ = ["fixed_point_quantize", "block_quantize", "float_quantize", "quantizer"]
@@ -155,7 +156,7 @@ class _Quantization:
         """Of values and of gradients; drawn together, so that checkpoints replay both."""
         ways = ((self.forward_number, self.forward_rounding), (self.backward_number, self.backward_rounding))
         is_drawn = [number is not None and rounding.is_stochastic for number, rounding in ways]
-        return [random.seed_tensor(None, None, x.device) if drawn else None for drawn in is_drawn]
+        return [seeds.seed_tensor(None, None, x.device) if drawn else None for drawn in is_drawn]
 
     def rounded(self, x: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The values, and where they were clamped, if that is asked for."""
@@ -176,7 +177,7 @@ class _Quantization:
         return g if clamped is None else g.masked_fill(clamped, 0.0)
 
 
-_FORWARD, _BACKWARD = (random.stream("qtorch", name) for name in ("forward", "backward"))
+_FORWARD, _BACKWARD = (streams.stream("qtorch", name) for name in ("forward", "backward"))
 
 
 class _RoundBothWays(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""How far rounding moves a gradient: bias and variance, by point and by layer, and what a larger batch repairs."""

@@ -1,0 +1,199 @@
+"""The factor by which a batch must grow: Lemma 3 and Theorem 1 of *Training with Fewer Bits*, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from qsim.diagnostics.gradients.borrowed import borrowed
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
+from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
+from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding, sampling, squared_bias
+from qsim.diagnostics.gradients.text import flat, percent
+from qsim.formats import Float
+from qsim.nn.converting.layers import Layer, check
+from qsim.nn.modules import resolve_points
+from qsim.random import streams
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
+from qsim.text.columns import aligned
+
+Points = FivePoint | Recipe | str | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class BatchFactor:
+    """The factor by which the batch must grow for a layer's gradient to vary as little.
+
+    Attributes:
+        layer: The layer whose gradient it is, or `"all weights"`.
+        factor: The variance under the points over that under the others.
+        sampling: Under the points, the variance from batch to batch.
+        rounding: Under the points, the variance from draw to draw.
+        like: Under the others, the variance in all.
+        bias: The squared norm of the gradient's mean error, which no batch size removes.
+        gradient: The squared norm of the gradient in full precision, to compare with.
+    """
+
+    layer: str
+    factor: Estimate
+    sampling: Estimate
+    rounding: Estimate
+    like: Estimate
+    bias: Estimate
+    gradient: Estimate
+
+
+@dataclass(frozen=True)
+class BatchFactors:
+    """The factors by which the batch must grow; prints as a table.
+
+    Attributes:
+        factors: One for each layer, and last that of all weights.
+        points: The points at which the model rounds.
+        like: The points for comparison.
+        bound: `4**k` if `points` has `k` mantissa bits less than `like` wherever the two differ (Theorem 1), else `None`. That is what
+            steps twice as wide come to for numbers that lie anywhere between two neighbours; for given ones it can be some more or less.
+            Where both operands of ∇W round to very few bits, the product of their errors adds to it.
+        level: The confidence level of the intervals.
+    """
+
+    factors: tuple[BatchFactor, ...]
+    points: str
+    like: str
+    bound: float | None
+    level: float
+
+    @property
+    def factor(self) -> Estimate:
+        """The factor of all weights together."""
+        return self.factors[-1].factor
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The factors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
+        common = {"points": self.points, "compared_with": self.like, "bound": self.bound, "level": self.level}
+        return [flat(asdict(factor)) | common for factor in self.factors]
+
+    def __str__(self) -> str:
+        """The table, and the bias that a larger batch does not remove."""
+        rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
+        titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
+        lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
+        lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
+        if self.bound is not None:
+            lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa, to leading order")
+        return "\n".join([*lines, _of_bias(self.factors[-1])])
+
+
+def _of_bias(factor: BatchFactor) -> str:
+    if factor.bias.low > 0:
+        share = max(factor.bias.value, 0.0) ** 0.5 / factor.gradient.value**0.5 if factor.gradient.value > 0 else float("nan")
+        return f"no batch removes the bias: {percent(float(f'{share:.2g}'))} of the gradient's norm"
+    return "no bias was found that a larger batch would leave: the interval of the squared bias holds 0"
+
+
+def batch_for(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    points: Points,
+    like: Points = None,
+    draws: int = 8,
+    *,
+    seed: int = 0,
+    level: float = 0.95,
+) -> BatchFactors:
+    """Measure the factor by which the batch must grow with some points for gradients to vary as little as with others.
+
+    That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
+    falls as the reciprocal of its size where samples round independently (Lemma 3). So it does for `act_bwd` and `grad`; not where samples
+    share a scale. Weights are rounded once, not for each draw, because all samples of a batch share that rounding: its effect on the
+    gradient is counted as bias (Lemma 1), which no batch removes. A loss that is a mean makes each sample's gradient smaller in a larger
+    batch, and formats of few exponent bits then underflow: give them a scale.
+
+    The model and all else is left as it was, as `gradient_error` does; so is what batches and losses must be.
+
+    Args:
+        model: A model converted by `qsim.convert`; its own points are ignored during the measurement.
+        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding.
+        batches: At least 3 batches, of one size.
+        points: Where all converted layers round: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
+            stay in full precision. `None`: nowhere.
+        like: The same for what they are compared with.
+        draws: Number of draws per batch.
+        seed: The seed of all random bits.
+        level: The confidence level of the intervals.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If the model has no points, a layer cannot round at those given, batches or draws are too few, batches differ in size,
+            gradients do not vary at all, or the loss is no scalar or draws.
+
+    Example:
+        >>> import torch, qsim
+        >>> from qsim.diagnostics import batch_for
+        >>> _ = torch.manual_seed(0)
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint())
+        >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e5m0", "stochastic"))
+        >>> batches = list(torch.randn(32, 16, 8))
+        >>> found = batch_for(model, lambda model, x: model(x).square().mean(), batches, points)
+        >>> found.factor.low > 1
+        True
+    """
+    check_arguments("batch_for", draws, seed, level)
+    weights = weights_of("batch_for", model)
+    settings = [_settings(weights, given) for given in (points, like)]
+    with borrowed(model, weights.layers, streams.stream("batch_for", seed)) as state:
+        drawn = Gradients("batch_for", model, loss, batches_of("batch_for", batches), weights, state)
+        counts = [draws if draws_bits(of_all) else 1 for of_all in settings]
+        found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
+        norms = drawn.squared_norms()
+    factors = [
+        _factor(title, _row(found, k), _row(other, k), _row(norms, k), counts, level)
+        for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
+    ]
+    return BatchFactors(tuple(factors), _words(points), _words(like), _bound(points, like), level)
+
+
+def _settings(weights: Weights, given: Points) -> list[FivePoint]:
+    """The points of each layer."""
+    points, count = resolve_points(given), len(weights.layers)
+    first, last = (given.first, given.last) if isinstance(given, Recipe) else (0, 0)
+    chosen = [points if first <= i < count - last else FivePoint() for i in range(count)]
+    for name, layer, own in zip(weights.names, weights.layers, chosen, strict=True):
+        check(Layer((name,), layer, ""), own)
+    return [in_use(layer, layer.own_points(own)) for layer, own in zip(weights.layers, chosen, strict=True)]
+
+
+def _row(found: Moments, k: int) -> Moments:
+    return Moments(*(column[k] for column in found))
+
+
+def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: list[int], level: float) -> BatchFactor:
+    parts = sampling(found, counts[0]), rounding(found)
+    total, like = parts[0].plus(parts[1]), sampling(other, counts[1]).plus(rounding(other))
+    if float(like.value) <= 0:
+        raise ValueError(f"batch_for: the gradient of {layer} does not vary under like: batches must differ, got the same ones")
+    measured = (*parts, like, squared_bias(found), squared_bias(norms))
+    return BatchFactor(layer, total.over(like).ratio_estimate(level), *(part.estimate(level) for part in measured))
+
+
+def _words(points: Points) -> str:
+    return str(points) if isinstance(points, Recipe) else "full precision" if points is None else str(resolve_points(points))
+
+
+def _bound(points: Points, like: Points) -> float | None:
+    """4 for each bit of mantissa that one has less than the other, if that is as many at every point that differs."""
+    removed = set()
+    for name in NAMES:
+        few, many = (quantizer_of(resolve_points(given), name) for given in (points, like))
+        if few == many:
+            continue
+        if few is None or many is None or not isinstance(few.format, Float) or not isinstance(many.format, Float):
+            return None
+        removed.add(many.format.mantissa - few.format.mantissa)
+    return 4.0 ** removed.pop() if len(removed) == 1 and min(removed) >= 0 else None

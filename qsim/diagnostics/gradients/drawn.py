@@ -1,0 +1,204 @@
+"""Gradients of a model's weights, drawn again and again under points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qsim.diagnostics.gradients.borrowed import Borrowed
+from qsim.diagnostics.gradients.statistics import Moments, added, moments
+from qsim.nn.converting.layers import layers as layers_of
+from qsim.nn.modules import FivePointModule
+from qsim.random import streams
+from qsim.recipes.five_point import FivePoint
+
+Loss = Callable[[Any, Any], Tensor]
+
+#: Two gradients of one batch in full precision that are further apart than this, relative to their norm, have noise that is not rounding's.
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights whose gradients are looked at: matrices, tables and kernels of the layers that `convert` made round.
+
+    Attributes:
+        names: The name of each layer.
+        layers: The layers.
+        tensors: All their weights that want gradients, each once.
+        owned: Of each layer that has such weights, the name and which they are.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[FivePointModule, ...]
+    tensors: tuple[Tensor, ...]
+    owned: dict[str, tuple[int, ...]]
+
+
+def weights_of(owner: str, model: nn.Module) -> Weights:
+    """The weights of a converted model.
+
+    Raises:
+        TypeError: If it is no model.
+        ValueError: If no layer was converted, or none has a weight that wants a gradient.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
+    found = [(layer.title, layer.module) for layer in layers_of(model) if isinstance(layer.module, FivePointModule)]
+    if not found:
+        raise ValueError(f"{owner}: no layer of the model has points: call qsim.convert on it first")
+    places: dict[Tensor, int] = {}
+    owned = {}
+    for title, layer in found:
+        mine = [weight for weight in layer.parameters() if weight.dim() > 1 and weight.requires_grad]
+        if mine:
+            owned[title] = tuple(places.setdefault(weight, len(places)) for weight in mine)
+    if not places:
+        raise ValueError(f"{owner}: no weight of a layer with points requires a gradient")
+    return Weights(tuple(title for title, _ in found), tuple(layer for _, layer in found), tuple(places), owned)
+
+
+class Gradients:
+    """Draws gradients of a borrowed model.
+
+    Args:
+        owner: Who asks, as errors say it.
+        model: The model.
+        loss: Gives a batch's loss, a scalar.
+        batches: The batches.
+        weights: Whose gradients.
+        state: The model's loan.
+    """
+
+    def __init__(self, owner: str, model: nn.Module, loss: Loss, batches: Sequence[Any], weights: Weights, state: Borrowed) -> None:
+        self._owner, self._model, self._loss, self._batches = owner, model, loss, batches
+        self._weights, self._state = weights, state
+        self._passes = 0
+        self.reference = self._in_full_precision()
+
+    def moments(self, points: Sequence[FivePoint], draws: int, redraw_weights: bool) -> Moments:
+        """The moments of each layer's weights, as rows, and last those of all weights.
+
+        Args:
+            points: Those of each layer, as `in_use` gives them.
+            draws: How often each batch's gradient is drawn.
+            redraw_weights: Whether weights are rounded again for each draw, or once for all.
+        """
+        self._state.set_points(points)
+        means = [torch.empty_like(reference) for reference in self.reference]
+        spreads = torch.zeros(len(means), len(self._batches), dtype=torch.float64)
+        for i, batch in enumerate(self._batches):
+            found = [_Spread() for _ in means]
+            for _ in range(draws):
+                for spread, gradient in zip(found, self._pass(batch, redraw_weights), strict=True):
+                    spread.add(gradient)
+            for k, spread in enumerate(found):
+                means[k][i] = spread.mean
+                spreads[k, i] = spread.variance
+        return self._by_layer(means, spreads)
+
+    def full_precision(self) -> Moments:
+        """The same for the gradients in full precision."""
+        return self._by_layer(self.reference, torch.zeros(len(self.reference), len(self._batches), dtype=torch.float64))
+
+    def squared_norms(self) -> Moments:
+        """Moments whose bias is the full-precision gradient itself."""
+        zeros = [torch.zeros_like(rows) for rows in self.reference]
+        return self._by_layer(self.reference, torch.zeros(len(zeros), len(self._batches), dtype=torch.float64), zeros)
+
+    def _by_layer(self, means: Sequence[Tensor], spreads: Tensor, reference: Sequence[Tensor] | None = None) -> Moments:
+        rows = zip(means, spreads, self.reference if reference is None else reference, strict=True)
+        of_weights = [Moments(*(part.cpu() for part in moments(mean, spread.to(mean.device), base))) for mean, spread, base in rows]
+        of_layers = [added([of_weights[k] for k in own]) for own in self._weights.owned.values()]
+        return Moments(*(torch.stack(column) for column in zip(*of_layers, added(of_weights), strict=True)))
+
+    def _in_full_precision(self) -> list[Tensor]:
+        self._state.set_points([FivePoint()] * len(self._weights.layers))
+        rows = [self._pass(batch, False) for batch in self._batches]
+        again = self._pass(self._batches[0], False)
+        apart = sum(float((one - other).double().square().sum()) for one, other in zip(rows[0], again, strict=True))
+        if apart > _SAME**2 * sum(float(one.double().square().sum()) for one in again):
+            what = "the loss of a batch in full precision differs from call to call, by noise that is not rounding's"
+            raise ValueError(f"{self._owner}: {what}: take dropout out, by model.eval() or p=0, and draw nothing in loss")
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    def _pass(self, batch: Any, redraw_weights: bool) -> list[Tensor]:
+        """One gradient of each weight, flat, in float32 or what is wider."""
+        self._passes += redraw_weights
+        number = streams.stream("diagnostics", self._passes) if redraw_weights else 0
+        self._state.set_streams([number] * len(self._weights.layers))
+        try:
+            with torch.enable_grad():
+                value = self._loss(self._model, batch)
+                self._check(value)
+                found = torch.autograd.grad(value, self._weights.tensors, allow_unused=True, materialize_grads=True)
+        finally:
+            self._state.forget()
+        return [x.detach().flatten().to(torch.promote_types(x.dtype, torch.float32)) for x in found]
+
+    def _check(self, value: object) -> None:
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            got = f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{self._owner}: loss must give one number that gradients can be taken of, got {got}")
+
+
+class _Spread:
+    """Mean and variance of vectors that come one by one (Welford)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._squares: Tensor | float = 0.0
+        self.mean: Tensor = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        wide = x.double()
+        self._count += 1
+        if self._count == 1:
+            self.mean = wide
+            return
+        before = wide - self.mean
+        self.mean = self.mean + before / self._count
+        self._squares = self._squares + torch.dot(before, wide - self.mean)
+
+    @property
+    def variance(self) -> Tensor | float:
+        return self._squares / (self._count - 1) if self._count > 1 else 0.0
+
+
+def check_arguments(owner: str, draws: int, seed: int, level: float) -> None:
+    """Raise an error for numbers with which nothing can be measured."""
+    for name, number in (("draws", draws), ("seed", seed)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{owner}: {name} must be an int, got {number!r}")
+    if draws < 2:
+        raise ValueError(f"{owner}: draws must be 2 or more, or there is no spread to see, got {draws}")
+    if not isinstance(level, float) or not 0 < level < 1:
+        raise ValueError(f"{owner}: level must be a probability between 0 and 1, got {level!r}")
+
+
+def batches_of(owner: str, batches: Iterable[Any]) -> list[Any]:
+    """All batches.
+
+    Raises:
+        ValueError: If they are too few, or not of one size.
+    """
+    found = list(batches)
+    if len(found) < 3:
+        raise ValueError(f"{owner}: batches must be 3 or more, or there are no intervals, got {len(found)}")
+    sizes = [_size(batch) for batch in found]
+    for number, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: leave that one out")
+    return found
+
+
+def _size(batch: Any) -> int | None:
+    """The length of the first tensor in a batch, if there is one."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((size for size in map(_size, parts) if size is not None), None)

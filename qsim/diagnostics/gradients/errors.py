@@ -1,0 +1,188 @@
+"""Bias and variance of a model's gradients, point by point: Lemma 2 of *Training with Fewer Bits*, measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from qsim.diagnostics.gradients.borrowed import borrowed
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.error import GradientError
+from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
+from qsim.diagnostics.gradients.statistics import Moments, rounding, sampling, squared_bias
+from qsim.diagnostics.gradients.text import flat, percent
+from qsim.random import streams
+from qsim.recipes.five_point import FivePoint
+from qsim.text.columns import aligned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: The row of all weights together, and the two that are no point: everything rounded, and nothing.
+ALL_WEIGHTS, ALL, NONE = "all weights", "all", "none"
+#: What an error is made of.
+PARTS = ("bias", "sampling", "rounding")
+
+
+@dataclass(frozen=True)
+class GradientErrors:
+    """Bias and variance of gradients; prints as a table.
+
+    Attributes:
+        errors: One for each layer and point.
+        batches: Number of batches.
+        draws: Number of draws per batch.
+        level: The confidence level of the intervals.
+    """
+
+    errors: tuple[GradientError, ...]
+    batches: int
+    draws: int
+    level: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The errors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
+        return [flat(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
+
+    def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
+        """The error of a layer at a point.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        for error in self.errors:
+            if (error.layer, error.point) == (layer, point):
+                return error
+        known = [sorted({getattr(error, name) for error in self.errors}) for name in ("layer", "point")]
+        raise KeyError(f"no error of layer {layer!r} at point {point!r}: layers are {known[0]}, points {known[1]}")
+
+    def worst(self, by: str) -> tuple[GradientError, ...]:
+        """The errors, from largest to smallest relative to the squared gradient of their layer.
+
+        Args:
+            by: `"bias"`, `"sampling"` or `"rounding"`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        if by not in PARTS:
+            raise ValueError(f"by: must be one of {', '.join(PARTS)}; got {by!r}")
+        # A layer without a gradient to speak of may have an estimate of it below zero.
+        return tuple(sorted(self.errors, key=lambda e: -getattr(e, by).value / max(e.gradient.value, sys.float_info.min)))
+
+    def table(self, by: str | None = None, rows: int | None = None) -> str:
+        """The errors as a human-readable table.
+
+        Args:
+            by: The sort key; see `worst`. In the order of the model by default.
+            rows: Number of rows; all by default.
+        """
+        errors = (self.errors if by is None else self.worst(by))[:rows]
+        cells = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding, e.gradient))) for e in errors]
+        titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
+        note = f"squared norms, with intervals of {percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
+        return f"{aligned([titles, *cells])}\n{note}"
+
+    def __str__(self) -> str:
+        """The whole table."""
+        return self.table()
+
+    def plot(self, ax: Axes | None = None, layer: str = ALL_WEIGHTS) -> Axes:
+        """Draw a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
+
+        Args:
+            ax: Where to draw; new axes by default.
+            layer: The layer.
+        """
+        from qsim.diagnostics.gradients.figure import bars
+
+        return bars([error for error in self.errors if error.layer == self.of(NONE, layer).layer], ax)
+
+
+def gradient_error(
+    model: nn.Module, loss: Loss, batches: Iterable[Any], draws: int = 8, *, seed: int = 0, level: float = 0.95
+) -> GradientErrors:
+    """Measure bias and variance of a converted model's gradients, for each of its points separately and for all together.
+
+    The measured point rounds in all layers, the others do not round. Bias is against the same model in full precision, on the same batches,
+    and variance is split into what batches and what rounding contribute. Stochastic rounding in the backward pass only adds variance (Lemma
+    2). Rounding in the forward pass, above all of weights, changes the loss whose gradient is taken: a bias that no batch size removes
+    (Lemma 1).
+
+    Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, including weights. Estimates
+    are unbiased, so that an estimate of zero can be negative as well as positive; intervals come from leaving out one batch at a time, and
+    hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators are
+    left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.
+
+    Args:
+        model: A model converted by `qsim.convert`.
+        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding, so no dropout.
+        batches: At least 3 batches, of one size.
+        draws: Number of draws per batch where rounding is stochastic.
+        seed: The seed of all random bits.
+        level: The confidence level of the intervals.
+
+    Returns:
+        An error of each layer for each point that the model rounds at, for `"all"` and for `"none"`; and the same of all weights together.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If the model has no points, batches or draws are too few, batches differ in size, or the loss is no scalar or draws.
+
+    Example:
+        >>> import torch, qsim
+        >>> from qsim.diagnostics import gradient_error
+        >>> _ = torch.manual_seed(0)
+        >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e4m1", "stochastic"))
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), points)
+        >>> batches = list(torch.randn(5, 16, 8))
+        >>> found = gradient_error(model, lambda model, x: model(x).square().mean(), batches, draws=4)
+        >>> error = found.of("act_bwd")
+        >>> error.bias.low < 0 < error.bias.high and error.rounding.low > 0
+        True
+        >>> [row["point"] for row in found.rows() if row["layer"] == "all weights"]
+        ['none', 'act_bwd', 'all']
+    """
+    check_arguments("gradient_error", draws, seed, level)
+    weights = weights_of("gradient_error", model)
+    settings = _settings(weights)
+    with borrowed(model, weights.layers, streams.stream("gradient_error", seed)) as state:
+        given = batches_of("gradient_error", batches)
+        drawn = Gradients("gradient_error", model, loss, given, weights, state)
+        found = {NONE: (drawn.full_precision(), 1)}
+        for name, points in settings.items():
+            count = draws if draws_bits(points) else 1
+            found[name] = drawn.moments(points, count, redraw_weights=True), count
+        norms = drawn.squared_norms()
+    errors = tuple(
+        _error(title, name, _row(of_all, k), count, _row(norms, k), level)
+        for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
+        for name, (of_all, count) in found.items()
+    )
+    return GradientErrors(errors, len(given), draws, level)
+
+
+def _settings(weights: Weights) -> dict[str, list[FivePoint]]:
+    """The points of each layer, for each point that one of them has, alone, and for all."""
+    own = [layer.points for layer in weights.layers]
+    names = [name for name in NAMES if any(quantizer_of(points, name) is not None for points in own)]
+    chosen = {name: [alone(points, name) for points in own] for name in names} | {ALL: own}
+    return {name: [in_use(layer, points) for layer, points in zip(weights.layers, of_all, strict=True)] for name, of_all in chosen.items()}
+
+
+def draws_bits(points: Sequence[FivePoint]) -> bool:
+    """Whether anything is rounded stochastically, so that two draws can differ."""
+    return any(own.is_stochastic or own.weight_is_stochastic for own in points)
+
+
+def _row(found: Moments, k: int) -> Moments:
+    return Moments(*(column[k] for column in found))
+
+
+def _error(layer: str, point: str, found: Moments, draws: int, norms: Moments, level: float) -> GradientError:
+    measured = squared_bias(found), sampling(found, draws), rounding(found), squared_bias(norms)
+    return GradientError(layer, point, *(part.estimate(level) for part in measured))

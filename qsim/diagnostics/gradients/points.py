@@ -1,0 +1,63 @@
+"""Points of which one rounds alone, and layers that have other points for a while."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.modules import FivePointModule
+from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Delayed
+
+#: The six points, in the order of Algorithms 1 and 2.
+NAMES = tuple(field.name for field in fields(FivePoint))
+
+
+def alone(points: FivePoint, name: str) -> FivePoint:
+    """Points of which one rounds as it does and the others do not.
+
+    A backward point that is `"same"` rounds as the forward point does, with bits of its own. Where operands are transformed all stay so,
+    and are rounded to fp32 instead, for a transform cancels only against its own. In the same way the product that gives ∇A keeps its
+    gradient in fp32 when `grad_w` is alone, and the other one when `grad` is.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.FivePoint(act="e4m3", weight="e4m3", act_bwd="same", grad="e5m2")
+        >>> print(alone(points, "act_bwd"), alone(points, "grad"), sep="; ")
+        act_bwd=e4m3; grad=e5m2
+    """
+    given = {point: quantizer_of(points, point) for point in NAMES}
+    kept: dict[str, Quantizer | None] = {}
+    for point, quantizer in given.items():
+        needed = quantizer is not None and (quantizer.transform is not None or (points.grad_w is not None and point in ("grad", "grad_w")))
+        kept[point] = quantizer if point == name else _exact(quantizer.transform) if quantizer is not None and needed else None
+    return FivePoint(**kept)
+
+
+def quantizer_of(points: FivePoint, name: str) -> Quantizer | None:
+    """What rounds at a point, that of the forward pass where it is to be the same."""
+    point = getattr(points, name)
+    found: Quantizer | None = getattr(points, name.removesuffix("_bwd")) if isinstance(point, str) else point
+    return found
+
+
+def _exact(transform: Hadamard | None) -> Quantizer:
+    """A quantizer that leaves float32 as it is."""
+    return Quantizer("fp32", overflow="nonfinite", transform=transform)
+
+
+def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
+    """Points for a layer of which delayed scales follow from the histories that the layer has.
+
+    Raises:
+        ValueError: If a point has a delayed scale and the layer has no history for it.
+    """
+    found = {}
+    for name in NAMES:
+        point = getattr(points, name)
+        if isinstance(point, Quantizer) and isinstance(point.scale, Delayed):
+            # What rounded as the forward point did shares its history.
+            shared = getattr(layer.points, name) == "same"
+            found[name] = layer.with_history(name.removesuffix("_bwd") if shared else name, point)
+    return replace(points, **found) if found else points

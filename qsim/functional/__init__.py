@@ -1,0 +1,7 @@
+"""Rounding of single tensors: to values, to codes, and back."""
+
+from qsim.functional.codes import decode, encode
+from qsim.functional.threshold import threshold_quantize
+from qsim.functional.values import quantize, quantize_
+
+__all__ = ["decode", "encode", "quantize", "quantize_", "threshold_quantize"]

@@ -1,0 +1,140 @@
+"""Transforms applied before rounding: they spread outliers over their neighbours, and cancel in a product of two operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from qsim.formats.base import check_integer
+from qsim.functional.arguments import check_input
+from qsim.scaling.geometry import dim_of
+from qsim.text.parsing import read_call
+from qsim_kernels.reference.hadamard import signs_of
+from qsim_kernels.scales import Turn
+
+__all__ = ["Hadamard", "resolve"]
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """The orthonormal Hadamard transform of blocks along a dimension.
+
+    A block `x` becomes `H S x / sqrt(size)`: `S` changes the signs of some elements and `H` is Sylvester's matrix of ones and minus ones. A
+    shorter last block is split into powers of two, so that every shape has a transform. Two operands that are both transformed along the
+    dimension over which their product sums have the same product as before. Finite values beyond float32's largest divided by `size`
+    saturate first, so that no sum of a block overflows (float64's, for a float64 tensor).
+
+    Args:
+        size: Elements of a block: a power of two.
+        random_signs: Whether to change signs; which ones depends only on `seed`, so that all operands, devices and processes agree.
+        seed: Selects the signs.
+
+    Example:
+        >>> import torch, qsim
+        >>> hadamard = qsim.transforms.Hadamard(4, random_signs=False)
+        >>> hadamard(torch.tensor([8.0, 0.0, 0.0, 0.0]))
+        tensor([4., 4., 4., 4.])
+        >>> hadamard.inverse(torch.tensor([4.0, 4.0, 4.0, 4.0]))
+        tensor([8., 0., 0., 0.])
+    """
+
+    size: int
+    random_signs: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("Hadamard", "size", self.size, 2, 1024)
+        if self.size & (self.size - 1):
+            raise ValueError(f"Hadamard: size must be a power of two, got {self.size}")
+        if not isinstance(self.random_signs, bool):
+            raise TypeError(f"Hadamard: random_signs must be True or False, got {self.random_signs!r}")
+        check_integer("Hadamard", "seed", self.seed, 0, 2**63 - 1)
+
+    def turn(self, shape: Sequence[int], dim: int = -1) -> tuple[int, ...]:
+        """The transform of a tensor of a shape along a dimension, in the form that the operators take."""
+        dim = dim_of("Hadamard", dim, shape)
+        return tuple(Turn(self.size, shape[dim], math.prod(shape[dim + 1 :]), self.seed if self.random_signs else -1))
+
+    def __call__(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Transform a tensor along a dimension: computed in float32 (float64 for float64), returned in the tensor's dtype."""
+        check_input("Hadamard", x)
+        return self.wide(x, dim).to(x.dtype)
+
+    def wide(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The transform in the dtype in which it is computed."""
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), False)
+
+    def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
+        """The arguments of the transform."""
+        check_input("Hadamard", x)
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)
+
+
+class _Turned(torch.autograd.Function):
+    """A transform or its inverse. The gradient applies the other one to the upstream gradient, because the transform is orthonormal."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
+        return _inverted(x, transform, dim) if inverse else torch.ops.qsim.turned.default(x, transform.turn(x.shape, dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *facts = inputs
+        ctx.facts = *facts, x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        transform, dim, inverse, dtype = ctx.facts
+        return _turned(gradients[0], transform, dim, not inverse).to(dtype), None, None, None
+
+
+class _ForwardTurned(_Turned):
+    """The same with forward mode: a separate class, because torch.compile does not support classes that have a `jvp`."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _turned(tangents[0], *ctx.facts[:3])
+
+
+def _turned(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
+    function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
+    return function.apply(x, transform, dim, inverse)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
+    """The inverse: Sylvester's matrix and the signs are their own inverses, so the signs are applied after it instead of before it."""
+    turn = transform.turn(x.shape, dim)
+    plain = Turn(*turn)._replace(signs=-1)
+    signs = x.new_tensor(signs_of(Turn(*turn)), dtype=torch.promote_types(x.dtype, torch.float32))
+    along = signs.repeat(-(-plain.length // plain.size))[: plain.length]
+    return torch.ops.qsim.turned.default(x, plain) * along.view(-1, *[1] * (x.dim() - 1 - dim))  # type: ignore[no-any-return]
+
+
+def resolve(transform: str | Hadamard | None) -> Hadamard | None:
+    """Resolve a transform or its `repr` to a transform.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If a string is not such a call.
+
+    Example:
+        >>> from qsim.functional import hadamard as transforms
+        >>> transforms.resolve("Hadamard(16)")
+        Hadamard(size=16, random_signs=True, seed=0)
+    """
+    if transform is None or isinstance(transform, Hadamard):
+        return transform
+    if not isinstance(transform, str):
+        raise TypeError(f"transform must be a qsim.transforms.Hadamard, got {transform!r}")
+    found: Hadamard | None = read_call(transform, {"Hadamard": Hadamard})
+    if found is None:
+        raise ValueError(f"transform must be Hadamard(…), got {transform!r}")
+    return found

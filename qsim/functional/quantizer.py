@@ -1,0 +1,164 @@
+"""Quantizers: format, rounding and overflow in one frozen, callable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from qsim import rounding as _rounding
+from qsim.formats import Format, name_of
+from qsim.functional import quantize
+from qsim.functional.arguments import Spelling, check_input, spelling
+from qsim.functional.hadamard import Hadamard, resolve as resolve_transform
+from qsim.rounding import NEAREST, Overflow, Rounding, Stochastic
+from qsim.scaling import Blocks, Scaling, block, resolve as resolve_scale
+from qsim.scaling.block import Block
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """The rounding of a tensor at one point: to a format, with or without scales.
+
+    Args:
+        format: A name, a torch dtype or a `Format`; kept as a `Format`. For a block format, its element format and its scale are kept.
+        rounding: A name or a `Rounding`; kept as a `Rounding`.
+        overflow: `"saturate"` or `"nonfinite"`.
+        clip_gradient: Make the gradient zero where a value is beyond the format's range.
+        scale: How values are scaled before rounding: one of the kinds in `qsim.scaling`, its `repr`, or `"tensor"`; `None` for no scaling.
+        transform: Applied before scaling and rounding: a `qsim.transforms.Hadamard`, or its `repr`. It is not undone: in a product of two
+            operands it cancels.
+
+    Example:
+        >>> import torch, qsim
+        >>> spec = qsim.Quantizer("e4m1", rounding="stochastic")
+        >>> spec
+        Quantizer(format=Float(4, 1), rounding=Stochastic(), overflow='saturate', clip_gradient=False, scale=None, transform=None)
+        >>> spec(torch.tensor([1.0, 1.5, 2.0]))
+        tensor([1.0000, 1.5000, 2.0000])
+    """
+
+    format: Format
+    rounding: Rounding
+    overflow: Overflow = "saturate"
+    clip_gradient: bool = False
+    scale: Scaling | None = None
+    transform: Hadamard | None = None
+
+    #: The arguments for the operators, computed once for all calls. Not a field, because it follows from the fields.
+    spelt: ClassVar[Spelling]
+
+    def __init__(
+        self,
+        format: str | torch.dtype | Format | Block,
+        rounding: str | Rounding = NEAREST,
+        overflow: Overflow = "saturate",
+        clip_gradient: bool = False,
+        scale: str | Scaling | None = None,
+        transform: str | Hadamard | None = None,
+    ) -> None:
+        _rounding.check_overflow(overflow)
+        if not isinstance(clip_gradient, bool):
+            raise TypeError(f"Quantizer: clip_gradient must be True or False, got {clip_gradient!r}")
+        element, scaling = block.resolve(format), resolve_scale(scale)
+        if isinstance(element, Block):
+            if scaling is not None:
+                raise ValueError(f"Quantizer: {format!r} has scales of its own, got scale={scale!r}")
+            scaling, element = element.along(-1), element.element
+        if scaling is not None and clip_gradient:
+            raise ValueError("Quantizer: clip_gradient=True is for formats without scales: under scales there is no range to leave")
+        turning = resolve_transform(transform)
+        if turning is not None and clip_gradient:
+            raise ValueError("Quantizer: clip_gradient=True: after a transform no element is beyond the range by itself")
+        object.__setattr__(self, "format", element)
+        object.__setattr__(self, "rounding", _rounding.resolve(rounding))
+        object.__setattr__(self, "overflow", overflow)
+        object.__setattr__(self, "clip_gradient", clip_gradient)
+        object.__setattr__(self, "scale", scaling)
+        object.__setattr__(self, "transform", turning)
+        object.__setattr__(self, "spelt", spelling(self.format, self.rounding, overflow))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Objects pickled by older versions, with fewer attributes, get the missing ones here.
+        Quantizer.__init__(self, **{field.name: state[field.name] for field in fields(self)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The quantizer as plain strings and booleans, for a configuration file; `Quantizer(**…)` restores it.
+
+        Example:
+            >>> import qsim
+            >>> qsim.Quantizer("e4m1", qsim.Stochastic(bits=6)).to_dict()
+            {'format': 'Float(4, 1)', 'rounding': 'Stochastic(bits=6)', 'overflow': 'saturate', 'clip_gradient': False}
+        """
+        name = name_of(self.format)
+        rounding = repr(self.rounding) if isinstance(self.rounding, Stochastic) else str(self.rounding)
+        found = {"format": name, "rounding": rounding, "overflow": self.overflow, "clip_gradient": self.clip_gradient}
+        found |= {"scale": repr(self.scale)} if self.scale is not None else {}
+        return found | ({"transform": repr(self.transform)} if self.transform is not None else {})
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        seed: int | Tensor | None = None,
+        stream: int = 0,
+        offset: int = 0,
+        dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Round a tensor; the arguments are those of `quantize`.
+
+        A transform is applied along the dimension of the blocks, or along the last one.
+        """
+        if self.transform is not None:
+            check_input("quantize", x)
+            dtype = x.dtype if dtype is None and out is None else dtype
+            x = self.transform.wide(x, self.scale.dim if isinstance(self.scale, Blocks) else -1)
+        return quantize(
+            x,
+            self.format,
+            rounding=self.rounding,
+            overflow=self.overflow,
+            clip_gradient=self.clip_gradient,
+            scale=self.scale,
+            generator=generator,
+            seed=seed,
+            stream=stream,
+            offset=offset,
+            dtype=dtype,
+            out=out,
+        )
+
+
+#: A specification of a rounding: a quantizer, a format (round-to-nearest), or `None` for no rounding.
+Point = Quantizer | str | torch.dtype | Format | Block | None
+
+
+def is_stochastic(point: Quantizer | str | None) -> bool:
+    """Whether a point draws random bits."""
+    return isinstance(point, Quantizer) and point.spelt.is_stochastic
+
+
+def short(point: Quantizer) -> str:
+    """A short description of a point: the format, scales, transform and non-default settings."""
+    facts = point.to_dict()
+    details = [facts["rounding"]] if facts["rounding"] != "nearest" else []
+    details += [facts["overflow"]] if facts["overflow"] != "saturate" else []
+    details += ["clip_gradient"] if facts["clip_gradient"] else []
+    details += [f"after hadamard({point.transform.size})"] if point.transform is not None else []
+    return " ".join([_name(point, facts["format"]), *details])
+
+
+def _name(point: Quantizer, element: str) -> str:
+    """The block format's name if element and scale form one; else the name of the format, and its scale."""
+    if point.scale is None:
+        return element
+    dim = point.scale.dim if isinstance(point.scale, Blocks) else -1
+    of_block = (name for name, spec in block.NAMED.items() if (spec.element, spec.along(dim)) == (point.format, point.scale))
+    return next(of_block, f"{element} {point.scale}")

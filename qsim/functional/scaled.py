@@ -1,0 +1,127 @@
+"""Rounding under scales: from a format, a scale and a tensor to the operators, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from qsim.formats import Format
+from qsim.functional.arguments import Spelling
+from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
+from qsim_kernels import scales as numbers
+from qsim_kernels.scales import Restore
+
+
+class Share(Protocol):
+    """A process's shard of a distributed tensor."""
+
+    def of_all(self, amaxes: Tensor) -> Tensor:
+        """The largest magnitude of the whole tensor, from that of the share."""
+
+    def of_channels(self, amaxes: Tensor) -> Tensor:
+        """Those of the whole tensor's channels, from those of the share's."""
+
+
+class Scaled(NamedTuple):
+    """A tensor rounded under scales.
+
+    Attributes:
+        values: The values, or the elements without their scales.
+        scales: float32, by matrix, tile down and tile along; of blocks and tiles only if the elements were not multiplied with them again.
+        under: The scale of the whole tensor, 0-d float32, if the scales are under one.
+    """
+
+    values: Tensor
+    scales: Tensor | None
+    under: Tensor | None
+
+
+class Layout(NamedTuple):
+    """The layout and parameters of scales for a tensor of a shape, in the form that the operators take.
+
+    Attributes:
+        tiles: Which elements share a scale.
+        making: How scales are made.
+        turn: The numbers of a transform that goes before: see `qsim.transforms`.
+        whole: The tiles of the scale that they are under, if there is one.
+        largest: How that is made.
+    """
+
+    tiles: numbers.Tiles
+    making: tuple[str, str]
+    turn: Sequence[int] = ()
+    whole: numbers.Tiles | None = None
+    largest: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: numbers.Tiles, turn: Sequence[int] = ()) -> Layout:
+        """The layout of a tensor of a shape, whose elements are rounded to a format."""
+        making = scaling.spelling(element)
+        if scaling.outer is None:
+            return cls(tiles, making, turn)
+        return cls(tiles, making, turn, scaling.outer.tiles(shape), scaling.outer.spelling(element, scaling.format))
+
+
+def quantize_scaled(
+    x: Tensor,
+    spelt: Spelling,
+    scaling: Scaling,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
+    dtype: torch.dtype,
+    restore: Restore = Restore.ALL,
+    layout: Layout | None = None,
+    share: Share | None = None,
+    known: Tensor | None = None,
+) -> Scaled:
+    """Round a tensor under scales that follow from itself.
+
+    Args:
+        x: Values.
+        spelt: The elements' format and their rounding.
+        scaling: The scales.
+        seed: See `qsim.quantize`.
+        stream: See `qsim.quantize`.
+        offset: See `qsim.quantize`.
+        dtype: The dtype of the values.
+        restore: What the elements are multiplied with again.
+        layout: How scales lie in the tensor, if not as the scaling says.
+        share: How the largest magnitude of the whole tensor is found, if this is a share of it.
+        known: The scales, if they were made before.
+    """
+    ops = torch.ops.qsim
+    if layout is None:
+        layout = Layout.of(scaling, spelt.format, x.shape, scaling.tiles(x.shape))
+    own, turn = _numbers(layout.tiles), layout.turn
+    rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
+    under = None
+    if layout.whole is not None:
+        amax = ops.amaxes.default(x, _numbers(layout.whole), turn, True)
+        amax = amax if share is None else share.of_all(amax)
+        of_whole = ops.scales.default(amax, None, *layout.largest)
+        under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
+    if isinstance(scaling, (Blocks, Tiles)):
+        values, scales = ops.quantize_tiles.default(x, under, own, turn, *layout.making, *rounding)
+        return Scaled(values, None if restore else scales, under)
+    if known is None:
+        known = _scales(x, scaling, under, layout, share)
+    return Scaled(ops.quantize_scaled.default(x, known, under, own, turn, *rounding), known, under)
+
+
+def _scales(x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:
+    """The scales of a whole tensor or of channels: what many elements share is known when all have been read, so they are read again."""
+    if isinstance(scaling, Given):
+        return x.new_full(layout.tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
+    amaxes = torch.ops.qsim.amaxes.default(x, _numbers(layout.tiles), layout.turn, False)
+    if share is not None:
+        amaxes = share.of_channels(amaxes) if isinstance(scaling, Channel) else share.of_all(amaxes)
+    return torch.ops.qsim.scales.default(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
+
+
+def _numbers(tiles: numbers.Tiles) -> list[int]:
+    """Tiles as operators take them: what torch.compile writes into a graph is neither a NamedTuple nor a truth value among sizes."""
+    return [*tiles[:4], int(tiles.across)]

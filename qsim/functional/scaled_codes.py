@@ -1,0 +1,148 @@
+"""Scaled codes: a tensor's elements and its scales, both as bit patterns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim.formats import FP32, Format
+from qsim.functional import packing
+from qsim.functional.arguments import Spelling, refuse_dtype, spelling
+from qsim.functional.scaled import quantize_scaled
+from qsim.scaling import Scaling
+from qsim_kernels.ops import code_dtype
+from qsim_kernels.reference.rounding import one_nan
+from qsim_kernels.reference.scaling import saturated, under_whole
+from qsim_kernels.scales import Restore
+
+
+class ScaledCodes(NamedTuple):
+    """The result of `encode` with scales, and the input of `decode`.
+
+    A block whose scale is NaN, because an element was not finite, decodes to NaN, whatever its elements' codes. `encode` gives these the
+    code of NaN if the elements' format has one, else that of its largest value.
+
+    Attributes:
+        codes: The elements' codes, in the tensor's shape, or packed along its last dimension.
+        scales: The scales' codes in their own format (uint8 for E8M0, an exponent plus 127, and for E4M3); float32 values where that is
+            fp32. In the tensor's shape, but as many along each dimension as there are scales.
+        outer: The scale of the whole tensor, a 0-d float32 tensor, if there is one.
+
+    Example:
+        >>> import torch, qsim
+        >>> qsim.encode(torch.tensor([[0.5, 1.0, -6.0, 0.0], [64.0, 0.0, 0.0, 0.0]]), qsim.Block("e2m1", size=4), packed=True)
+        ScaledCodes(codes=tensor([[33, 15],
+                [ 6,  0]], dtype=torch.uint8), scales=tensor([[127],
+                [131]], dtype=torch.uint8), outer=None)
+    """
+
+    codes: Tensor
+    scales: Tensor
+    outer: Tensor | None = None
+
+
+def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, packed: bool) -> None:
+    """Raise an error for formats without codes, or whose codes cannot represent the result of `quantize`."""
+    fmt, wide = spelt.format, torch.promote_types(x.dtype, torch.float32)
+    scaling.tiles(x.shape)
+    if scaling.format != FP32 and not scaling.format.has_nan:
+        raise ValueError(f"encode: {scaling.format!r} has no code of NaN, the scale of what is not finite; choose scales that have")
+    if overflow != "saturate" and not fmt.has_nan:
+        raise ValueError(f"encode: overflow={overflow!r} makes NaN of what overflows, for which {fmt!r} has no code")
+    if wide not in spelt.holders:
+        refuse_dtype(spelt, wide, "encode: what x is divided in")
+    if packed:
+        packing.check(fmt, x.shape)
+
+
+def encode_scaled(
+    x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, overflow: str, packed: bool
+) -> ScaledCodes:
+    """The codes of what `quantize_scaled` gives, element by element and scale by scale; the arguments are its, and two of `encode`."""
+    fmt, narrowest = spelt.format, spelt.holders[0]
+    elements, scales, outer = quantize_scaled(x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
+    codes = _codes(elements, spelling(fmt, "nearest", overflow))
+    assert scales is not None  # nothing was multiplied with them
+    scales = scales.view(scaling.counts(x.shape))
+    if scaling.format != FP32:
+        scales = _codes(scales, spelling(scaling.format, "nearest", "saturate"))
+    return ScaledCodes(packing.pack(codes, fmt.bits) if packed else codes, scales, outer)
+
+
+def check_codes(codes: object, fmt: Format, packed: bool) -> Tensor:
+    """Raise an error unless these are codes of a format's values; return them unpacked."""
+    if not isinstance(codes, Tensor):
+        raise TypeError(f"decode: codes must be a tensor, got {type(codes).__name__}")
+    expected = torch.uint8 if packed else code_dtype(fmt.bits)
+    if codes.layout != torch.strided:
+        raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
+    if codes.dtype != expected:
+        raise TypeError(f"decode: {fmt!r} has codes in {expected}, got {codes.dtype}")
+    return packing.unpack(codes, fmt) if packed else codes
+
+
+def check_scaled_codes(given: ScaledCodes, fmt: Format, scaling: Scaling, packed: bool) -> Tensor:
+    """Raise an error for codes and scales that do not go together; gives the codes unpacked."""
+    codes = check_codes(given.codes, fmt, packed)
+    _check_scales(codes, given.scales, scaling)
+    _check_outer(given.outer, scaling)
+    for name, tensor in (("scales", given.scales), ("outer", given.outer)):
+        if tensor is not None and tensor.device != codes.device:
+            raise ValueError(f"decode: {name} is on {tensor.device}, codes on {codes.device}: they must be on the same device")
+    return codes
+
+
+def _check_scales(codes: Tensor, scales: object, scaling: Scaling) -> None:
+    if not isinstance(scales, Tensor):
+        raise TypeError(f"decode: scales must be a tensor, got {type(scales).__name__}")
+    expected = torch.float32 if scaling.format == FP32 else code_dtype(scaling.format.bits)
+    if scales.dtype != expected:
+        raise TypeError(f"decode: scales in {scaling.format!r} come in {expected}, got {scales.dtype}")
+    shape = scaling.counts(codes.shape)
+    if tuple(scales.shape) != shape:
+        raise ValueError(f"decode: codes of shape {tuple(codes.shape)} have scales of shape {shape}, got {tuple(scales.shape)}")
+
+
+def _check_outer(outer: object, scaling: Scaling) -> None:
+    if scaling.outer is None:
+        if outer is not None:
+            raise ValueError("decode: this scaling has no outer scale: outer must be None")
+        return
+    if not isinstance(outer, Tensor):
+        raise TypeError(f"decode: these scales stand under one of the whole tensor, outer, a float32 tensor; got {type(outer).__name__}")
+    if outer.dtype != torch.float32 or outer.dim():
+        raise ValueError(f"decode: outer must be float32 and of shape (), got {outer.dtype} and {tuple(outer.shape)}")
+
+
+def decode_scaled(
+    codes: Tensor, scales: Tensor, outer: Tensor | None, spelt: Spelling, scaling: Scaling, overflow: str, dtype: torch.dtype
+) -> Tensor:
+    """The values of codes, given unpacked, under scales: products in float32, or in float64 where the result is in that."""
+    wide = torch.promote_types(dtype, torch.float32)
+    factors = scales
+    if scaling.format != FP32:
+        _, grid, coding, *_ = spelling(scaling.format, "nearest", "saturate")
+        factors = torch.ops.qsim.decode.default(scales, grid, coding, torch.float32)
+    if outer is not None:
+        factors = under_whole(factors, outer)
+    elements = torch.ops.qsim.decode.default(codes, spelt.grid, spelt.coding, wide)
+    product = elements * _spread(factors.to(wide), codes, scaling)
+    if overflow == "saturate":
+        # The code of an infinity stays one, whatever its scale.
+        product = torch.where(elements.isinf(), product, saturated(product, dtype))
+    return one_nan(product.to(dtype)).contiguous()
+
+
+def _codes(values: Tensor, spelt: Spelling) -> Tensor:
+    """The codes of values that are in the format."""
+    return torch.ops.qsim.encode.default(values, None, spelt.grid, spelt.rule, spelt.coding, 0, 0, False)  # type: ignore[no-any-return]
+
+
+def _spread(scales: Tensor, codes: Tensor, scaling: Scaling) -> Tensor:
+    """Each element's scale; along dimensions that have but one, that one, for broadcasting."""
+    for dim, (size, reach) in enumerate(zip(codes.shape, scaling.extent(codes.shape), strict=True)):
+        if reach not in (1, size):
+            scales = scales.index_select(dim, torch.arange(size, device=codes.device) // reach)
+    return scales

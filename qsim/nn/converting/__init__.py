@@ -1,0 +1,1 @@
+"""Converting a model: which layers it has, which are meant, and what became of them."""

@@ -1,0 +1,236 @@
+"""Add points to the layers of a model, in place, and remove them again.
+
+A converted layer is the same object with another class: its parameters, hooks, buffers, dtype, device and mode do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from inspect import signature
+from typing import Any, TypeVar
+
+from torch import nn
+
+from qsim import recipes
+from qsim.functional.arguments import warn
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.arguments import recipe_hint
+from qsim.nn.converting.layers import Layer, check, kind, layers, target
+from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
+from qsim.nn.converting.table import EMBEDDING, conversion
+from qsim.nn.modules import FivePointModule, resolve_points
+from qsim.random.seeds import fresh_seed
+from qsim.random.streams import Drawn
+from qsim.recipes.five_point import FivePoint
+from qsim.recipes.recipe import Recipe
+
+Model = TypeVar("Model", bound=nn.Module)
+Chooser = Callable[[str, nn.Module], FivePoint | None]
+
+# The flags that torch's encoder layers check before they bypass their inner layers with fused operators, and values that prevent it.
+_BYPASSES: dict[type[nn.Module], tuple[str, object]] = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
+
+
+def convert(
+    model: Model,
+    points: FivePoint | Recipe | str | Mapping[str, FivePoint | Mapping[str, Any] | None] | Chooser,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    *,
+    embeddings: bool = False,
+    verbose: bool = False,
+) -> Model:
+    """Make a model's layers round at five points, in place.
+
+    Parameters stay the same objects with the same names, so that existing optimizers stay valid; delayed scales add their histories to the
+    state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings on request. A layer
+    that was converted before gets new points if it is chosen, and keeps its own if not. Classes that others derived from torch's are left
+    alone, and so are products outside of layers, as in Hugging Face's attention: the table shows them.
+
+    Args:
+        model: The model.
+        points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
+            and module that gives points or `None`. Points of a pattern may be a dictionary for `FivePoint.from_dict`. A recipe or its name
+            gives its points, except to the layers that it keeps in high precision: the first and the last of those that can round, chosen
+            or not, in the order of the model's modules.
+        include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
+            `*` matches anything. A shared layer matches by any of its names.
+        exclude: Pattern or patterns of layers to leave alone.
+        embeddings: Convert `torch.nn.Embedding` too, which only uses the points `weight` and `grad`.
+        verbose: Print the changes; `conversion(model)` shows them later.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: If the points of a layer are of another kind, or its weights have a dtype that cannot be rounded.
+        ValueError: If a pattern matches nothing, a layer cannot be converted in its current state, or a recipe keeps all layers in high
+            precision.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> _ = qsim.convert(model, qsim.FivePoint(act="e4m3", weight="e4m3", grad="e5m2"), exclude=["2"], verbose=True)
+        0  Linear      act=e4m3, weight=e4m3, grad=e5m2
+        2  left alone  not chosen
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
+    if isinstance(points, str):
+        points = recipes.resolve(points)
+    if isinstance(points, Quantizer):
+        raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
+    usable: list[Layer] = []
+    left: list[tuple[Layer, str]] = []
+    for layer in layers(model):
+        reason = layer.obstacle or (EMBEDDING if isinstance(layer.module, nn.Embedding) and not embeddings else "")
+        if reason:
+            left.append((layer, reason))
+        else:
+            usable.append(layer)
+    if not usable:
+        warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
+    choose = _chooser(points, usable, left)
+    included = None if include is None else patterns_of_layers("include", include, usable, left)
+    excluded = patterns_of_modules("exclude", exclude or (), model)
+    chosen: list[tuple[Layer, FivePoint]] = []
+    for layer in usable:
+        if (included is None or matches(layer.names, included)) and not matches(layer.names, excluded):
+            found = choose(layer)
+            if found is not None:
+                chosen.append((layer, found))
+    if isinstance(points, Recipe):
+        chosen = _keep_ends(chosen, usable, points)
+    for layer, found in chosen:
+        check(layer, found)
+    seed = fresh_seed()
+    for layer, found in chosen:
+        _convert(layer, found, Drawn(seed, layer.names[0]), points.name if isinstance(points, Recipe) else None)
+    for module in model.modules():
+        _keep_from_bypassing(module)
+    if verbose:
+        print(conversion(model))
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Remove points from all layers of a model that `convert` changed, in place.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
+        >>> qsim.revert(model)
+        Linear(in_features=2, out_features=2, bias=True)
+    """
+    for module in model.modules():
+        for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
+            setattr(module, name, value)
+        classes = module.__dict__.pop("_converted", None)
+        if classes is not None:
+            original, with_points = classes
+            assert isinstance(module, FivePointModule)  # made so by convert
+            module.keep_histories({})
+            module.__class__ = _exchanged(type(module), with_points, original)
+            del module.__dict__["points"], module.__dict__["stream_source"]
+            module.__dict__.pop("_recipe", None)
+            module.__dict__.pop("_points_in_use", None)
+    return model
+
+
+def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None) -> None:
+    module: Any = layer.module
+    if not isinstance(module, FivePointModule):
+        original, with_points = kind(module), target(module)
+        assert with_points is not None  # only such modules are chosen
+        module.__dict__["_converted"] = (original, with_points)
+        module.__class__ = _exchanged(type(module), original, with_points)
+    module.__dict__["stream_source"] = source
+    module.__dict__["points"] = module.own_points(points)
+    module.__dict__["_recipe"] = recipe
+    module.remember()
+
+
+def _exchanged(cls: type, old: type, new: type) -> type:
+    """A class with one of its ancestors replaced: parametrizations and FSDP derive their own classes from a layer's."""
+    if cls is old:
+        return new
+    if old not in cls.__mro__:
+        return cls
+    return type(cls.__name__, tuple(_exchanged(base, old, new) for base in cls.__bases__), dict(vars(cls)))
+
+
+def _keep_from_bypassing(module: nn.Module) -> None:
+    """Keep torch's encoder layers, in evaluation, from fused operators that read the weights of inner layers without calling these."""
+    for bypassing, (name, value) in _BYPASSES.items():
+        if isinstance(module, bypassing) and any(isinstance(inner, FivePointModule) for inner in module.modules()):
+            module.__dict__.setdefault("_kept_from_bypassing", {}).setdefault(name, getattr(module, name))
+            setattr(module, name, value)
+
+
+def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
+    """The layers with their points; layers at the ends that a recipe keeps in high precision have none."""
+    inner = {id(layer) for layer in usable[recipe.first : max(0, len(usable) - recipe.last)]}
+    if recipe.first + recipe.last and not any(id(layer) in inner for layer, _ in chosen):
+        kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(usable)} layers in high precision"
+        raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none that was chosen: give recipe.points to round all")
+    return [(layer, found if id(layer) in inner else FivePoint()) for layer, found in chosen]
+
+
+def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
+    """A function that returns a layer's points."""
+    if isinstance(points, Mapping) and _is_configuration(points):
+        points = FivePoint.from_dict(points)
+    if isinstance(points, (FivePoint, Recipe)):
+        return lambda layer: resolve_points(points)
+    if isinstance(points, Mapping):
+        _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
+        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
+    if callable(points):
+        _check_function(points)
+        return lambda layer: _checked(layer, points(layer.names[0], layer.module))
+    allowed = "a FivePoint, a recipe or its name, a dictionary of points by name, or a function of name and module"
+    raise TypeError(f"convert: points must be {allowed}, got {points!r}")
+
+
+def _check_function(points: Callable[..., Any]) -> None:
+    """Raise an error for a function that does not take a layer's name and module, such as a recipe's function that was not called."""
+    try:
+        signature(points).bind("", nn.Module())
+    except ValueError:  # some C functions have no signature
+        return
+    except TypeError as error:
+        wanted = "convert: a function as points takes a layer's name and module; if it makes points or a recipe, call it"
+        raise TypeError(f"{wanted}, got {points!r}: {error}") from error
+
+
+def _is_configuration(points: Mapping[str, Any]) -> bool:
+    """Whether a dictionary describes one `FivePoint`, as in a configuration file, rather than patterns."""
+    names = {field.name for field in fields(FivePoint)}
+    return bool(points) and all(
+        key in names and (isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point))
+        for key, point in points.items()
+    )
+
+
+def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
+    """Raise an error for a pattern whose layers all match earlier ones, so that its points would not be used."""
+    for i, pattern in enumerate(patterns):
+        mine = [layer for layer in usable if matches(layer.names, [pattern])]
+        if all(matches(layer.names, patterns[:i]) for layer in mine):
+            earlier = next(other for other in patterns[:i] if matches(mine[0].names, [other]))
+            taken = f"{earlier!r} before it matches {mine[0].title}, and the first that matches counts"
+            raise ValueError(f"convert: points pattern {pattern!r} comes too late: {taken}")
+
+
+def _checked(layer: Layer, points: Any) -> FivePoint | None:
+    if points is None or isinstance(points, FivePoint):
+        return points
+    if isinstance(points, Mapping):
+        return FivePoint.from_dict(points)
+    if isinstance(points, Recipe):
+        raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
+    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{recipe_hint(points)}")

@@ -1,0 +1,58 @@
+"""The result of a conversion: a table of a model's layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from qsim.nn.converting.layers import layers
+from qsim.nn.modules import FivePointModule
+from qsim.recipes.five_point import FivePoint
+from qsim.text.columns import aligned
+
+EMBEDDING = "an embedding: embeddings=True converts it"
+_KEPT = "kept in high precision: its points round nothing"
+_KEPT_BY = "kept in high precision by the recipe {}"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The result of a conversion, layer by layer; prints as a table.
+
+    Attributes:
+        changed: The name, the kind and the points of each layer that rounds.
+        left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
+            unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
+            products.
+    """
+
+    changed: tuple[tuple[str, str, FivePoint], ...]
+    left: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """The table."""
+        rows = [(name, kind, str(points)) for name, kind, points in self.changed]
+        rows += [(name, "left alone", reason) for name, reason in self.left]
+        return aligned(rows) or "no layer that could round"
+
+
+def conversion(model: nn.Module) -> Conversion:
+    """List a model's layers: which of them round at which points, and which were left alone.
+
+    Example:
+        >>> import torch, qsim
+        >>> print(qsim.nn.conversion(torch.nn.Linear(2, 2)))
+        (the model)  left alone  not chosen
+    """
+    changed, left = [], []
+    for layer in layers(model):
+        if isinstance(layer.module, FivePointModule) and layer.module.points.is_identity:
+            recipe = layer.module.__dict__.get("_recipe")
+            left.append((layer.title, _KEPT_BY.format(recipe) if recipe else _KEPT))
+        elif isinstance(layer.module, FivePointModule):
+            changed.append((layer.title, type(layer.module).__name__, layer.module.points))
+        else:
+            embedding = EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen"
+            left.append((layer.title, layer.obstacle or embedding))
+    return Conversion(tuple(changed), tuple(left))

@@ -1,0 +1,37 @@
+"""Products and lookups of whole tensors or of distributed ones."""
+
+from __future__ import annotations
+
+from torch import Tensor, distributed
+
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.embedding import five_point_embedding
+from qsim.nn.product.plans import Setting
+from qsim.recipes.five_point import FivePoint
+
+
+def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """The product of whole tensors, or of distributed ones."""
+    if _is_distributed(a, w, bias):
+        from qsim.nn.sharded.product import sharded_product
+
+        return sharded_product(a, w, bias, setting, stream)
+    return five_point_product(a, w, bias, setting, stream)
+
+
+def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+    """The rows of a whole table, or of a distributed one."""
+    if _is_distributed(x, weight):
+        from qsim.nn.sharded.embedding import sharded_embedding
+
+        return sharded_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
+    return five_point_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
+
+
+def _is_distributed(*operands: Tensor | None) -> bool:
+    """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor  # imports much of torch.distributed
+
+    return any(isinstance(x, DTensor) for x in operands)

@@ -1,0 +1,1 @@
+"""A product whose operands and gradients are rounded at five points."""

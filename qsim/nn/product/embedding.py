@@ -1,0 +1,116 @@
+"""A lookup in a rounded table, with a rounded gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qsim.formats.dtypes import FLOATS
+from qsim.functional.quantizer import is_stochastic
+from qsim.nn.product import observers
+from qsim.nn.product.carriers import can_hold
+from qsim.nn.product.directions import LINEAR
+from qsim.nn.product.once import once
+from qsim.nn.product.plans import GRAD, WEIGHT, Draws
+from qsim.nn.product.sites import SharedOperand, Site, beyond
+from qsim.random import places, seeds, streams
+from qsim.recipes.five_point import FivePoint
+
+
+def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+    """A lookup: `weight` is rounded forward, `grad` backward; a lookup has no other points.
+
+    Args:
+        x: Indices.
+        weight: The table.
+        padding_idx: The row that gets no gradient, or -1.
+        scale_grad_by_freq: Divide gradients by how often an index occurs.
+        points: Where to round.
+        stream: Distinguishes weights that have the same values.
+    """
+    check_table(weight, points)
+    seed = seeds.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
+    weight_seed = seeds.weight_seed(weight, stream) if is_stochastic(points.weight) else None
+    return embedding_with_seeds(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)
+
+
+def check_table(weight: Tensor, points: FivePoint) -> None:
+    """Raise an error for a table whose dtype cannot be rounded, or cannot hold the result."""
+    if weight.dtype not in FLOATS:
+        raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 alone, got a table of {weight.dtype}")
+    if not can_hold(weight.dtype, points.weight, weight.dtype):
+        assert points.weight is not None  # a dtype holds itself
+        raise ValueError(f"embedding: the result is {weight.dtype}, which cannot hold every value of {points.weight.format!r}")
+
+
+def embedding_with_seeds(
+    x: Tensor,
+    weight: Tensor,
+    seed: Tensor | None,
+    weight_seed: Tensor | None,
+    points: FivePoint,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    draws: Draws | None = None,
+    shares: tuple[SharedOperand | None, SharedOperand | None] = (None, None),
+) -> Tensor:
+    """`five_point_embedding` with given seeds, each needed only for stochastic rounding."""
+    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws, shares)
+    return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
+    """The site that rounds the table. There is no product: scales follow the rows, and are multiplied back in."""
+    place = places.WHOLE if draws is None else draws.place
+    return Site("weight", points.weight, WEIGHT, place, LINEAR.act, True, None, shared, multiplies=False)
+
+
+def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
+    """The site that rounds the gradient of a lookup, likewise."""
+    stream = streams.rank_stream(GRAD, None if draws is None else draws.gradient)
+    return Site("grad", points.grad, stream, places.WHOLE, LINEAR.act, True, None, shared, multiplies=False)
+
+
+class FivePointEmbedding(torch.autograd.Function):
+    """The lookup with its backward pass."""
+
+    @staticmethod
+    def forward(  # noqa: D102 (torch's own)
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        seed: Tensor | None,
+        weight_seed: Tensor | None,
+        points: FivePoint,
+        padding_idx: int,
+        scale_grad_by_freq: bool,
+        draws: Draws | None,
+        shares: tuple[SharedOperand | None, SharedOperand | None],
+    ) -> Tensor:
+        site = site_of_table(points, draws, shares[0])
+        clips = site.quantizer is not None and site.quantizer.clip_gradient and ctx.needs_input_grad[1]
+        ctx.save_for_backward(x, seed, beyond(weight, site.quantizer) if site.quantizer is not None and clips else None)
+        ctx.site = site_of_lookup(points, draws, shares[1])
+        ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
+        table = site.round(weight, weight_seed, weight.dtype).values
+        ctx.observer = observers.current()
+        if ctx.observer is not None and site.quantizer is not None:
+            ctx.observer.rounds(site, weight, weight_seed)
+        return F.embedding(x, table)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+        x, seed, clipped = ctx.saved_tensors
+        rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
+        site: Site = ctx.site
+        rounded = site.round(g, seed, torch.promote_types(g.dtype, torch.float32)).values
+        if ctx.observer is not None and site.quantizer is not None:
+            ctx.observer.rounds(site, g, seed)
+        gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
+        found = gradient.to(dtype)
+        found = found if clipped is None else found.masked_fill_(clipped, 0.0)
+        return None, found, None, None, None, None, None, None, None

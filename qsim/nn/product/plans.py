@@ -1,0 +1,220 @@
+"""Plans of products, computed once for all calls of a kind: the site that rounds each tensor, and the carriers of the products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.product.bilinear import Product
+from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.directions import Direction
+from qsim.nn.product.operands import CODE_BITS, Operand, coding_of
+from qsim.nn.product.sites import SharedOperand, Site, leaves_factor, values_of
+from qsim.random.places import WHOLE, Place
+from qsim.random.streams import own_rank, rank_stream, stream
+from qsim.recipes.five_point import FivePoint
+
+# Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
+ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
+WEIGHT, WEIGHT_BWD = (stream("five points", name) for name in ("weight", "weight_bwd"))
+SECOND = stream("five points", "second operand")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random bits that a process uses for its shards of distributed operands.
+
+    Attributes:
+        first: A number shared by all processes with the same shard of the first operand.
+        second: The same for the second operand, if it is an input too.
+        gradient: The same for the result's gradient.
+        place: The position of the local elements in the whole weight.
+        adds_bias: Whether the bias is added here, and not by another process whose result is added to this one.
+    """
+
+    first: int
+    second: int
+    gradient: int
+    place: Place = WHOLE
+    adds_bias: bool = True
+
+
+class Shares(NamedTuple):
+    """A process's shards of the operands of a product and of its result."""
+
+    first: SharedOperand | None
+    second: SharedOperand | None
+    result: SharedOperand | None
+
+
+class Setting(NamedTuple):
+    """The configuration of a product, without its tensors.
+
+    Attributes:
+        points: The points at which it rounds.
+        product: The operation.
+        two_inputs: Whether the second operand is an input, rounded like the first, instead of a weight.
+        draws: The random bits of shards; by default operands are whole, and inputs and gradients belong to this process.
+        dtype: The result's dtype, if it differs from the promoted dtype of the operands.
+        shares: How scales of the whole are found, if operands are distributed over several processes.
+    """
+
+    points: FivePoint
+    product: Product
+    two_inputs: bool = False
+    draws: Draws | None = None
+    dtype: torch.dtype | None = None
+    shares: Shares | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a product, given the dtypes of its operands.
+
+    Attributes:
+        product: The operation.
+        dtype: The result's dtype.
+        dtypes: The operands' dtypes.
+        first: The input.
+        second: The weight, or another input.
+        grad: The site that rounds the result's gradient for the gradient of the first operand.
+        grad_w: The site that rounds it for the gradient of the second.
+        carriers: The carriers of the forward product, and of the products for the gradients of the first and the second operand.
+        two_inputs: Whether the second operand is an input too.
+        adds_bias: Whether the bias is added here.
+        rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
+        sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
+        clips: For each operand, the function that makes its gradient zero where it saturates, if any.
+    """
+
+    product: Product
+    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, torch.dtype]
+    first: Operand
+    second: Operand
+    grad: Site
+    grad_w: Site
+    carriers: tuple[Carrier, Carrier, Carrier]
+    two_inputs: bool
+    adds_bias: bool
+    rounds_gradient_once: bool
+    sums_gradient: bool
+    clips: tuple[Quantizer | None, Quantizer | None]
+
+
+def plan_of(setting: Setting, a: Tensor, w: Tensor) -> Plan:
+    """The plan of a product of two tensors, cached on the points."""
+    rank = own_rank()
+    if setting.shares is not None or torch.compiler.is_compiling():
+        return _plan(setting, a, w, rank)
+    kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, w.dim(), a.device.type, rank)
+    known: Plan | None = setting.points.plans.get(kind)
+    if known is None:
+        known = setting.points.plans[kind] = _plan(setting, a, w, rank)
+    return known
+
+
+def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
+    product, of_a, of_w = setting.product, a.dtype, w.dtype
+    dtype = setting.dtype or torch.promote_types(of_a, of_w)
+    first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
+
+    def held(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
+        # Results still to be multiplied by scales must not be rounded to 16 bits before.
+        own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
+        return carrier(values_of(one, one_dtype), values_of(other, other_dtype), a.device, product.narrow_carrier(own))
+
+    carriers = (
+        held(first.forward, of_a, second.forward, of_w, dtype),
+        held(grad, dtype, second.backward, of_w, of_a),
+        held(grad_w, dtype, first.backward, of_a, of_w),
+    )
+    return Plan(
+        product,
+        dtype,
+        (of_a, of_w),
+        first,
+        second,
+        grad,
+        grad_w,
+        carriers,
+        setting.two_inputs,
+        adds_bias=setting.draws is None or setting.draws.adds_bias,
+        rounds_gradient_once=grad.stream == grad_w.stream,
+        sums_gradient=product.sums_rows and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
+        clips=(_clipping(first), _clipping(second)),
+    )
+
+
+def _clipping(operand: Operand) -> Quantizer | None:
+    """The function that makes the operand's gradient zero where it saturates, if any."""
+    point = operand.forward.quantizer
+    return point if point is not None and point.clip_gradient else None
+
+
+def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operand, Site, Site]:
+    """The sites of the input, of the weight or other input, and of the gradient for each of their gradients."""
+    points, lies, shares = setting.points, setting.product.directions, setting.shares or Shares(None, None, None)
+    draws = setting.draws or Draws(rank, rank, rank)
+    # The transform of both operands of a product comes from its input or its gradient: an input may take a weight's place.
+    own_grad_w = points.grad if points.grad_w is None else points.grad_w
+    forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
+    acts, weights = (points.act, points.act_bwd), (points.weight, points.weight_bwd)
+    streams = rank_stream(ACT, draws.first), rank_stream(ACT_BWD, draws.first)
+    first = _operand("act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), merges, shares.first)
+    if setting.two_inputs:
+        streams = rank_stream(ACT, draws.second) ^ SECOND, rank_stream(ACT_BWD, draws.second) ^ SECOND
+        second = _operand("act", acts, streams, (lies.weight, lies.weight_bwd), (forward, of_grad), False, shares.second)
+    else:
+        along, transforms = (lies.weight, lies.weight_bwd), (forward, of_grad)
+        second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, transforms, False, shares.second, draws.place)
+    number = rank_stream(GRAD, draws.gradient)
+    grad = Site("grad", points.grad, number, WHOLE, lies.grad, merges, of_grad, shares.result)
+    if points.grad_w is not None or _rounds_twice(grad):
+        number = rank_stream(GRAD_W, draws.gradient)
+    name = "grad" if points.grad_w is None else "grad_w"
+    return first, second, grad, Site(name, own_grad_w, number, WHOLE, lies.grad_w, merges, of_grad_w, shares.result)
+
+
+def _operand(
+    name: str,
+    points: tuple[Quantizer | None, Quantizer | str | None],
+    streams: tuple[int, int],
+    lies: tuple[Direction, Direction],
+    transforms: tuple[Hadamard | None, Hadamard | None],
+    merges: bool,
+    shared: SharedOperand | None,
+    place: Place = WHOLE,
+) -> Operand:
+    """An operand from pairs of forward and backward settings."""
+    point, after = points
+    forward = Site(name, point, streams[0], place, lies[0], merges, transforms[0], shared)
+    if isinstance(after, str):
+        backward = Site(f"{name}_bwd", point, streams[0], place, lies[1], merges, transforms[1], shared)
+    else:
+        backward = Site(f"{name}_bwd", after, streams[1], place, lies[1], merges, transforms[1], shared)
+    return Operand(forward, backward, isinstance(after, str), _coding(forward, backward))
+
+
+def _coding(forward: Site, backward: Site) -> str | None:
+    """The codes in which an input is kept, if it is.
+
+    A weight is kept anyway. Compiled code keeps operands, because a compiler can recompute them from tensors kept for other reasons, such
+    as the input of an activation function, while it must keep the results of opaque operators.
+    """
+    point = backward.quantizer
+    is_input = forward.name == "act" and not torch.compiler.is_compiling()
+    if not is_input or point is None or point.format.bits > CODE_BITS or not (forward.is_plain and backward.is_plain):
+        return None
+    return coding_of(point.format)
+
+
+def _rounds_twice(grad: Site) -> bool:
+    """Whether the gradient is rounded a second time, because its second product needs scales or a transform along another dimension."""
+    scale = None if grad.quantizer is None else grad.quantizer.scale
+    return grad.transform is not None or (scale is not None and scale.is_directed)

@@ -1,0 +1,239 @@
+"""Sites: the points of a layer, with everything about the rounding that is known before the tensor.
+
+Scales of blocks and tiles are multiplied into the operand of a product. Those of channels and of the whole tensor are not: they divide all
+terms of a sum equally, so the sum is multiplied by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from qsim.formats import Float, Format
+from qsim.functional.hadamard import Hadamard
+from qsim.functional.quantizer import Quantizer
+from qsim.functional.scaled import Layout, Scaled, Share, quantize_scaled
+from qsim.nn.product.bilinear import rows
+from qsim.nn.product.carriers import Values
+from qsim.nn.product.directions import Direction
+from qsim.random.places import WHOLE, Place, narrowed, widened
+from qsim.scaling import Blocks, Tiles
+from qsim_kernels.reference.scaling import under_whole
+from qsim_kernels.scales import Restore
+
+#: Significant bits that float32 holds.
+_SINGLE = 24
+#: Number of shapes for which a site caches the layout of scales.
+MOST_LAYOUTS = 64
+
+
+class SharedOperand(Protocol):
+    """A process's shard of a distributed operand."""
+
+    def along(self, direction: Direction, merges: bool) -> Share:
+        """The shard of an operand, with a direction in a product."""
+
+
+class Rounded(NamedTuple):
+    """A rounded tensor in its carrier.
+
+    Attributes:
+        values: The values, in the tensor's shape.
+        factors: Factors for the result of a product, if any.
+        scales: The scales that were not multiplied in.
+    """
+
+    values: Tensor
+    factors: tuple[Tensor, ...] = ()
+    scales: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site at which a tensor is rounded.
+
+    Attributes:
+        name: The point's name.
+        quantizer: The quantizer, if any.
+        stream: The stream of random bits.
+        place: The position of the local elements in the whole tensor.
+        direction: The dimensions of scales and transforms.
+        merges: Whether all dimensions but the last count as one.
+        transform: The transform applied before rounding; both operands of a product have the same.
+        shared: This process's shard, if the tensor is distributed.
+        multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
+    """
+
+    name: str
+    quantizer: Quantizer | None
+    stream: int
+    place: Place
+    direction: Direction
+    merges: bool = False
+    transform: Hadamard | None = None
+    shared: SharedOperand | None = None
+    multiplies: bool = True
+    #: Cached layouts of scales, by tensor shape.
+    layouts: dict[torch.Size, Layout] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is neither a scale nor a transform."""
+        return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
+
+    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
+        """Round a tensor.
+
+        Args:
+            x: The tensor.
+            seed: Needed only for stochastic rounding.
+            dtype: The carrier.
+            known: The scales that are not multiplied in, if already computed.
+        """
+        if self.quantizer is None:
+            return Rounded(x.to(dtype))
+        if self.transform is None and self.quantizer.scale is None:
+            return Rounded(round_plainly(x, self.quantizer, seed, self.stream, dtype, self.place))
+        return _round_under_scales(x, self, self.quantizer, seed, dtype, known)
+
+
+def round_plainly(x: Tensor, how: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype, place: Place = WHOLE) -> Tensor:
+    """A tensor rounded without scales, with the random bits that its elements have in the whole."""
+    spelt = how.spelt
+    if not spelt.is_stochastic:
+        return torch.ops.qsim.quantize.default(x, None, spelt.grid, spelt.rule, stream, 0, dtype)  # type: ignore[no-any-return]
+    if not place.row:
+        return torch.ops.qsim.quantize.default(x, seed, spelt.grid, spelt.rule, stream, place.offset, dtype)  # type: ignore[no-any-return]
+    wide, offset = widened(x, place)
+    rounded = torch.ops.qsim.quantize.default(wide, seed, spelt.grid, spelt.rule, stream, offset, dtype)
+    return narrowed(rounded, place).reshape(x.shape)
+
+
+def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A tensor rounded without scales, and its own sum over all dimensions but the last, from one read."""
+    how = site.quantizer
+    assert how is not None  # a tensor that is not rounded is only summed
+    spelt, seen = how.spelt, x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    chosen = seed if spelt.is_stochastic else None
+    values, total = torch.ops.qsim.quantize_and_sum.default(seen, chosen, spelt.grid, spelt.rule, site.stream, dtype)
+    return values.view(x.shape), total
+
+
+def beyond(x: Tensor, point: Quantizer) -> Tensor:
+    """The limits at which a point saturates."""
+    return (x < point.format.min) | (x > point.format.max)
+
+
+def leaves_factor(site: Site) -> bool:
+    """Whether the result of a product is multiplied by scales."""
+    scale = None if site.quantizer is None else site.quantizer.scale
+    return scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
+
+
+def values_of(site: Site, dtype: torch.dtype) -> Values:
+    """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.
+
+    Elements times scales are assumed to have exponents within those of bfloat16 and float32: below these, in blocks whose largest magnitude
+    is some 2**-120 or less, products are rounded to the carrier's subnormal numbers.
+    """
+    if site.quantizer is None:
+        return None, dtype
+    scale = site.quantizer.scale
+    if not isinstance(scale, (Blocks, Tiles)):
+        return site.quantizer.format, dtype
+    find = _values if torch.compiler.is_compiling() else _known_values
+    return find(site.quantizer.format, scale.format, dtype), dtype
+
+
+def _values(element: Format, scale: Format, dtype: torch.dtype) -> Format | None:
+    """A format that holds the products of elements and scales, or float32's where these are float32.
+
+    A power of two has no bits to add to those of an element. Products of float64 operands that need more than float32's stay float64.
+    """
+    bits = element.precision + (scale.precision if scale.precision > 1 else 0)
+    if bits > _SINGLE and dtype == torch.float64:
+        return None
+    return Float(8, min(bits, _SINGLE) - 1, specials="ieee")
+
+
+_known_values = lru_cache(maxsize=1024)(_values)
+
+
+def as_it_lies(x: Tensor, site: Site) -> Tensor:
+    """A tensor in the shape that its scales follow."""
+    return rows(x) if site.merges and x.dim() != 2 else x
+
+
+def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
+    """The parameters of the transform applied before rounding."""
+    return () if site.transform is None else site.transform.turn(shape, site.direction.summed)
+
+
+def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+    """The layout and the parameters of the scales of a tensor of a shape."""
+    if torch.compiler.is_compiling():
+        return _layout(site, how, shape)
+    known = site.layouts.get(shape)
+    if known is None:
+        if len(site.layouts) == MOST_LAYOUTS:
+            site.layouts.clear()
+        known = site.layouts[shape] = _layout(site, how, shape)
+    return known
+
+
+def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+    assert how.scale is not None  # the layout is that of the scale
+    return Layout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
+
+
+def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
+    seen = as_it_lies(x, site)
+    if how.scale is None:
+        turned = torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
+        return Rounded(round_plainly(turned, how, seed, site.stream, dtype, site.place).view(x.shape))
+    goes_in = isinstance(how.scale, (Blocks, Tiles))
+    restore = Restore.ALL if not site.multiplies else Restore.SCALE if goes_in else Restore.NOTHING
+    values, scales, under = quantized(seen, site, how, seed, dtype, restore, known)
+    values = values.reshape(x.shape)
+    if restore == Restore.ALL:
+        return Rounded(values)
+    if goes_in:
+        return Rounded(values, () if under is None else (under,))
+    assert scales is not None  # only scales of blocks and tiles are not returned
+    return Rounded(values, (site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
+
+
+def quantized(
+    x: Tensor,
+    site: Site,
+    how: Quantizer,
+    seed: Tensor | None,
+    dtype: torch.dtype,
+    restore: Restore,
+    known: Tensor | None = None,
+) -> Scaled:
+    """A tensor rounded with scales, using the random bits that its elements have in the whole."""
+    assert how.scale is not None
+    spelt = how.spelt
+    share = None if site.shared is None else site.shared.along(site.direction, site.merges)
+    chosen = seed if spelt.is_stochastic else None
+    if chosen is None or not site.place.row:
+        rounding = (chosen, site.stream, site.place.offset, dtype, restore, layout_of(site, how, x.shape), share, known)
+        return quantize_scaled(x, spelt, how.scale, *rounding)
+    wide, offset = widened(x, site.place)
+    layout = layout_of(site, how, wide.shape)
+    # Scales of columns are widened and narrowed with these.
+    is_of_columns = layout.tiles.across and layout.tiles.columns == 1
+    if known is not None and is_of_columns:
+        known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
+    rounding = (chosen, site.stream, offset, dtype, restore, layout, share, known)
+    values, scales, under = quantize_scaled(wide, spelt, how.scale, *rounding)
+    if is_of_columns and scales is not None:
+        scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
+    return Scaled(narrowed(values.view(wide.shape), site.place), scales, under)

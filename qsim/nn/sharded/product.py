@@ -1,0 +1,143 @@
+"""Products of distributed tensors: every process multiplies its shards, and rounds them as the whole would be rounded.
+
+Tensors replicated on a mesh are rounded identically on all of its processes: their noise belongs to the mesh, not to the process. A weight
+sharded along its first dimension is rounded like the whole weight, bit for bit, because noise is keyed on the index in the whole. Otherwise
+a shard has its own random bits: a weight's follow from its position in the mesh, so that replicas of the mesh agree, those of inputs and
+gradients from the first process that holds the shard. Nearest rounding always equals that of the whole.
+
+The weight's placement determines the product of a linear layer, as in tensor-parallel plans:
+
+| weight | input | result |
+|---|---|---|
+| `Shard(0)` | `Replicate()` | `Shard(-1)` |
+| `Shard(1)` | `Shard(-1)` | `Partial()` |
+| `Replicate()` | `Replicate()`, or `Shard` of any dimension but the last | as the input |
+
+Scales are those of the whole: see `qsim.nn.sharded.scales`.
+
+An input that is placed otherwise is redistributed first. Layers whose weight is a plain tensor, as with FSDP2 and DDP, do not use this
+module. So a layer outside of a tensor-parallel plan whose plain input is replicated on all ranks of the group rounds it with different
+noise on each rank; `torch.distributed.tensor.distribute_module` makes its parameters and its input `Replicate()`, and then all ranks round
+identically.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from qsim.nn.product.autograd import product_with_seeds
+from qsim.nn.product.bilinear import Linear, Matmul
+from qsim.nn.product.plans import Draws, Setting
+from qsim.nn.sharded.scales import result_shape, shares_of
+from qsim.nn.sharded.shares import (
+    Placements,
+    agreed_seed,
+    draws_of_weight,
+    first_holder,
+    is_shard,
+    placed,
+    refuse_shard,
+    seed_of_shares,
+    whole,
+)
+
+
+class Layout(NamedTuple):
+    """The placements of the tensors of a product along the dimensions of a mesh."""
+
+    a: Placements
+    w: Placements
+    out: Placements
+    grad_a: Placements
+    grad_w: Placements
+    bias: Placements
+    grad_bias: Placements
+
+
+def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+    """`five_point_product` of distributed tensors.
+
+    Args:
+        a: An input.
+        w: A weight, or another input.
+        bias: Added to the result, not rounded.
+        setting: The points and the operation.
+        stream: Distinguishes weights that have the same values.
+
+    Raises:
+        TypeError: If some operands are distributed tensors and some are not.
+        ValueError: If they are on different meshes, or have placements that no product supports.
+    """
+    a, w, bias = _on_one_mesh(a, w, bias)
+    mesh = w.device_mesh
+    layout = _layout(a, w, setting)
+    a, w = placed(a, layout.a), placed(w, layout.w)
+    points = setting.points
+    seed = agreed_seed(a) if points.is_stochastic else None
+    weight_seed = seed_of_shares(w, stream) if points.weight_is_stochastic and not setting.two_inputs else None
+    if setting.two_inputs:
+        draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))
+    else:
+        draws = draws_of_weight(w, layout.a, layout.out)
+    shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
+    y = product_with_seeds(
+        a.to_local(grad_placements=layout.grad_a),
+        w.to_local(grad_placements=layout.grad_w),
+        None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias),
+        seed,
+        weight_seed,
+        Setting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares),
+    )
+    return whole(result_shape(a, w, setting), y, mesh, layout.out)
+
+
+def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:
+    if not isinstance(a, DTensor) or not isinstance(w, DTensor) or not (bias is None or isinstance(bias, DTensor)):
+        kinds = ", ".join(type(x).__name__ for x in (a, w, bias) if x is not None)
+        raise TypeError(f"the operands of a product must be all distributed tensors or none, got {kinds}")
+    meshes = [x.device_mesh for x in (a, w, bias) if x is not None]
+    if any(mesh != meshes[0] for mesh in meshes):
+        raise ValueError(f"the operands of a product must live on one mesh, got {', '.join(map(str, meshes))}")
+    return a, w, bias
+
+
+def _layout(a: DTensor, w: DTensor, setting: Setting) -> Layout:
+    """The layout, chosen separately along each dimension of the mesh."""
+    choose = _linear if isinstance(setting.product, Linear) else _matmul if isinstance(setting.product, Matmul) else _convolution
+    along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
+    return Layout(*zip(*along, strict=True))
+
+
+def _linear(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Placements:
+    last = Shard(a.dim() - 1)
+    if is_shard(of_w, 0):
+        return Replicate(), of_w, last, Partial(), of_w, of_w, of_w
+    if is_shard(of_w, 1):
+        return last, of_w, Partial(), last, of_w, Replicate(), Replicate()
+    refuse_shard("linear: a weight must be placed Shard(0), Shard(1) or Replicate()", of_w)
+    return _data_parallel(of_a) if type(of_a) is Shard and of_a != last else _replicated()
+
+
+def _convolution(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Placements:
+    refuse_shard("convolution: a weight must be placed Replicate()", of_w)
+    return _data_parallel(of_a) if is_shard(of_a, 0) else _replicated()
+
+
+def _matmul(a: DTensor, b: DTensor, of_a: Placement, of_b: Placement) -> Placements:
+    """Keep batches in place if both operands are sharded in the same way."""
+    if isinstance(of_a, Shard) and isinstance(of_b, Shard):
+        from_last = of_a.dim - a.dim()
+        if from_last < -2 and from_last == of_b.dim - b.dim() and a.shape[of_a.dim] == b.shape[of_b.dim]:
+            return of_a, of_b, Shard(max(a.dim(), b.dim()) + from_last), of_a, of_b, Replicate(), Replicate()
+    return _replicated()
+
+
+def _data_parallel(of_a: Placement) -> Placements:
+    return of_a, Replicate(), of_a, of_a, Partial(), Replicate(), Partial()
+
+
+def _replicated() -> Placements:
+    return (Replicate(),) * 7

@@ -1,0 +1,137 @@
+"""Scales of distributed tensors: those of the whole, computed together by the processes that hold shards of it.
+
+Scales of channels and of whole tensors follow from the largest magnitudes of all shards. Blocks, tiles and transforms stay within a
+process: shards that would cut them raise an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from qsim.nn.product.directions import Direction
+from qsim.nn.product.embedding import site_of_lookup, site_of_table
+from qsim.nn.product.plans import Setting, Shares, plan_of
+from qsim.nn.product.sites import Site
+from qsim.random.shards import sizes
+from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Blocks, Tiles
+
+
+@dataclass(frozen=True)
+class MeshShare:
+    """This process's shard of an operand.
+
+    Attributes:
+        shape: The shape of the whole.
+        mesh: The processes.
+        placements: Its placements on them.
+        channels: The dimensions along which a channel's elements lie.
+    """
+
+    shape: tuple[int, ...]
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    channels: tuple[int, ...] = ()
+
+    def along(self, direction: Direction, merges: bool) -> MeshShare:
+        """The shard of an operand, with a direction in a product."""
+        return MeshShare(self.shape, self.mesh, self.placements, tuple(direction.channel_dims(len(self.shape), merges)))
+
+    def of_all(self, amaxes: Tensor) -> Tensor:
+        """The largest magnitude of the whole tensor, from that of the shard."""
+        own = amaxes.amax() if amaxes.numel() else amaxes.new_zeros(())
+        return self._largest(own.view(1, 1, 1), range(len(self.shape)))
+
+    def of_channels(self, amaxes: Tensor) -> Tensor:
+        """The largest magnitudes of the whole tensor's channels, from those of the shard's."""
+        own = amaxes if amaxes.numel() else amaxes.new_zeros([max(size, 1) for size in amaxes.shape])
+        return self._largest(own, self.channels)
+
+    def _largest(self, amaxes: Tensor, dims: Sequence[int]) -> Tensor:
+        """The maximum over the shards along some dimensions."""
+        how = [Partial("max") if _dim_of(placement) in dims else Replicate() for placement in self.placements]
+        if all(placement.is_replicate() for placement in how):
+            return amaxes
+        # Collectives do not specify how they treat a NaN; for a scale an infinity is equivalent.
+        plain = torch.where(amaxes.isnan(), math.inf, amaxes)
+        return DTensor.from_local(plain, self.mesh, how, run_check=False).full_tensor()
+
+    def check(self, site: Site) -> None:
+        """Raise an error for shards that would cut elements that are scaled or transformed together."""
+        if site.quantizer is None:
+            return
+        name, scale, dims = site.name, site.quantizer.scale, len(self.shape)
+        summed, (rows, columns) = site.direction.summed_dims(dims, site.merges), site.direction.matrix_dims(dims, site.merges)
+        if site.transform is not None:
+            self._check_even(name, f"a transform of {site.transform.size}", summed, site.transform.size)
+        if isinstance(scale, Blocks):
+            self._check_even(name, f"blocks of {scale.size}", summed, scale.size)
+        if isinstance(scale, Tiles):
+            what = f"tiles of {scale.height} by {scale.width}"
+            self._check_even(name, what, rows, scale.height)
+            self._check_even(name, what, columns, scale.width)
+
+    def _check_even(self, name: str, what: str, dims: Sequence[int], size: int) -> None:
+        """Raise an error for shards that cut pieces of a size along dimensions that count as one."""
+        for place, dim in enumerate(dims):
+            length, chunk = self.shape[dim], self.shape[dim]
+            for placement, count in zip(self.placements, sizes(self.mesh), strict=True):
+                chunk = -(-chunk // count) if _dim_of(placement) == dim else chunk
+            inner, outer = math.prod([self.shape[i] for i in dims[place + 1 :]]), math.prod([self.shape[i] for i in dims[:place]])
+            if chunk < length and (chunk * inner % size or (outer > 1 and length * inner % size)):
+                cut = f"{length * inner} elements that are cut into shares of {chunk * inner}"
+                raise ValueError(f"{name}: {what} lie along {cut}: each share must hold whole ones")
+
+
+def _dim_of(placement: Placement) -> int | None:
+    """The dimension along which a tensor is cut."""
+    return getattr(placement, "dim", None) if placement.is_shard() else None
+
+
+def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: Setting) -> Shares:
+    """This process's shards of the operands and the result of a product.
+
+    Raises:
+        ValueError: If shards would cut blocks, tiles or transforms.
+    """
+    mesh = w.device_mesh
+    first, second = MeshShare(tuple(a.shape), mesh, tuple(a.placements)), MeshShare(tuple(w.shape), mesh, tuple(w.placements))
+    result = MeshShare(tuple(result_shape(a, w, setting)), mesh, of_result)
+    plan = plan_of(setting, a, w)
+    first.check(plan.first.forward)
+    second.check(plan.second.forward)
+    if torch.is_grad_enabled():
+        result.check(plan.grad)
+        second.check(plan.second.backward)
+        result.check(plan.grad_w)
+        first.check(plan.first.backward)
+    return Shares(first, second, result)
+
+
+def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
+    """The shape of the whole result, which torch knows without computing it."""
+    first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
+    return setting.product.forward(first, second, None, first.dtype).shape
+
+
+def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:
+    """This process's shards of a table and of a lookup's result.
+
+    If the rows are sharded, each process rounds a gradient of the whole's shape, with zeros where others look up.
+
+    Raises:
+        ValueError: If shards would cut blocks or tiles.
+    """
+    looked_up = tuple(Shard(0) if how.is_partial() else how for how in of_result)
+    table = MeshShare(tuple(weight.shape), weight.device_mesh, tuple(weight.placements))
+    result = MeshShare((*x.shape, weight.shape[1]), weight.device_mesh, looked_up)
+    table.check(site_of_table(points))
+    MeshShare(result.shape, result.mesh, of_result).check(site_of_lookup(points))
+    return table, result

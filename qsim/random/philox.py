@@ -1,0 +1,74 @@
+"""Philox4x32-10, in plain Python, and the random integers that stochastic rounding compares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim.random.seeds import check_index, check_source
+from qsim_kernels import reference
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int = 10) -> tuple[int, int, int, int]:
+    """Philox4x32 of one counter, in plain Python: the reference for the operators.
+
+    Args:
+        counter: Four 32-bit words.
+        key: Two 32-bit words.
+        rounds: Number of rounds.
+
+    Example:
+        >>> from qsim.random import philox4x32
+        >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
+        ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        high0, low0 = divmod(c0 * _MULTIPLIERS[0], 1 << 32)
+        high1, low1 = divmod(c2 * _MULTIPLIERS[1], 1 << 32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def random_bits(
+    count: int, bits: int, *, seed: int | Tensor, stream: int = 0, offset: int = 0, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The random integers that stochastic rounding with `bits` random bits compares for `count` elements.
+
+    Args:
+        count: Number of elements.
+        bits: Random bits per element, 1 to 32.
+        seed: The seed.
+        stream: The seed's stream.
+        offset: Logical index of the first element.
+        device: Where to compute them.
+
+    Returns:
+        An int64 tensor of values below `2**bits`.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> import qsim
+        >>> qsim.random.random_bits(3, 32, seed=0)
+        tensor([3906276559, 1713873586, 3314386802])
+    """
+    check_index(stream, offset)
+    for name, number in (("count", count), ("bits", bits)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name} must be an int, got {number!r}")
+    if not 1 <= bits <= 32:
+        raise ValueError(f"bits must lie in 1…32, got {bits}")
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    place = torch.device(device)
+    check_source(seed, None, place)
+    return reference.random_bits(reference.Noise(int(seed), stream, offset, count, place), bits)

@@ -1,0 +1,94 @@
+"""Streams: separate random bits under one seed, for tensors, layers, points, steps and ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import distributed
+
+#: The largest stream and the largest seed that are drawn.
+LARGEST = 2**63 - 1
+
+
+def stream(*names: str | int) -> int:
+    """A separate stream number for a tensor, layer, point or step, hashed from its names.
+
+    Args:
+        *names: Strings and integers; their order and kinds matter.
+
+    Returns:
+        An integer below 2**63.
+
+    Example:
+        >>> import qsim
+        >>> qsim.random.stream("encoder.0", "weight", 7) == qsim.random.stream("encoder.0", "weight", 8)
+        False
+    """
+    for name in names:
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            raise TypeError(f"stream: names must be strings and integers, got {name!r}")
+    return _hashed(names)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(names: tuple[str | int, ...]) -> int:
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & LARGEST
+
+
+def own_rank() -> int:
+    """The rank of this process in a distributed run; 0 outside of one."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def is_one_of_several() -> bool:
+    """Whether this process is one of several in a distributed run."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def rank_stream(number: int, rank: int | None = None) -> int:
+    """A per-process stream in a distributed run, derived from a common one by a bijection, so that streams do not collide by accident.
+
+    Args:
+        number: The common stream.
+        rank: The process, this one by default.
+    """
+    rank = own_rank() if rank is None else rank
+    return number ^ (rank * 0x9E3779B97F4A7C15 & LARGEST)
+
+
+class Drawn(NamedTuple):
+    """The source of the stream of a layer that was not given one.
+
+    Attributes:
+        seed: Drawn when the layer was created, or when its model was converted.
+        name: The layer's name among those created with the same seed.
+    """
+
+    seed: int
+    name: str = ""
+
+
+# Seeds shared by all processes, by the seeds drawn in this process.
+_AGREED: dict[int, int] = {}
+
+
+def layer_stream(seed: int, name: str) -> int:
+    """The stream of a layer that was created with a drawn seed."""
+    return stream("layer", _AGREED.get(seed, seed), name)
+
+
+def agreed_layer_stream(seed: int, name: str) -> int:
+    """`layer_stream` of the seed that rank 0 drew instead of this one: all processes must call this in the same order."""
+    if seed not in _AGREED and is_one_of_several():
+        found = [seed]
+        distributed.broadcast_object_list(found, src=0)
+        _AGREED[seed] = found[0]
+    return stream("layer", _AGREED.get(seed, seed), name)
+
+
+# The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
+for _constant in (layer_stream, agreed_layer_stream):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,235 @@
+"""The five points at which a layer rounds: *Training with Fewer Bits*, Algorithms 1 and 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
+from qsim.scaling import Channel, Delayed, Tensor
+
+
+@dataclass(frozen=True)
+class FivePoint:
+    """The rounding points of a layer: two operands in the forward pass, three in the backward pass.
+
+    A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), or `None` for full precision. With `"same"` a
+    backward point reuses the tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to
+    `act` and `weight`, the points that gradients pass through.
+
+    In a layer every operand is scaled, and transformed, along the dimension over which its product sums, regardless of its quantizer's
+    dimension: with scales per block or per channel the gradient is rounded once for each of its products. A transform must be set for both
+    operands of a product, so that it cancels. A tensor rounded in the forward pass cannot be reused if its scales follow a direction.
+
+    Args:
+        act: The input, forward: `Â = Q(A)`.
+        weight: The weight, forward: `Ŵ = Q(W)`.
+        act_bwd: The input in `∇W = Q(A)ᵀ Q(∇A)`, or `"same"`.
+        weight_bwd: The weight in `∇A = Q(∇A) Q(W)ᵀ`, or `"same"`.
+        grad: The gradient of the output, for both products.
+        grad_w: The gradient of the output for the product that gives ∇W, if it should not share `grad`'s rounding.
+
+    Example:
+        >>> import qsim
+        >>> points = qsim.FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+        >>> points.is_identity, qsim.FivePoint().is_identity
+        (False, True)
+        >>> qsim.FivePoint.from_dict(points.to_dict()) == points
+        True
+    """
+
+    act: Quantizer | None = None
+    weight: Quantizer | None = None
+    act_bwd: Quantizer | Literal["same"] | None = None
+    weight_bwd: Quantizer | Literal["same"] | None = None
+    grad: Quantizer | None = None
+    grad_w: Quantizer | None = None
+
+    # Properties of the points, computed once for all calls. None of them is a field.
+    #: Whether nothing is rounded; `"same"` as a forward point without rounding is no rounding either.
+    is_identity: ClassVar[bool]
+    #: Whether any point other than the weight's draws random bits.
+    is_stochastic: ClassVar[bool]
+    #: Whether a point of the weight draws random bits.
+    weight_is_stochastic: ClassVar[bool]
+    #: Whether a point has scales or a transform.
+    is_scaled: ClassVar[bool]
+    #: Whether the scale of a point follows from a history, which the layer must keep.
+    is_delayed: ClassVar[bool]
+    #: A cache of products with these points. It can be recomputed, and is not copied.
+    plans: ClassVar[dict[Hashable, Any]]
+
+    def __init__(
+        self,
+        act: Point = None,
+        weight: Point = None,
+        act_bwd: Point | Literal["same"] = None,
+        weight_bwd: Point | Literal["same"] = None,
+        grad: Point = None,
+        grad_w: Point = None,
+    ) -> None:
+        given = {"act": act, "weight": weight, "act_bwd": act_bwd, "weight_bwd": weight_bwd, "grad": grad, "grad_w": grad_w}
+        for name, point in given.items():
+            object.__setattr__(self, name, _resolve(name, point))
+        if self.grad_w is not None and self.grad is None:
+            raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
+        for forward, backward in (("act", "act_bwd"), ("weight", "weight_bwd")):
+            if getattr(self, backward) == "same":
+                _check_reuse(forward, getattr(self, forward), backward)
+        for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
+            _check_transforms(first, getattr(self, first), second, getattr(self, second))
+            _check_range(first, self._used(first), second, self._used(second))
+        quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
+        inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
+        object.__setattr__(self, "plans", {})
+        object.__setattr__(self, "is_identity", not quantizers)
+        object.__setattr__(self, "is_stochastic", any(map(is_stochastic, inputs)))
+        object.__setattr__(self, "weight_is_stochastic", any(map(is_stochastic, (self.weight, self.weight_bwd))))
+        object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
+        object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Objects pickled by older versions, with fewer attributes, get the missing ones here.
+        FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round."""
+        return {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+
+    def _used(self, name: str) -> Quantizer | None:
+        """The quantizer whose values a point passes to its product."""
+        point = getattr(self, name)
+        if point == "same":
+            point = getattr(self, name.removesuffix("_bwd"))
+        return point if isinstance(point, Quantizer) else None
+
+    def _given(self) -> dict[str, Quantizer | str]:
+        points = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: point for name, point in points.items() if point is not None}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> FivePoint:
+        """Create the points of a configuration.
+
+        Args:
+            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
+
+        Raises:
+            TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
+            ValueError: If there is no point of some name.
+        """
+        if not isinstance(given, Mapping):
+            raise TypeError(f"FivePoint: a configuration is a dictionary of points, got {given!r}")
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(known)}")
+        return cls(**{name: _quantizer(name, **point) if isinstance(point, Mapping) else point for name, point in given.items()})
+
+    def to_json(self) -> str:
+        """The points as JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> FivePoint:
+        """Create points from a JSON string."""
+        return cls.from_dict(json.loads(text))
+
+    def __str__(self) -> str:
+        """A short description of the points that round."""
+        shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
+        return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
+
+
+def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
+    """Raise an error if a tensor is reused whose scales or transform run along a dimension over which the other product does not sum."""
+    if point is None:
+        return
+    if point.transform is not None:
+        raise ValueError(
+            f'FivePoint: {backward}="same" cannot reuse what {forward} transformed along another dimension: {point.transform!r}'
+        )
+    if point.scale is not None and point.scale.is_directed:
+        allowed = "scales of the whole tensor or of square tiles can be reused"
+        raise ValueError(
+            f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}; '
+            f"a quantizer of its own as {backward} rounds again, along what the product sums over"
+        )
+
+
+def _check_transforms(first: str, one: Quantizer | str | None, second: str, other: Quantizer | str | None) -> None:
+    """Raise an error if the two operands of a product are transformed differently."""
+    transforms = [point.transform if isinstance(point, Quantizer) else None for point in (one, other)]
+    if transforms[0] == transforms[1]:
+        return
+    for name, point in ((first, one), (second, other)):
+        if point is None:
+            transform = next(transform for transform in transforms if transform is not None)
+            partner = second if name == first else first
+            alone = f"{name}, its partner in a product, has no quantizer to do the same"
+            raise ValueError(f"FivePoint: {partner} is transformed by {transform!r}, and {alone}")
+    given = f"got {transforms[0]!r} and {transforms[1]!r}"
+    raise ValueError(f"FivePoint: {first} and {second} are multiplied and must have the same transform, {given}")
+
+
+#: Limit for products of operands: the headroom below float32's 2**128 is for their sums.
+_LARGEST_PRODUCT = 2.0**100
+
+
+def _check_range(first: str, one: Quantizer | None, second: str, other: Quantizer | None) -> None:
+    """Raise an error for scales that bring operands near the limits of formats so wide that products exceed float32.
+
+    Scales of channels and of whole tensors are multiplied into the product's result; its operands are as large as their formats allow.
+    """
+    reached = {name: _reached(point) for name, point in ((first, one), (second, other))}
+    if reached[first] * reached[second] < _LARGEST_PRODUCT:
+        return
+    told = " and ".join(f"{name} up to {largest:.2g}" for name, largest in reached.items() if largest > 1)
+    raise ValueError(
+        f"FivePoint: under scales of the whole or of channels operands reach the ends of their formats, {told}, and their products are "
+        "beyond float32: give the scales a margin, or do without, for such formats need none"
+    )
+
+
+def _reached(point: Quantizer | None) -> float:
+    """The largest magnitude of a point's elements under a scale that follows from them and is multiplied in later; 1 if there is none."""
+    if point is None or point.scale is None:
+        return 1.0
+    if isinstance(point.scale, (Tensor, Delayed, Channel)):
+        return max(1.0, point.format.max * 2.0**-point.scale.margin)
+    if point.scale.outer is not None:
+        # Scales of blocks are in the operand, up to the limit of their own format.
+        return max(1.0, point.format.max * point.scale.format.max * 2.0**-point.scale.outer.margin)
+    return 1.0
+
+
+def _resolve(name: str, point: Any) -> Quantizer | str | None:
+    if point is None or isinstance(point, Quantizer):
+        return point
+    if isinstance(point, str) and point == "same":
+        if name in ("act_bwd", "weight_bwd"):
+            return point
+        raise ValueError(f'FivePoint: {name}="same" has nothing to be the same as; only act_bwd and weight_bwd reuse a forward tensor')
+    if isinstance(point, (tuple, list)):
+        parts = ", ".join(map(repr, point))
+        raise TypeError(f"FivePoint: {name} is one format, or a Quantizer if there is more to it: write qsim.Quantizer({parts})")
+    return _quantizer(name, point)
+
+
+def _quantizer(name: str, *given: Any, **options: Any) -> Quantizer:
+    """The quantizer of a point; errors name the point."""
+    known = [field.name for field in fields(Quantizer)]
+    for option in options:
+        if option not in known:
+            raise TypeError(f"FivePoint: {name} has no {option!r}; a point has {', '.join(known)}")
+    if not given and "format" not in options:
+        raise TypeError(f"FivePoint: {name} needs a format, got {options}")
+    try:
+        return Quantizer(*given, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"FivePoint: {name}: {error}") from error

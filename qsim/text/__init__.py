@@ -1,0 +1,1 @@
+"""Text: aligned columns, and calls read back from their `repr`."""
