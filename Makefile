@@ -32,11 +32,11 @@ lint: $(READY) ## ruff and mypy
 dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as installed
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
-	$(BIN)/python tests/distribution.py dist
+	$(BIN)/python tests/project/distribution.py dist
 	$(PYTHON) -m venv build/installed
 	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
-	build/installed/bin/python -I tests/installed.py
-	cp tests/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py
+	build/installed/bin/python -I tests/project/installed.py
+	cp tests/project/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py
 	rm -rf build
 
 clean: ## remove the virtual environment and everything that tools have left behind

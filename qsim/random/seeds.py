@@ -53,9 +53,15 @@ def fresh_seed() -> int:
 @lru_cache(maxsize=1)
 def _agreed(group: object) -> int:
     """The seed of rank 0, broadcast to all ranks."""
-    seed = [stream("shared", torch.initial_seed())]
+    seed = [_shared(torch.initial_seed())]
     distributed.broadcast_object_list(seed, src=0)
     return seed[0]
+
+
+@lru_cache(maxsize=1)
+def _shared(initial_seed: int) -> int:
+    """The shared seed that follows from the seed of torch's generator."""
+    return stream("shared", initial_seed)
 
 
 def shared_seed() -> int:
@@ -72,7 +78,7 @@ def shared_seed() -> int:
     """
     if distributed.is_available() and distributed.is_initialized():
         return _agreed(distributed.group.WORLD)
-    return stream("shared", torch.initial_seed())
+    return _shared(torch.initial_seed())
 
 
 def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Tensor:
@@ -95,8 +101,14 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
 
 def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool) -> Tensor:
     # All processes must request the shared seed, because they may have to agree on it first.
-    constant = stream("weight", shared_seed(), stream_number)
+    constant = _of_weight(shared_seed(), stream_number)
     return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=4096)
+def _of_weight(shared: int, stream_number: int) -> int:
+    """What a weight's checksum starts from."""
+    return stream("weight", shared, stream_number)
 
 
 # An operator, so that compiled code requests the shared seed at every call.

@@ -1,0 +1,115 @@
+"""Tests of `qsim study`: listing, planning, running, and errors for bad arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import qsim.studies
+from qsim.cli import main
+from support.coins import Coins
+
+
+@pytest.fixture(autouse=True)
+def _coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more study, which takes no time."""
+    monkeypatch.setitem(qsim.studies._STUDIES, "coins", "coins.Coins")
+    own = qsim.studies.named
+    monkeypatch.setattr(qsim.studies, "named", lambda name: Coins() if name == "coins" else own(name))
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main(["study", *words]) == code
+    out, error = capsys.readouterr()
+    return out if code == 0 else error
+
+
+def test_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys).splitlines()
+    assert [line.split()[0] for line in lines] == qsim.studies.names()
+    assert "Does a larger batch buy back bits of precision?" in lines[qsim.studies.names().index("batch-size")]
+
+
+def test_a_study_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = said(capsys, "coins", "--out", str(tmp_path), "--workers", "1", "--sides", "heads", "--seeds", "2")
+    assert out == (
+        "the rim: heads | tails\n  measured: both\n  agrees: yes\n\nFair.\n\n"
+        f"figure: {tmp_path / 'tosses.png'}\nreport: {tmp_path / 'report.md'}\n"
+    )
+    page = (tmp_path / "report.md").read_text()
+    # The results' location depends on the machine; their content does not.
+    assert "`qsim study coins --workers 1 --sides heads --seeds 2`" in page
+    assert "- 2 runs on" in page
+
+
+def test_a_plan_lists_what_is_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("coins", "--out", str(tmp_path), "--workers", "1", "--weight", "0.25")
+    lines = said(capsys, *words, "--dry-run").splitlines()
+    assert len(lines) == 7
+    assert lines[0].endswith(" s  side=heads, weight=0.25, seed=0")
+    assert lines[-1].startswith("6 runs to do, 0 done; about ")
+    assert not list(tmp_path.iterdir())
+    said(capsys, *words)
+    assert said(capsys, *words, "--dry-run") == "0 runs to do, 6 done; about 0 s on cpu with 1 at a time\n"
+
+
+def test_parts_say_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("coins", "--out", str(tmp_path), "--workers", "1")
+    assert said(capsys, *words, "--part", "1/2") == f"3 of 6 runs are still missing in {tmp_path}: those of other parts\n"
+    assert "Fair." in said(capsys, *words, "--part", "2/2")
+
+
+def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "coins", "--help"])
+    out = capsys.readouterr().out
+    assert "--sides A,B" in out
+    assert "what to count (default: heads,tails)" in " ".join(out.split())
+    assert "--weight X" in out
+    assert "--seeds N" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("dice",), "qsim: no study is called 'dice'. There are: batch-size, "),
+        (("coins", "--part", "3/2"), "qsim: part: must be i/n with 1 <= i <= n, such as 2/4; got '3/2'\n"),
+        (("coins", "--device", "tpu"), "qsim: device: must be cpu, cuda or cuda:N; got 'tpu'\n"),
+        (("coins", "--workers", "0"), "qsim: workers: must be at least 1, got 0\n"),
+        (("coins", "--weight", "-1"), "qsim: no coin is that light\n"),
+    ],
+)
+def test_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    workers = () if "--workers" in words else ("--workers", "1")
+    assert said(capsys, *words, *(("--out", str(tmp_path), *workers) if words[0] == "coins" else ()), code=2).startswith(message)
+
+
+def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("matplotlib", "scipy") else object())
+    assert said(capsys, code=2) == "qsim: studies need matplotlib, scipy: pip install 'qsim-torch[study]'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("batch-size", "--roundings", "nearest"), "qsim: roundings: stochastic and nearest are compared; got nearest"),
+        (("batch-size", "--batches", "64,16"), "qsim: batches: must be from few images to many; got 64,16\n"),
+        (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be from coarse to fine; got e4m1,e4m0\n"),
+        (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),
+        (("batch-size", "--batches", "64"), "qsim: batches, formats: two and one are the least; got (64,), "),
+        (("points", "--roundings", "stochastic"), "qsim: roundings and formats: stochastic and nearest are compared"),
+        (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the longest update; got 1,4\n"),
+        (("learning-rate", "--methods", "kahan"), "qsim: methods: mixed and stochastic are compared; got kahan\n"),
+        (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be rates from low to high; got 0.9, 0.5\n"),
+        (("cancelled-updates", "--formats", "bf16"), "qsim: formats: at least two are compared, from fine to coarse; got bf16\n"),
+        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one a quarter, and at most the 300 steps; got 3\n"),
+        (("random-bits", "--bits", "4,32"), "qsim: bits: must lie in 1 to 31, for 32 are compared with; got 4,32\n"),
+        (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),
+    ],
+)
+def test_settings_that_no_report_could_use_are_refused_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    assert said(capsys, *words, "--workers", "1", "--out", str(tmp_path), code=2).startswith(message)
+    assert not list(tmp_path.iterdir())

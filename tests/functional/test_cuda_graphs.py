@@ -1,0 +1,149 @@
+"""CUDA graphs: captured calls draw fresh noise, and read their inputs and seed, in every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from qsim import FivePoint
+from qsim.bench._graphs import replay
+from support.calls import noisy, same, seeded
+
+pytestmark = pytest.mark.gpu
+
+
+def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    call()  # compiles the kernel, which must not happen while a graph is captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def test_replays_draw_fresh_noise() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    graph, result = captured(lambda: noisy(x))
+    draws = []
+    for _ in range(3):
+        graph.replay()
+        draws.append(result.clone())
+    assert all(not torch.equal(draws[i], draws[j]) for i in range(3) for j in range(i))
+    assert all(set(draw.unique().tolist()) == {1.0, 1.125} for draw in draws)
+
+
+def test_generator_registered_with_the_graph() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(3)
+    call = lambda: qsim.quantize(x, "e4m3", rounding="stochastic", generator=generator)  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        result = call()
+    graph.replay()
+    first = result.clone()
+    graph.replay()
+    assert not torch.equal(first, result)
+
+
+def test_seed_tensor_is_read_at_every_replay() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    seed = torch.tensor(1, device="cuda")
+    graph, result = captured(lambda: seeded(x, seed))
+    for number in (1, 2, -7, 2**62):
+        seed.fill_(number)
+        graph.replay()
+        assert torch.equal(result, seeded(x, number))
+
+
+def test_inputs_are_read_at_every_replay() -> None:
+    x = torch.zeros(4096, device="cuda")
+    graph, result = captured(lambda: qsim.quantize(x, "e4m3", dtype=torch.bfloat16))
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert same(result, qsim.quantize(x, "e4m3", dtype=torch.bfloat16))
+
+
+def test_encode_without_a_check() -> None:
+    x = torch.randn(4096, device="cuda")
+    graph, result = captured(lambda: qsim.encode(x, "e2m1", check=False))
+    x.normal_()
+    graph.replay()
+    assert torch.equal(result, qsim.encode(x, "e2m1"))
+
+
+def test_encode_with_a_check_is_refused() -> None:
+    x = torch.randn(4096, device="cuda")
+    qsim.encode(x, "e2m1")
+    torch.cuda.synchronize()
+    refused = pytest.raises(RuntimeError, match="cannot be read back while a CUDA graph is captured; pass check=False")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        qsim.encode(x, "e2m1")
+
+
+def test_compiled_into_graphs() -> None:
+    x = torch.full((4096,), 1.0625, device="cuda")
+    compiled = torch.compile(noisy, fullgraph=True, mode="reduce-overhead")
+    draws = [compiled(x).clone() for _ in range(5)]
+    assert all(not torch.equal(draws[i], draws[j]) for i in range(5) for j in range(i))
+
+
+def layer_and_step(points: FivePoint) -> tuple[qsim.nn.Linear, Tensor, Callable[[], None]]:
+    """A layer, where its weight's gradient is written, and what writes it."""
+    layer = qsim.nn.Linear(64, 32, bias=False, device="cuda", points=points)
+    x, gradient = torch.randn(128, 64, device="cuda"), torch.zeros(32, 64, device="cuda")
+
+    def step() -> None:
+        (found,) = torch.autograd.grad(layer(x).square().mean(), layer.weight)
+        gradient.copy_(found)
+
+    return layer, gradient, step
+
+
+def test_replayed_layers_see_what_became_of_their_weights() -> None:
+    layer, gradient, step = layer_and_step(FivePoint("e4m3", "e4m3", "e4m3", "same", "e5m2"))
+    again = replay(step)
+    for _ in range(3):
+        with torch.no_grad():
+            layer.weight.mul_(-1.5)
+        gradient.zero_()
+        again()
+        replayed = gradient.clone()
+        step()
+        assert replayed.abs().sum() > 0
+        torch.testing.assert_close(replayed, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_replayed_layers_draw_fresh_noise() -> None:
+    for point in ("act", "act_bwd", "grad"):
+        _, gradient, step = layer_and_step(FivePoint(**{point: qsim.Quantizer("e4m1", rounding="stochastic")}))
+        again = replay(step)
+        again()
+        first = gradient.clone()
+        again()
+        assert not torch.equal(first, gradient), point
+
+
+def test_replayed_layers_keep_a_weights_noise_until_it_changes() -> None:
+    layer, gradient, step = layer_and_step(FivePoint(weight=qsim.Quantizer("e4m1", rounding="stochastic")))
+    again = replay(step)
+    again()
+    first = gradient.clone()
+    again()
+    assert torch.equal(first, gradient)
+    with torch.no_grad():
+        layer.weight.mul_(-1)
+    again()
+    negated = gradient.clone()
+    with torch.no_grad():
+        layer.weight.mul_(-1)
+    again()
+    assert torch.equal(first, gradient)
+    # Without a bias, the same bits would only have turned the gradient's sign.
+    assert not torch.equal(first, -negated)

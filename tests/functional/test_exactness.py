@@ -1,0 +1,238 @@
+"""Exactness: every rounding of every format equals what exact arithmetic gives, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gfloat
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import qsim
+from qsim.formats import E4M3, E4M3FNUZ, E5M2, E8M0, FP16, FP32, Fixed, Float, Format, Int, PowerOfTwo, holds
+from support import inputs, oracle
+from support.catalogue import GFLOAT, GFLOAT_ROUNDINGS, ML_DTYPES, NAMED, VARIETY, sweep
+from support.covering import dealt
+from support.oracle_arrays import Bracket, explain, mismatches, numbers
+
+
+def carrier(fmt: Format, dtype: torch.dtype) -> torch.dtype:
+    """The input's own dtype for the result where it holds the format, else a wider one."""
+    return next(wide for wide in (dtype, torch.float32, torch.float64) if holds(wide, fmt))
+
+
+#: Every deterministic rounding, both overflow modes.
+SETTINGS = [(rounding, overflow) for overflow in oracle.OVERFLOWS for rounding in oracle.DETERMINISTIC]
+
+
+def check(x: torch.Tensor, fmt: Format, settings: Sequence[tuple[str, str]] = SETTINGS) -> None:
+    """Roundings and overflow modes against exact arithmetic."""
+    bracket, target = Bracket(fmt, numbers(x)), carrier(fmt, x.dtype)
+    for rounding, overflow in settings:
+        got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, dtype=target)
+        expected = bracket.round(rounding, overflow)
+        where = mismatches(got, expected)
+        assert not len(where), f"{fmt!r}, {rounding}, {overflow}, {x.dtype} to {target}: {explain(x, got, expected, where)}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
+def test_every_16_bit_pattern(fmt: Format, dtype: torch.dtype) -> None:
+    # Each setting in one of the two dtypes; all of them are for `test_midpoints_and_their_neighbours`.
+    check(inputs.every_pattern(dtype), fmt, dealt(SETTINGS, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2))
+
+
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
+def test_midpoints_and_their_neighbours(fmt: Format, dtype: torch.dtype) -> None:
+    check(inputs.edges(fmt, dtype, count=2**12), fmt)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
+def test_random_bit_patterns(fmt: Format, dtype: torch.dtype, session_seed: int) -> None:
+    check(inputs.random_patterns(dtype, 20_000, session_seed), fmt, dealt(SETTINGS, (dtype == torch.float64) + fmt.bits, 2))
+
+
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
+def test_no_double_rounding_of_float64(fmt: Format) -> None:
+    check(inputs.double_rounding(fmt, 2**12), fmt)
+
+
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("exponent", range(1, 9))
+def test_sweep(exponent: int, dtype: torch.dtype) -> None:
+    # Float(1…8, 0…10) in all specials, with and without subnormals: 32 formats a width, a few thousand inputs each.
+    for number, fmt in enumerate(sweep()):
+        if fmt.exponent == exponent:
+            # The four dtypes together take every setting.
+            check(inputs.edges(fmt, dtype, count=400), fmt, dealt(SETTINGS, number + inputs.DTYPES.index(dtype), 4))
+
+
+@pytest.mark.parametrize("fmt", ML_DTYPES, ids=repr)
+def test_agrees_with_ml_dtypes(fmt: Format) -> None:
+    overflow = "nonfinite" if fmt.has_nan else "saturate"
+    for x in (
+        inputs.every_pattern(torch.bfloat16).float(),
+        inputs.every_pattern(torch.float16).float(),
+        inputs.edges(fmt, torch.float32, 2**12),
+    ):
+        x = x[~x.isnan()]
+        with np.errstate(all="ignore"):
+            theirs = x.numpy().astype(ML_DTYPES[fmt]).astype(np.float64)
+        got = qsim.quantize(x, fmt, overflow=overflow)
+        where = mismatches(got, theirs)
+        assert not len(where), explain(x, got, theirs, where)
+
+
+@pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
+def test_agrees_with_gfloat(fmt: Format) -> None:
+    x = inputs.edges(fmt, torch.float64, 2**9)
+    # gfloat refuses NaN where a format has none, takes the sign of an unsigned format's input away, and lets E8M0 go below its smallest.
+    x = x[~x.isnan() & ((x >= fmt.smallest) | GFLOAT[fmt].is_signed)]
+    for rounding, name in GFLOAT_ROUNDINGS.items():
+        for overflow in oracle.OVERFLOWS if fmt.has_nan else ("saturate",):
+            with np.errstate(over="ignore"):
+                theirs = gfloat.round_ndarray(GFLOAT[fmt], x.numpy(), name, sat=overflow == "saturate")
+            got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow)
+            where = mismatches(got, theirs)
+            assert not len(where), f"{rounding}, {overflow}: {explain(x, got, theirs, where)}"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
+def test_agrees_with_torch_casts(dtype: torch.dtype) -> None:
+    fmt = qsim.format(dtype)
+    x = inputs.edges(fmt, torch.float32, 2**12)
+    # torch's casts to float8_e4m3fn and the fnuz formats differ between versions beyond the largest value; inside they must agree.
+    inside = x[x.abs() <= fmt.max]
+    expected = inside.to(dtype).float()
+    got = qsim.quantize(inside, fmt)
+    assert torch.equal(got.view(torch.int32), expected.view(torch.int32))
+    if fmt.has_inf:
+        whole = x[~x.isnan()]
+        assert torch.equal(qsim.quantize(whole, fmt, overflow="nonfinite").view(torch.int32), whole.to(dtype).float().view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
+@pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
+def test_nan_stays_nan(rounding: str, overflow: str, dtype: torch.dtype) -> None:
+    for fmt in (E4M3, E5M2, E8M0, Float(3, 2), Fixed(8, 3), Float(4, 3, signed=False)):
+        x = inputs.nans(dtype)
+        got = qsim.quantize(
+            x, fmt, rounding=rounding, overflow=overflow, seed=0 if rounding == "stochastic" else None, dtype=carrier(fmt, dtype)
+        )
+        assert got.isnan().all(), fmt
+
+
+@pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
+def test_infinity_saturates_or_stays(rounding: str) -> None:
+    x, seed = torch.tensor([torch.inf, -torch.inf]), 0 if rounding == "stochastic" else None
+    assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed).tolist() == [448.0, -448.0]
+    assert qsim.quantize(x, E5M2, rounding=rounding, seed=seed, overflow="nonfinite").tolist() == [torch.inf, -torch.inf]
+    assert qsim.quantize(x, E4M3, rounding=rounding, seed=seed, overflow="nonfinite").isnan().all()
+
+
+@pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
+@pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
+def test_negative_zero_is_zero(rounding: str, overflow: str, device: torch.device) -> None:
+    # Not a number below every value: of a set without zero it becomes the smallest value, as +0 does, and overflows nowhere.
+    seed = 0 if rounding == "stochastic" else None
+    for fmt in (E8M0, PowerOfTwo(3), PowerOfTwo(5, bias=20), Float(4, 3, signed=False), Int(8, signed=False), E4M3FNUZ, Int(8)):
+        for dtype in inputs.DTYPES:
+            x = torch.tensor([-0.0, 0.0], dtype=dtype, device=device)
+            got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, seed=seed, dtype=torch.float64)
+            least = 0.0 if fmt.has_zero else fmt.smallest
+            assert [value.hex() for value in got.tolist()] == [least.hex()] * 2, fmt
+
+
+@pytest.mark.parametrize("fmt", [fmt for fmt in [*NAMED, *VARIETY] if fmt.bits <= 16], ids=repr)
+def test_quantizing_twice_changes_nothing(fmt: Format) -> None:
+    values = torch.tensor(fmt.values(), dtype=torch.float64)
+    for rounding in oracle.DETERMINISTIC:
+        assert torch.equal(qsim.quantize(values, fmt, rounding=rounding), values), rounding
+
+
+@st.composite
+def formats(draw: st.DrawFn) -> Format:
+    """Any format at all."""
+    if draw(st.booleans()):
+        return Fixed(draw(st.integers(2, 32)), draw(st.integers(-20, 40)), draw(st.booleans()))
+    exponent, mantissa = draw(st.integers(1, 8)), draw(st.integers(0, 23))
+    specials, subnormals = draw(st.sampled_from(["none", "fn", "fnuz", "ieee"])), draw(st.booleans())
+    bias = draw(st.none() | st.integers(-100, 200))
+    if exponent == 1:
+        specials, subnormals = "none", True
+    return Float(exponent, mantissa, bias, specials, subnormals, signed=specials == "fnuz" or draw(st.booleans()))
+
+
+@given(
+    formats(),
+    st.sampled_from(oracle.DETERMINISTIC),
+    st.sampled_from(oracle.OVERFLOWS),
+    st.lists(st.floats(width=64), min_size=1, max_size=8),
+    st.lists(st.floats(0, 4), min_size=1, max_size=8),
+)
+def test_any_format_any_number(fmt: Format, rounding: str, overflow: str, anything: list[float], relative: list[float]) -> None:
+    # Numbers of the format's own size, and of any.
+    x = torch.tensor([*anything, *(part * fmt.smallest for part in relative), *(-part * fmt.max for part in relative)], dtype=torch.float64)
+    got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow)
+    expected = np.array([oracle.round_exact(value, fmt, rounding, overflow) for value in x.tolist()])
+    where = mismatches(got, expected)
+    assert not len(where), f"{fmt!r}, {rounding}, {overflow}: {explain(x, got, expected, where)}"
+
+
+@given(st.lists(st.floats(width=32), min_size=2, max_size=20), st.sampled_from(oracle.DETERMINISTIC), formats())
+def test_rounding_keeps_order(values: list[float], rounding: str, fmt: Format) -> None:
+    x = torch.tensor(sorted(value for value in values if value == value), dtype=torch.float64)
+    got = qsim.quantize(x, fmt, rounding=rounding)
+    assert (got[1:] >= got[:-1]).all()
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20), formats())
+def test_directions_mirror(values: list[float], fmt: Format) -> None:
+    x = torch.tensor(values, dtype=torch.float64)
+    down, up = qsim.quantize(x, fmt, rounding="down"), qsim.quantize(x, fmt, rounding="up")
+    inside = (x >= fmt.min) & (x <= fmt.max)
+    assert ((down <= x) & (x <= up))[inside].all()
+    if fmt.min == -fmt.max:
+        assert torch.equal(down, -qsim.quantize(-x, fmt, rounding="up"))
+
+
+@pytest.mark.parametrize("fmt", [FP16, E4M3, E5M2], ids=repr)
+def test_result_dtype(fmt: Format) -> None:
+    x = inputs.edges(fmt, torch.float64)
+    expected = Bracket(fmt, numbers(x)).round("nearest", "saturate")
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        got = qsim.quantize(x, fmt, dtype=dtype)
+        assert got.dtype == dtype
+        assert not len(mismatches(got, expected))
+        out = torch.empty(x.shape, dtype=dtype)
+        assert qsim.quantize(x, fmt, out=out) is out
+        assert not len(mismatches(out, expected))
+
+
+@pytest.mark.parametrize("fmt", [E4M3, FP16, FP32, Fixed(8, 4), E8M0], ids=repr)
+def test_in_place(fmt: Format) -> None:
+    x = inputs.edges(fmt, torch.float32)
+    expected = Bracket(fmt, numbers(x)).round("nearest", "saturate")
+    assert qsim.quantize_(x, fmt) is x
+    assert not len(mismatches(x, expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
+def test_gpu_midpoints_and_their_neighbours(fmt: Format) -> None:
+    for dtype in inputs.DTYPES:
+        x = inputs.edges(fmt, dtype, count=2**12)
+        bracket, target = Bracket(fmt, numbers(x)), carrier(fmt, dtype)
+        for rounding in oracle.DETERMINISTIC:
+            for overflow in oracle.OVERFLOWS:
+                got = qsim.quantize(x.cuda(), fmt, rounding=rounding, overflow=overflow, dtype=target).cpu()
+                expected = bracket.round(rounding, overflow)
+                where = mismatches(got, expected)
+                assert not len(where), f"{fmt!r}, {rounding}, {overflow}, {dtype}: {explain(x, got, expected, where)}"

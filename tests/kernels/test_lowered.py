@@ -1,0 +1,197 @@
+"""Rounding without random bits as lowered for compilers: plain torch operators that give the operator's bits, however they are fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+
+import qsim
+from qsim.formats import E2M1, E4M3, E5M2, E8M0, Fixed, Format, Int, holders
+from qsim_kernels import lowered
+from support import inputs, oracle, scaled_settings
+from support.catalogue import NAMED, VARIETY
+from support.comparing import same_bits
+from support.covering import dealt
+
+FORMATS = [*NAMED, *VARIETY]
+SETTINGS = [(rounding, overflow) for rounding in oracle.DETERMINISTIC for overflow in oracle.OVERFLOWS]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def operators(call: Callable[..., Any], *given: Tensor) -> list[str]:
+    """The operators of the graphs that a compiler gets of a call, forward and backward."""
+    found: list[str] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    result = torch.compile(call, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))(*given)
+    if result.requires_grad:
+        result.sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("dtype", inputs.DTYPES)
+@pytest.mark.parametrize("fmt", FORMATS, ids=repr)
+def test_gives_the_operators_bits(fmt: Format, dtype: torch.dtype) -> None:
+    own = (torch.bfloat16, torch.float16)
+    x = inputs.every_pattern(dtype) if dtype in own else torch.cat([inputs.edges(fmt, dtype, count=400), inputs.specials(dtype)])
+    x = torch.cat([x, inputs.nans(dtype)])
+    target = next(held for held in (dtype, *reversed(holders(fmt))) if held in holders(fmt))
+    for rounding, overflow in dealt(SETTINGS, FORMATS.index(fmt) + inputs.DTYPES.index(dtype), 2):
+        how = qsim.rounding.resolve(rounding).spelling[overflow]
+        found = lowered.rounding.quantize(x, None, fmt.spelling[0], how, 0, 0, target)
+        assert found is not None
+        assert same_bits(found, qsim.quantize(x, fmt, rounding, overflow=overflow, dtype=target)), (rounding, overflow, target)
+
+
+def test_graphs_hold_plain_operators(device: torch.device) -> None:
+    x = torch.randn(8, 8, device=device)
+    assert not any("qsim" in name for name in operators(lambda x: qsim.quantize(x, "e4m3", "up"), x))
+    assert any("qsim.quantize" in name for name in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x))
+
+
+def test_layers_hold_plain_operators(device: torch.device) -> None:
+    points = qsim.FivePoint("e4m3", "e4m3", "e3m2", "e3m2", "e5m2")
+    layer = qsim.convert(nn.Linear(4, 3, device=device), points)
+    assert not any("qsim" in name for name in operators(layer, torch.randn(2, 4, device=device, requires_grad=True)))
+
+
+def test_layers_under_scales_hold_plain_operators(device: torch.device) -> None:
+    layer = qsim.convert(nn.Linear(64, 32, device=device), qsim.recipes.fp8_hybrid())
+    assert not any("qsim" in name for name in operators(layer, torch.randn(2, 64, device=device, requires_grad=True)))
+
+
+def test_exported_programs_keep_the_operator() -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return qsim.quantize(x, "e4m3")
+
+    program = torch.export.export(Rounds(), (torch.randn(3),))
+    assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == ["qsim.quantize.default"]
+
+
+def settings(dtype: torch.dtype) -> list[tuple[Format, str, str]]:
+    """Formats that a dtype holds, with some roundings and overflow modes of each."""
+    # E8M0 has no zero and no sign: C++ that may take a NaN's pattern for one that never overflows loses it there.
+    formats = [fmt for fmt in (E8M0, E4M3, E2M1, E5M2, Fixed(8, 4, signed=False), Int(8)) if dtype in holders(fmt)]
+    # A C++ compiler takes its time.
+    hands = 8 if dtype in (torch.float32, torch.bfloat16) else len(SETTINGS)
+    return [(fmt, *setting) for turn, fmt in enumerate(formats) for setting in dealt(SETTINGS, turn + inputs.DTYPES.index(dtype), hands)]
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_operators_bits(device: torch.device) -> None:
+    chosen = {dtype: settings(dtype) for dtype in inputs.DTYPES}
+
+    def call(given: dict[torch.dtype, Tensor]) -> list[list[Tensor]]:
+        return [
+            [qsim.quantize(given[dtype], fmt, rounding, overflow=overflow) for fmt, rounding, overflow in own]
+            for dtype, own in chosen.items()
+        ]
+
+    given = {
+        dtype: torch.cat([inputs.random_patterns(dtype, 5000, 0), inputs.specials(dtype), inputs.nans(dtype)]).to(device)
+        for dtype in inputs.DTYPES
+    }
+    for (dtype, own), found, due in zip(chosen.items(), torch.compile(call, fullgraph=True)(given), call(given), strict=True):
+        for setting, a, b in zip(own, found, due, strict=True):
+            assert same_bits(a, b), (dtype, setting)
+
+
+@pytest.mark.slow
+def test_what_is_fused_rounds_first(device: torch.device) -> None:
+    """A product is a number of its dtype before it is rounded to a format, and a rounded number is one before anything is added to it.
+
+    Fused code could keep 16-bit products in float32, and contract a product or a rounded number with what is added next.
+    """
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    given = [[torch.randn(1 << 14, device=device).to(dtype) for _ in range(3)] for dtype in dtypes]
+
+    def call(given: list[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        return [(qsim.quantize(a * b, "e4m3"), qsim.quantize(a * b, "e2m1", "odd") + c) for a, b, c in given]
+
+    for dtype, found, due in zip(dtypes, torch.compile(call, fullgraph=True)(given), call(given), strict=True):
+        assert all(map(same_bits, found, due)), dtype
+
+
+@pytest.mark.slow
+def test_ties_that_a_contraction_would_break(device: torch.device) -> None:
+    # 1.0625 lies between 1 and 1.125, and a product a little above it is that in float32: even, so down. With all of its bits, up.
+    a = torch.arange(2**23, 2**23 + 20_000, device=device) * 2.0**-23
+    b = (1.0625 / a.double()).float()
+    above = (a.double() * b.double() > 1.0625) & (a * b == 1.0625)
+    assert above.sum() > 100
+    a, b = a[above], b[above]
+    assert (torch.compile(lambda a, b: qsim.quantize(a * b, "e4m3"), fullgraph=True)(a, b) == 1).all()
+
+
+class LoweredScaling:
+    """The operators that round under scales: plain torch where they become that, the reference elsewhere."""
+
+    def __init__(self) -> None:
+        self.lowered = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            found = getattr(lowered.scaling, name)(*given)
+            self.lowered += found is not None
+            return getattr(scaled_settings.REFERENCE, name)(*given) if found is None else found
+
+        return call
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_gives_the_operators_bits_under_scales(first: int, device: torch.device) -> None:
+    scaling: Any = LoweredScaling()
+    for number in range(first, first + 50):
+        scaled_settings.check(scaling, device, scaled_settings.setting(number, scaled_settings.LARGE))
+    assert scaling.lowered >= 50
+
+
+@pytest.mark.slow
+def test_inductor_gives_the_operators_bits_under_scales(device: torch.device) -> None:
+    settings = (scaled_settings.setting(number, scaled_settings.LARGE) for number in count())
+    chosen = list(islice((how for how in settings if not how.turn and not how.spelt.is_stochastic), 8))
+
+    def call(*given: Tensor) -> list[Tensor]:
+        found = []
+        for how, x in zip(chosen, given, strict=True):
+            amaxes = torch.ops.qsim.amaxes(x, how.tiles, (), False)
+            scales = torch.ops.qsim.scales(amaxes, None, *how.making)
+            rounded = torch.ops.qsim.quantize_scaled(x, scales, None, how.tiles, (), *how.rounding)
+            found += [amaxes, scales, rounded, *torch.ops.qsim.quantize_tiles(x, None, how.tiles, (), *how.making, *how.rounding)]
+        return found
+
+    due = call(*(how.x for how in chosen))
+    found = torch.compile(call, fullgraph=True)(*(how.x.to(device) for how in chosen))
+    for turn, (one, other) in enumerate(zip(found, due, strict=True)):
+        how = chosen[turn // 5]
+        assert scaled_settings.equal(how.x, one, other), how
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_rounded_before_it_meets_its_bias_and_what_follows(dtype: torch.dtype, device: torch.device) -> None:
+    """Fused code could contract the product with the bias, and keep a 16-bit result in float32 for what is added next."""
+    product, bias, later = (torch.randn(shape, device=device) for shape in ((64, 256), (256,), (64, 256)))
+    factors = [torch.rand((), device=device), torch.rand(64, 1, device=device)]
+
+    def call(product: Tensor, bias: Tensor, later: Tensor) -> Tensor:
+        return torch.ops.qsim.rescaled(product, factors, bias, dtype) + later
+
+    assert same_bits(torch.compile(call, fullgraph=True)(product, bias, later), call(product, bias, later))

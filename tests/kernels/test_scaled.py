@@ -1,0 +1,101 @@
+"""The operators that round under scales: Triton compared with the reference, bit for bit, in randomly drawn settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import qsim
+from qsim.functional.arguments import spelling
+from qsim.scaling import Blocks
+from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.scales import Scales
+from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
+from support.side_by_side import DEVICE, dealt
+
+from qsim_kernels.triton import making  # isort: skip
+from qsim_kernels.triton.launcher import Launcher  # isort: skip
+
+# The interpreter computes with NumPy, which warns of NaN and infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+KERNELS = Implementation("qsim_kernels.triton.scaling")
+
+SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
+
+
+@pytest.mark.parametrize("number", range(48 if DEVICE.type == "cpu" else 600))
+def test_kernels_do_what_the_reference_does(number: int) -> None:
+    check(KERNELS, DEVICE, setting(number, SMALL if DEVICE.type == "cpu" else LARGE))
+
+
+@pytest.mark.parametrize("fmt", ["e2m1", "e4m3"])
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("offset", [0, 5])
+def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offset: int) -> None:
+    # Between 1 and its neighbour, where the first 16 bits of an element's index add up to just less than a step.
+    spelt, shape, step = spelling(fmt, "stochastic", "saturate"), (64, 96), 2.0 ** -qsim.format(fmt).mantissa
+    bits = qsim.random.random_bits(64 * 96, 32, seed=3**25, stream=77, offset=offset).view(shape)
+    signs = torch.where(torch.arange(96) % 3 == 0, -1.0, 1.0)
+    x = signs * (1 + step * ((0xFFFF - (bits >> 16)) * 2.0**-16 + 2.0**-17)).float()
+    expected = signs * (1 + step * (bits & 0xFFFF >= 2**15))
+    # The largest number of each block makes its scale 1.
+    ends = (slice(None), slice(None, None, 32)) if dim == -1 else slice(None, None, 32)
+    x[ends] = expected[ends] = qsim.format(fmt).max
+    scaling, rounding = Blocks(32, dim, "e8m0", "ceil"), (torch.tensor(3**25), spelt.grid, spelt.rule, 77, offset, torch.float32, 0)
+    for ops, y in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
+        tiles, making = scaling.tiles(shape), scaling.spelling(spelt.format)
+        rounded, scales = ops.quantize_tiles(y, None, tiles, (), *making, *rounding)
+        assert (scales == 1).all()
+        assert torch.equal(rounded.cpu(), expected)
+        assert torch.equal(ops.quantize_scaled(y, scales, None, tiles, (), *rounding).cpu(), expected)
+
+
+@pytest.fixture
+def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes all scales in one block where the interpreter runs, whose time goes by blocks; the kernels' own have 128 scales."""
+    if DEVICE.type == "cuda":
+        return
+
+    def maker(scales: Scales, is_under: bool) -> Launcher:
+        variants, numbers = making.making_of(scales, is_under)
+        return Launcher(making.scales_kernel, numbers, (*variants, 2048), 2048)
+
+    monkeypatch.setattr(making, "_maker", maker)
+
+
+@pytest.mark.usefixtures("one_block")
+@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("format", SCALE_FORMATS)
+def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
+    # Every exponent (some, for the interpreter), midpoints between two E4M3 scales and what lies next to them, zero and what is not finite.
+    steps = torch.arange(8, 17) * 2.0 ** torch.arange(-149, 124, 13 if DEVICE.type == "cpu" else 1).unsqueeze(1)
+    middles = torch.cat([steps, (steps[:, 1:] + steps[:, :-1]) / 2], 1).flatten().float() * 6
+    bits = middles.view(torch.int32)
+    near = torch.cat([bits - 1, bits, bits + 1]).view(torch.float32).abs()
+    amaxes = torch.cat([near, torch.tensor([0.0, math.inf, math.nan, 2.0**-149, 3e38])])
+    settings = [(element, under) for under in (None, 1.0, 1.0000001, 3.1e-30, 2.0**-149, 7e25) for element in ("e2m1", "e4m3")]
+    for element, number in dealt(settings, SCALE_FORMATS.index(format) + SCALE_RULES.index(rule), 3):
+        under = None if number is None else torch.tensor(number)
+        making = Blocks(16, format=format, rule=rule).spelling(qsim.format(element))
+        expected = REFERENCE.scales(amaxes, under, *making)
+        found = KERNELS.scales(amaxes.to(DEVICE), None if under is None else under.to(DEVICE), *making)
+        assert equal(amaxes, expected, found), (element, under)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 7), (3, 1100), (48, 64), (2, 3, 16)])
+def test_products_times_scales(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    product, rows, columns = torch.randn(shape), torch.rand(shape[-2], 1), torch.rand(1, shape[-1])
+    product.view(-1)[0] = math.nan
+    one, tiny = torch.tensor(0.3), torch.tensor(2.0**-120)
+    products = ([one], [one, tiny], [rows], [rows, columns], [columns, one], [one, columns.flatten()], [rows, columns, one])
+    biases = (None, torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16())
+    for number, factors in enumerate(products):
+        for bias in dealt(biases, number + shape[-1] + dtype.itemsize + (dtype == torch.float16), 3):
+            expected = REFERENCE.rescaled(product, factors, bias, dtype)
+            there = [factor.to(DEVICE) for factor in factors], None if bias is None else bias.to(DEVICE)
+            assert equal(product, expected, KERNELS.rescaled(product.to(DEVICE), *there, dtype))

@@ -1,0 +1,112 @@
+"""The update kernels compared with the reference, bit for bit: compiled on a GPU, otherwise through Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qsim_kernels import reference
+from qsim_kernels.updates import SGD, Adam, Roundings, Step
+from support.comparing import same_bits
+from support.side_by_side import DEVICE, dealt, kernels
+from support.update_cases import ALGORITHMS, Case, run
+
+# The interpreter computes with NumPy, which warns of NaN and infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SMALL = ((13,), (3, 5))
+# Two shares of wholes: one row after another, and parts of rows.
+PLACES = (3, 0, 0, 16, 5, 9)
+
+CASES = [
+    # Every algorithm in float32's arithmetic and in the format's.
+    *[Case(name) for name in ALGORITHMS],
+    *[Case(name, arithmetic="format", sizes=SMALL) for name in ALGORITHMS],
+    # Every way to round, of every kind of parameters.
+    *[
+        Case(name, dtype, weight, update, sizes=SMALL)
+        for number, (dtype, weight) in enumerate(((FP16, None), (FP32, None), (BF16, "e4m3"), (FP32, "e4m3"), (FP16, "e5m2")))
+        for turn, update in enumerate(("nearest", "kahan", "stochastic"), number)
+        for name in dealt(("AdamW", "Nesterov"), turn, 2)
+    ],
+    *[Case("AdamW", BF16, None, update, sizes=SMALL) for update in ("nearest", "kahan", "Stochastic(bits=5, correction=True)")],
+    *[Case("Adam", BF16, "e4m3", update, arithmetic="format", sizes=SMALL) for update in ("nearest", "kahan")],
+    Case("AMSGrad", FP16, "e5m2", "kahan", arithmetic="format", sizes=SMALL),
+    Case("SGD", FP32, "e4m3", "kahan", arithmetic="format", sizes=SMALL),
+    # Moments in formats and dtypes of their own.
+    Case("AMSGrad", BF16, state="fp32", sizes=SMALL),
+    Case("AMSGrad", BF16, state="e5m2", state_rounding="stochastic"),
+    Case("SGD", BF16, state="fp16", state_rounding="Stochastic(bits=16)", sizes=SMALL),
+    Case("AdamW", FP32, state="bf16", state_rounding="stochastic"),
+    # Gradients of all dtypes, scaled ones, and shares.
+    *[Case("AdamW", BF16, grad=dtype, sizes=SMALL) for dtype in (BF16, FP16, FP64)],
+    Case("AdamW", FP32, "e4m3", grad=FP64, scale=3.0, sizes=SMALL),
+    Case("SGD", BF16, grad=BF16, scale=1024.0, arithmetic="format", sizes=SMALL),
+    Case("AdamW", BF16, places=PLACES),
+    Case("AMSGrad", BF16, places=PLACES, state_rounding="stochastic", sizes=SMALL),
+    Case("AdamW", BF16, "e4m3", places=(2**33 + 8, 0, 0, 2**32, 3, 2**31), sizes=SMALL),
+    # A first block that is read in wide accesses, from an offset; whole programs of such blocks.
+    Case("AdamW", BF16, places=(8, 0, 0, 0, 0, 0), sizes=((4096,), (5,)), steps=1),
+    # No elements, and no dimensions.
+    Case("AdamW", sizes=((0,), (), (3, 0), (1,))),
+    Case("SGD", sizes=((0,),)),
+]
+
+
+def differences(case: Case, arrange: Callable[[Tensor], Tensor] = lambda x: x) -> list[int]:
+    """Which tensors of a case differ between reference and kernels."""
+    due = run(reference.update, case, torch.device("cpu"))
+    found = run(kernels.update, case, DEVICE, arrange)
+    assert len(due) == len(found)
+    return [number for number, (a, b) in enumerate(zip(due, found, strict=True)) if not same_bits(a, b)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernels_do_what_the_reference_does(case: Case) -> None:
+    assert differences(case) == []
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same numbers, every other one in memory."""
+    return torch.stack([x, x], dim=-1)[..., 0]
+
+
+def unaligned(x: Tensor) -> Tensor:
+    """The same numbers behind one that puts them out of line."""
+    return torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape)
+
+
+@pytest.mark.parametrize("arrange", [strided, unaligned])
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_where_tensors_lie_does_not_matter(update: str, arrange: Callable[[Tensor], Tensor]) -> None:
+    case = Case("AMSGrad", update=update, steps=1, sizes=((2051,), (3, 5)))
+    assert differences(case, arrange) == []
+
+
+def test_transposed_tensors() -> None:
+    case = Case("AdamW", sizes=((3, 5), (4, 2, 3)))
+    assert differences(case, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)) == []
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP64])
+def test_a_learning_rate_on_the_device(dtype: torch.dtype) -> None:
+    lr = torch.tensor(0.3, dtype=dtype)
+    case = Case("AdamW", sizes=SMALL)
+    due = run(reference.update, case, torch.device("cpu"), lr=lr)
+    found = run(kernels.update, case, DEVICE, lr=lr.to(DEVICE))
+    assert all(map(same_bits, due, found))
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_steps_that_are_skipped(skip: float) -> None:
+    def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+        kernels.update(step._replace(found_inf=torch.tensor(skip, device=DEVICE)), algorithm, roundings)
+
+    case = Case("AMSGrad", arithmetic="format", sizes=SMALL)
+    found = run(update, case, DEVICE)
+    due = run(reference.update, case._replace(steps=0) if skip else case, torch.device("cpu"))
+    assert all(map(same_bits, due, found))

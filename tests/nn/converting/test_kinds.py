@@ -1,0 +1,257 @@
+"""qsim.convert on what models are made of besides plain layers: shared, tied, parametrized, pruned, lazy, derived and foreign modules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.nn import functional
+from support.comparing import same_bits
+
+NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="e4m3", weight_bwd="same", grad="e5m2")
+
+
+def left(model: nn.Module) -> dict[str, str]:
+    """What was left alone, and why."""
+    return dict(qsim.nn.conversion(model).left)
+
+
+def rounded(layer: Any, x: Tensor) -> Tensor:
+    """What a linear layer with points must give."""
+    return functional.linear(x, layer.weight, layer.bias, NEAREST)
+
+
+# Shared parameters and modules.
+
+
+class Tied(nn.Module):
+    """A table whose transpose is the last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+def test_tied_weights_stay_tied(embeddings: bool) -> None:
+    model, x = Tied(), torch.tensor([[1, 2]])
+    qsim.convert(model, NEAREST, embeddings=embeddings)
+    assert model.head.weight is model.table.weight
+    assert len(list(model.parameters())) == 1
+    model(x).square().sum().backward()
+    table = model.table.weight.detach().clone().requires_grad_()
+    seen = functional.embedding(x, table, points=NEAREST) if embeddings else nn.functional.embedding(x, table)
+    functional.linear(seen, table, points=NEAREST).square().sum().backward()
+    assert table.grad is not None
+    assert model.table.weight.grad is not None
+    assert same_bits(model.table.weight.grad, table.grad)
+    assert qsim.revert(model).head.weight is model.table.weight
+
+
+class Shared(nn.Module):
+    """One layer at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.decoder = nn.Sequential(self.encoder[0], nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("include", [None, ["encoder"], ["decoder"], ["decoder.0"]])
+def test_a_shared_module_is_known_by_all_of_its_names(include: Any) -> None:
+    model = qsim.convert(Shared(), NEAREST, include)
+    assert model.encoder[0] is model.decoder[0]
+    assert type(model.decoder[0]) is qsim.nn.Linear
+    assert type(model.decoder[1]) is (nn.Linear if include in (["encoder"], ["decoder.0"]) else qsim.nn.Linear)
+    assert ("encoder.0, decoder.0", "Linear", NEAREST) in qsim.nn.conversion(model).changed
+    assert type(qsim.revert(model).decoder[0]) is nn.Linear
+
+
+def test_a_shared_module_is_left_alone_if_one_of_its_names_is_excluded() -> None:
+    model = qsim.convert(Shared(), NEAREST, exclude=["decoder.0"])
+    assert left(model) == {"encoder.0, decoder.0": "not chosen"}
+
+
+# Weights that are computed from others.
+
+COMPUTED: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "weight_norm by hooks": weight_norm,
+    "spectral_norm by hooks": spectral_norm,
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize("how", COMPUTED)
+@pytest.mark.parametrize("converted_first", [False, True])
+def test_computed_weights(how: str, converted_first: bool) -> None:
+    model, x = nn.Sequential(nn.Linear(5, 5)).eval(), torch.randn(3, 5)
+    layer: Any = model[0]
+    if converted_first:
+        qsim.convert(model, NEAREST)
+    torch.manual_seed(2)
+    COMPUTED[how](layer)
+    keys, parameters = list(model.state_dict()), list(model.parameters())
+    native = model(x).detach()
+    qsim.convert(model, NEAREST)
+    assert list(model.state_dict()) == keys
+    assert qsim.nn.conversion(model).changed == (("0", type(layer).__name__, NEAREST),)
+    assert left(model) == {}
+    value = model(x)
+    assert same_bits(value, rounded(layer, x))
+    for parameter, gradient in zip(parameters, torch.autograd.grad(value.sum(), parameters), strict=True):
+        assert gradient.shape == parameter.shape
+    copied = copy.deepcopy(model) if "hooks" not in how and how != "pruned" else model
+    assert same_bits(copied(x), value)
+    qsim.revert(model)
+    assert same_bits(model(x), nn.functional.linear(x, layer.weight, layer.bias))
+    assert same_bits(model(x), native) != converted_first
+    assert all(map(lambda a, b: a is b, model.parameters(), parameters))
+
+
+def test_a_parametrization_may_be_removed_from_a_converted_layer() -> None:
+    layer, x = nn.Linear(5, 5), torch.randn(3, 5)
+    parametrizations.weight_norm(layer)
+    qsim.convert(layer, NEAREST)
+    weight = layer.weight.detach()
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is qsim.nn.Linear
+    assert same_bits(layer.weight.detach(), weight)
+    assert same_bits(layer(x), rounded(layer, x))
+    assert type(qsim.revert(layer)) is nn.Linear
+
+
+# Classes that convert does not know.
+
+
+class Doubling(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Experts(nn.Module):
+    """A module that multiplies by weights of its own, with a layer in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacked = nn.Parameter(torch.randn(2, 4, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.gate = nn.Linear(4, 2)
+
+
+def test_what_is_not_known_is_left_alone_and_named() -> None:
+    model = nn.Sequential(
+        Doubling(4, 4), Experts(), nn.LSTM(4, 4), nn.EmbeddingBag(3, 4), nn.Bilinear(2, 2, 2), nn.LayerNorm(4), nn.Linear(4, 4)
+    )
+    types = [type(module) for module in model.modules()]
+    qsim.convert(model, NEAREST)
+    assert [name for name, _, _ in qsim.nn.conversion(model).changed] == ["1.gate", "6"]
+    assert left(model) == {
+        "0": f"convert does not know {__name__}.Doubling",
+        "1": "has weights of its own: stacked",
+        "2": "has weights of its own: weight_ih_l0, weight_hh_l0",
+        "3": "has weights of its own: weight",
+        "4": "has weights of its own: weight",
+    }
+    x = torch.randn(2, 4)
+    assert same_bits(model[0](x), 2 * nn.functional.linear(x, model[0].weight, model[0].bias))
+    assert [type(module) for module in qsim.revert(model).modules()] == types
+
+
+@pytest.mark.parametrize("argument", ["include", "points"])
+def test_what_is_not_known_cannot_be_asked_for(argument: str) -> None:
+    model = nn.Sequential(Doubling(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4))
+    for name, reason in (("0", "convert does not know .*Doubling"), ("1", "has weights of its own: weight_ih_l0")):
+        given = {"include": [name]} if argument == "include" else {"points": {name: NEAREST, "2": NEAREST}}
+        with pytest.raises(ValueError, match=f"{argument} pattern '{name}' matches no layer that can round; {name}: {reason}"):
+            qsim.convert(model, **{"points": NEAREST, **given})  # type: ignore[arg-type]
+    assert type(model[2]) is nn.Linear
+    qsim.convert(model, NEAREST, exclude=["0", "1"])
+
+
+def test_classes_derived_from_layers_with_points_get_others() -> None:
+    class Own(qsim.nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(4, 4))
+    qsim.convert(model, NEAREST)
+    assert type(model[0]) is Own
+    assert qsim.nn.conversion(model).changed == (("0", "Own", NEAREST),)
+
+
+# Layers that would not work, or would go past their points.
+
+
+def test_lazy_layers_are_refused_until_they_have_seen_an_input() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    with pytest.raises(ValueError, match="convert: 1 is lazy and has seen no input: call the model once before, or exclude the layer"):
+        qsim.convert(model, NEAREST)
+    assert type(model[0]) is nn.Linear
+    x = torch.randn(2, 4)
+    qsim.convert(model, NEAREST, exclude=["1"])
+    assert left(model) == {"1": "not chosen"}
+    model(x)
+    qsim.convert(model, NEAREST)
+    assert type(model[1]) is qsim.nn.Linear
+    assert same_bits(model[1](x), rounded(model[1], x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.complex64])
+def test_weights_that_are_not_rounded_are_refused(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = nn.Parameter(torch.ones(2, 2).to(dtype), requires_grad=False)
+    with pytest.raises(TypeError, match=f"convert: 1 has a weight of {dtype}, and points round float32, .* float64 alone: exclude it"):
+        qsim.convert(model, NEAREST)
+    assert type(model[0]) is nn.Linear
+    assert left(qsim.convert(model, NEAREST, exclude=["1"])) == {"1": "not chosen"}
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"sparse": True}], ids=repr)
+def test_embeddings_that_cannot_round_are_refused(option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Embedding(3, 2, **option), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="convert: 0 has max_norm or sparse=True, which cannot be combined with points: exclude it"):
+        qsim.convert(model, NEAREST, embeddings=True)
+    assert type(model[1]) is nn.Linear, "nothing is converted if something is refused"
+    qsim.convert(model, NEAREST)
+    qsim.revert(model)
+    qsim.convert(model, NEAREST, exclude=["0"], embeddings=True)
+    assert [type(module) for module in model] == [nn.Embedding, qsim.nn.Linear]
+
+
+def test_a_forward_replaced_on_the_module_is_refused() -> None:
+    # As device maps and profilers do it; a class with points could not take effect.
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].forward = lambda x: x
+    with pytest.raises(ValueError, match="convert: 0 has a forward of its own, set on the module past its class: undo that, or exclude it"):
+        qsim.convert(model, NEAREST)
+    del model[0].forward
+    assert type(qsim.convert(model, NEAREST)[0]) is qsim.nn.Linear
+
+
+def test_layers_of_equal_weights_draw_apart() -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(2)))
+    for layer in model:
+        nn.init.constant_(layer.weight, 1.25)  # type: ignore[arg-type]
+    qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic")))
+    first, second = (layer(torch.eye(16)) for layer in model)
+    assert {*first.unique().tolist()} == {1.0, 1.5}
+    assert not torch.equal(first, second)
+    assert torch.equal(first, model[0](torch.eye(16)))

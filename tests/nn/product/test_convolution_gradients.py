@@ -1,0 +1,172 @@
+"""Gradients of convolutions: torch's own in any memory format, and in torch's memory format if all tensors share one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.nn.product.convolution_gradients import convolution_gradient, memory_format
+from support.comparing import same_bits
+
+pytestmark = pytest.mark.usefixtures("plain_arithmetic")
+
+NOISY = Quantizer("e4m3", "stochastic")
+POINTS = FivePoint(act="e4m3", weight="e4m3", act_bwd=NOISY, weight_bwd=NOISY, grad=NOISY)
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def numbers(dims: int, transposed: bool) -> tuple[Any, ...]:
+    """A convolution with a stride, whose shapes do not follow from one another without it."""
+    return [2] * dims, [1] * dims, [1] * dims, transposed, [int(transposed)] * dims, 2
+
+
+@pytest.mark.parametrize("orders", [(False, False), (True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradients_are_torchs_own(device: torch.device, dims: int, transposed: bool, kernel: int, orders: tuple[bool, bool]) -> None:
+    a = torch.randn(3, 4, *[7] * dims, device=device)
+    w = torch.randn(4, 2, *[kernel] * dims, device=device)
+    if dims > 1:
+        a, w = (x.contiguous(memory_format=LAST[x.dim()]) if last else x for x, last in zip((a, w), orders, strict=True))
+    how = numbers(dims, transposed)
+    g = torch.randn_like(torch.ops.aten.convolution(a, w, None, *how))
+    expected = torch.ops.aten.convolution_backward(g, a, w, None, *how, [True, True, False])
+    for second, other, wanted in ((False, w, a), (True, a, w)):
+        found = convolution_gradient(g, other, wanted.shape, second, *how)
+        # Of a weight whose order is not the input's nothing is known here; torch adds up for it in another order.
+        torch.testing.assert_close(found, expected[int(second)], rtol=1e-4, atol=1e-3)
+        if orders[0] == orders[1]:
+            assert found.stride() == expected[int(second)].stride()
+            assert device.type == "cuda" or same_bits(found, expected[int(second)])
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_many_gradients_at_once(kind: type[Any]) -> None:
+    model = qsim.convert(nn.Sequential(kind(4, 6, 3)), FivePoint(act="e4m3", weight="e4m3", grad="e5m2"))
+    x = torch.randn(2, 4, *[5] * (model[0].weight.dim() - 2), requires_grad=True)
+    y = model(x)
+    many = torch.randn(3, *y.shape)
+    together = torch.autograd.grad(y, [x, model[0].weight], many, is_grads_batched=True, retain_graph=True)
+    for i, g in enumerate(many):
+        for all_of, one in zip(together, torch.autograd.grad(y, [x, model[0].weight], g, retain_graph=True), strict=True):
+            torch.testing.assert_close(all_of[i], one)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_opcheck_with_channels_last(device: torch.device, second: bool) -> None:
+    a, w = torch.randn(2, 4, 6, 6, device=device), torch.randn(4, 2, 3, 3, device=device)
+    a, w = (x.contiguous(memory_format=torch.channels_last) for x in (a, w))
+    how = numbers(2, False)
+    g = torch.ops.aten.convolution(a, w, None, *how)
+    other, shape = (a, w.shape) if second else (w, a.shape)
+    torch.library.opcheck(torch.ops.qsim.convolution_gradient.default, (g, other, list(shape), second, *how))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 6), (2, 4, 3, 5, 6)])
+def test_channels_come_last_where_they_do_in_a_tensor(shape: tuple[int, ...]) -> None:
+    plain = torch.zeros(shape)
+    last = plain.contiguous(memory_format=LAST[len(shape)])
+    assert memory_format(plain, plain) == torch.contiguous_format
+    assert memory_format(last, plain) == memory_format(plain, last) == LAST[len(shape)]
+    # What is both stays in order, as torch has it.
+    assert memory_format(torch.zeros(shape[0], 1, *shape[2:])) == torch.contiguous_format
+    assert memory_format(torch.zeros(2, 3, 4)) == torch.contiguous_format
+
+
+class Strides(TorchDispatchMode):
+    """Notes the strides of what torch's own gradients are asked for with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.seen.append(args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_turned_in_a_layer_whose_channels_come_last() -> None:
+    layer = qsim.nn.Conv2d(4, 6, 3, points=POINTS).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = layer(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    with Strides() as strides:
+        y.sum().backward()
+        y = layer(x)
+        y.backward(torch.ones_like(y))
+    first, second = strides.seen[2:]
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in first)
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in second[:2])
+    assert x.grad is not None
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def coarse(*shape: int, device: torch.device) -> Tensor:
+    """Multiples of 1/32 below 2, of which E4M3 must round many; products of what it makes of them can be added up without an error."""
+    return torch.randint(-63, 64, shape, device=device) / 32.0
+
+
+def gradients(order: torch.memory_format, device: torch.device, seed: int, call: Any = lambda layer: layer) -> list[Tensor]:
+    """What a layer makes of an input in some order, and its gradients."""
+    torch.manual_seed(0)
+    layer = qsim.nn.Conv2d(4, 6, 3, points=POINTS, device=device, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(coarse(*layer.weight.shape, device=device))
+    layer = layer.to(memory_format=order)
+    x = coarse(2, 4, 8, 8, device=device).contiguous(memory_format=order).requires_grad_()
+    upstream = coarse(2, 6, 6, 6, device=device).contiguous(memory_format=order)
+    torch.manual_seed(seed)
+    y = call(layer)(x)
+    y.backward(upstream)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    return [y.detach(), x.grad, layer.weight.grad]
+
+
+def test_the_order_in_memory_changes_no_bit(device: torch.device) -> None:
+    plain = gradients(torch.contiguous_format, device, seed=1)
+    last = gradients(torch.channels_last, device, seed=1)
+    assert all(same_bits(a, b) for a, b in zip(plain, last, strict=True))
+    # The bits are those of random numbers: others give others.
+    other = gradients(torch.contiguous_format, device, seed=2)
+    assert same_bits(plain[0], other[0])
+    assert not any(same_bits(a, b) for a, b in zip(plain[1:], other[1:], strict=True))
+
+
+def test_compiled_layers_keep_channels_last_and_forward_bits(device: torch.device) -> None:
+    torch._dynamo.reset()
+    eager = gradients(torch.channels_last, device, seed=1)
+    compiled = gradients(torch.channels_last, device, seed=1, call=lambda layer: torch.compile(layer, fullgraph=True))
+    assert same_bits(eager[0], compiled[0])
+    for a, b in zip(eager, compiled, strict=True):
+        assert a.stride() == b.stride()
+        # The seeds of stochastic points differ; what is rounded is the same.
+        torch.testing.assert_close(a, b, rtol=0.2, atol=0.2 * float(a.abs().max()))
+    torch._dynamo.reset()
+
+
+def test_a_compiler_sees_one_operator_for_each_gradient() -> None:
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return aot_module_simplified(graph, inputs, fw_compiler=note, bw_compiler=note)
+
+    gradients(torch.channels_last, torch.device("cpu"), seed=1, call=lambda layer: torch.compile(layer, backend=backend))
+    assert seen.count("qsim.convolution_gradient.default") == 2
+    assert not any("convolution_backward" in name for name in seen)
+    torch._dynamo.reset()

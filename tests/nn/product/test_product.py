@@ -1,0 +1,145 @@
+"""The product compared with one written out: operands rounded separately, multiplied in float64, gradients from torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qsim import FivePoint
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.bilinear import Linear, Matmul
+from qsim.nn.product.plans import Setting
+from support.comparing import same_bits
+from support.written_out import (
+    CASES,
+    DTYPES,
+    POINTS,
+    Case,
+    check,
+    convolution,
+    gradient,
+    linear,
+    noisy,
+    operands,
+    run,
+)
+
+pytestmark = pytest.mark.usefixtures("plain_arithmetic")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
+@pytest.mark.parametrize("case", ["linear, three dimensions", "matmul, broadcast", "conv2d, everything"])
+def test_every_point(device: torch.device, case: str, points: FivePoint, dtype: torch.dtype) -> None:
+    check(CASES[case], points, operands(CASES[case], dtype, device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("points", [POINTS[name] for name in ("all", "wide", "recipe")], ids=["all", "wide", "recipe"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_product(device: torch.device, case: Case, points: FivePoint, dtype: torch.dtype) -> None:
+    check(case, points, operands(case, dtype, device))
+
+
+@pytest.mark.parametrize("points", [POINTS[name] for name in ("all", "wide", "same", "clipped")], ids=["all", "wide", "same", "clipped"])
+def test_strides_do_not_matter(device: torch.device, points: FivePoint) -> None:
+    a = torch.randn(7, 5, 3, device=device).permute(2, 1, 0)
+    w = torch.randn(7, 6, device=device).t()
+    bias = torch.randn(12, device=device)[::2]
+    expanded = torch.randn(1, 7, device=device).expand(3, 5, 7)
+    g = torch.randn(6, 5, 3, device=device).permute(2, 1, 0)
+    ones = torch.ones((), device=device).expand(3, 5, 6)
+    for rows, upstream in ((a, g), (expanded, g), (a, ones)):
+        check(linear(3, 5, 7), points, tuple(x.detach().requires_grad_() for x in (rows, w, bias)), upstream)
+    image = torch.randn(3, 4, 8, 7, device=device).to(memory_format=torch.channels_last)
+    kernel = torch.randn(6, 4, 3, 3, device=device).transpose(2, 3)
+    check(convolution(2), points, tuple(x.detach().requires_grad_() for x in (image, kernel, bias)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if not name.startswith(("conv", "transposed", "matmul, one left", "matmul, broadcast"))]
+)
+def test_without_points_it_is_torchs_own(device: torch.device, case: str, dtype: torch.dtype) -> None:
+    # All but a matrix times a batch, which torch computes transposed, and what is broadcast, whose gradient torch rounds before it sums.
+    given = operands(CASES[case], dtype, device)
+    own = CASES[case].own(*given)
+    results = [own, *torch.autograd.grad(own, given, gradient(own))]
+    assert all(map(same_bits, run(CASES[case], FivePoint(), given), results))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("conv", "transposed"))])
+def test_convolutions_without_points_are_torchs_own(case: str, dtype: torch.dtype) -> None:
+    # All but the gradient of the bias, which torch sums in an order of its own, and in 16 bits at places.
+    given = operands(CASES[case], dtype, torch.device("cpu"))
+    own = CASES[case].own(*given)
+    results = [own, *torch.autograd.grad(own, given, gradient(own))]
+    found = run(CASES[case], FivePoint(), given)
+    assert all(map(same_bits, found[:3], results[:3]))
+    if CASES[case].bias:
+        exact = gradient(own).double().sum([0, *range(2, own.dim())])
+        torch.testing.assert_close(found[3].double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("needing", range(8))
+def test_gradients_are_those_asked_for(device: torch.device, needing: int) -> None:
+    case, points = linear(5, 7), POINTS["all"]
+    given = operands(case, torch.float32, device)
+    torch.manual_seed(1)
+    everything = run(case, points, given)
+    some = [x.detach().requires_grad_(bool(needing >> i & 1)) for i, x in enumerate(given)]
+    torch.manual_seed(1)
+    y = five_point_product(*some, Setting(points, Linear()))  # type: ignore[arg-type]
+    assert same_bits(y, everything[0])
+    assert y.requires_grad == bool(needing)
+    if needing:
+        y.backward(gradient(y))
+    # What is summed for the bias on the way of a rounding may be summed in another order without one.
+    for x, expected, agree in zip(some, everything[1:], (same_bits, same_bits, torch.allclose), strict=True):
+        assert x.grad is None if not x.requires_grad else agree(x.grad, expected)  # type: ignore[arg-type]
+
+
+def test_mixed_dtypes_give_each_operand_its_own_gradient(device: torch.device) -> None:
+    a = torch.randn(5, 7, device=device, dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(6, 7, device=device, requires_grad=True)
+    for points in POINTS.values():
+        check(linear(5, 7, bias=None), points, (a, w))
+
+
+def test_two_inputs_draw_apart(device: torch.device) -> None:
+    x = torch.full((16, 16), 1.25, device=device, requires_grad=True)
+    seen: list[Tensor] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Spy(Matmul):
+        def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, **options: Any) -> Tensor:
+            seen.extend([a, w])
+            return super().forward(a, w, bias, dtype, **options)
+
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+            seen.append(w)
+            return super().grad_a(g, w, a_shape, dtype, **options)
+
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+            seen.append(a)
+            return super().grad_w(g, a, w_shape, dtype, **options)
+
+    five_point_product(x, x, None, Setting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
+    assert len(seen) == 4
+    assert all(set(s.unique().tolist()) == {1.0, 1.5} for s in seen)
+    assert all(not torch.equal(s, t) for i, s in enumerate(seen) for t in seen[:i]), "four roundings of one tensor, four draws"
+
+
+def test_not_a_number_stays_one(device: torch.device) -> None:
+    a = torch.randn(5, 7, device=device)
+    a[2, 3] = torch.nan
+    a.requires_grad_()
+    w = torch.randn(6, 7, device=device, requires_grad=True)
+    y, grad_a, _ = run(linear(5, 7, bias=None), POINTS["nearest"], (a, w))
+    assert y.isnan().any(1).tolist() == [False, False, True, False, False]
+    assert not grad_a.isnan().any()

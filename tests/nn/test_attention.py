@@ -1,0 +1,334 @@
+"""qsim.nn.MultiheadAttention compared with torch's, and torch's transformer layers with quantized layers in them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.nn import attention, functional
+from support.comparing import same_bits
+
+WIDE = FivePoint(*["fp32"] * 5)
+NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+WIDTH, HEADS = 8, 2
+
+#: Module arguments, and the widths of keys and values.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "batch first": {"batch_first": True},
+    "no bias": {"bias": False},
+    "bias_kv": {"add_bias_kv": True},
+    "zero_attn": {"add_zero_attn": True, "batch_first": True},
+    "bias_kv and zero_attn": {"add_bias_kv": True, "add_zero_attn": True},
+    "own widths": {"kdim": 4, "vdim": 6},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def made(kind: str, points: FivePoint | None) -> nn.MultiheadAttention:
+    """A module, torch's own where points are `None`; each kind with the same weights."""
+    torch.manual_seed(3)
+    if points is None:
+        return nn.MultiheadAttention(WIDTH, HEADS, **KINDS[kind])
+    return qsim.nn.MultiheadAttention(WIDTH, HEADS, **KINDS[kind], points=points)
+
+
+def inputs(kind: str, same: str = "") -> list[Tensor]:
+    """Query, key and value, of which some may be the same tensor."""
+    options = KINDS[kind]
+    lengths = (5, 5, 5) if same else (4, 5, 5)
+    widths = (WIDTH, options.get("kdim", WIDTH), options.get("vdim", WIDTH))
+    shapes = [
+        (3, length, width) if options.get("batch_first") else (length, 3, width) for length, width in zip(lengths, widths, strict=True)
+    ]
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+    return {"": [query, key, value], "key and value": [query, key, key], "all": [query, query, query]}[same]
+
+
+def hiding(rows: int, columns: int) -> Tensor:
+    """A boolean mask that leaves something to look at in each row."""
+    return (torch.arange(rows)[:, None] + torch.arange(columns)) % 3 == 1
+
+
+def masks(queries: int, keys: int = 5) -> dict[str, dict[str, Tensor]]:
+    """Arguments that mask."""
+    return {
+        "none": {},
+        "boolean": {"attn_mask": hiding(queries, keys)},
+        "float": {"attn_mask": torch.linspace(-2, 2, queries * keys).view(queries, keys)},
+        "of every head": {"attn_mask": torch.linspace(-2, 2, 6 * queries * keys).view(6, queries, keys)},
+        "padding": {"key_padding_mask": hiding(3, keys)},
+        "both": {"attn_mask": hiding(queries, keys).roll(1, 1) & hiding(queries, keys), "key_padding_mask": hiding(3, keys)},
+    }
+
+
+def run(module: nn.Module, given: list[Tensor], **options: Any) -> list[Tensor]:
+    """The module's values, and the gradients of its inputs and parameters."""
+    values = [value for value in module(*given, **options) if value is not None]
+    total = torch.stack([(value * torch.linspace(-1, 1, value.numel()).view(value.shape)).sum() for value in values]).sum()
+    leaves = [*{id(x): x for x in given}.values(), *module.parameters()]
+    return [*(value.detach() for value in values), *torch.autograd.grad(total, leaves)]
+
+
+@kinds
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_without_points_it_is_torchs_bit_for_bit(kind: str, need_weights: bool) -> None:
+    given = inputs(kind)
+    own, torchs = (run(made(kind, points), given, need_weights=need_weights) for points in (FivePoint(), None))
+    assert all(map(same_bits, own, torchs))
+
+
+@kinds
+@pytest.mark.parametrize("mask", masks(1))
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_with_wide_points_it_is_torchs(kind: str, mask: str, need_weights: bool) -> None:
+    given, options = inputs(kind), {"need_weights": need_weights, **masks(4)[mask]}
+    own, torchs = (run(made(kind, points), given, **options) for points in (WIDE, None))
+    for a, b in zip(own, torchs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "batch first"])
+@pytest.mark.parametrize("options", [{"average_attn_weights": False}, {"need_weights": False, "is_causal": True}], ids=str)
+def test_other_options_are_torchs(kind: str, options: dict[str, Any]) -> None:
+    given = inputs(kind, "all")
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    own, torchs = (run(made(kind, points), given, attn_mask=mask, **options) for points in (WIDE, None))
+    for a, b in zip(own, torchs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_without_a_batch_it_is_torchs(average: bool) -> None:
+    given = [x[0] for x in inputs("batch first")]
+    options = {"key_padding_mask": hiding(3, 5)[1], "attn_mask": hiding(4, 5), "average_attn_weights": average}
+    own, torchs = (made("plain", points)(*given, **options) for points in (WIDE, None))
+    for a, b in zip(own, torchs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_that_may_look_at_nothing() -> None:
+    given, mask = inputs("batch first"), torch.zeros(3, 5, dtype=torch.bool)
+    mask[1] = True
+    for need_weights in (True, False):
+        own, torchs = (made("batch first", points)(*given, key_padding_mask=mask, need_weights=need_weights)[0] for points in (WIDE, None))
+        torch.testing.assert_close(own, torchs, rtol=1e-4, atol=1e-5, equal_nan=True)
+        assert bool(own[1].isnan().all()) == need_weights
+
+
+def straight_through(module: nn.MultiheadAttention, given: list[Tensor]) -> list[Tensor]:
+    """Attention written out: with points that take the forward's tensors, the gradient is the rounded function's, straight through."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return qsim.quantize(x, "e4m3")
+
+    assert module.in_proj_bias is not None
+    weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
+    q, k, v = (F.linear(rounded(x), rounded(w), b) for x, w, b in zip(given, weights, biases, strict=True))
+    q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
+    scores = (rounded(q) @ rounded(k).mT / (WIDTH // HEADS) ** 0.5).softmax(-1)
+    mixed = (rounded(scores) @ rounded(v)).transpose(1, 2).flatten(2)
+    return [F.linear(rounded(mixed), rounded(module.out_proj.weight), module.out_proj.bias), scores.mean(1)]
+
+
+@pytest.mark.parametrize("same", ["", "key and value", "all"])
+def test_rounds_what_goes_into_each_product(same: str) -> None:
+    points = FivePoint("e4m3", "e4m3", "same", "same")
+    given, module = inputs("batch first", same), made("batch first", points)
+    own = run(module, given)
+    assert not torch.allclose(own[0], made("batch first", None)(*given)[0], rtol=1e-3)
+
+    class WrittenOut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, *given: Tensor) -> list[Tensor]:
+            return straight_through(self.inner, list(given))
+
+    for a, b in zip(own, run(WrittenOut(), given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_that_is_several_is_rounded_once() -> None:
+    # Queries, keys and values see the same noise, as they would where one rounded tensor is multiplied by all three weights.
+    module = made("batch first", FivePoint(act=Quantizer("e2m1", "stochastic")))
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.eye(WIDTH).repeat(3, 1))
+    x = inputs("batch first", "all")[0].detach()
+    assert isinstance(module, qsim.nn.MultiheadAttention)
+    for given, alike in (((x, x, x), (True, True)), ((x, x.clone(), x), (False, False))):
+        q, k, v = module._project(*given)
+        assert (torch.equal(q, k), torch.equal(k, v)) == alike
+    twice = x.clone()
+    _, k, v = module._project(x, twice, twice)
+    assert torch.equal(k, v)
+    assert set(k.unique().tolist()) <= set(qsim.format("e2m1").values())
+
+
+def test_drops_what_torchs_does() -> None:
+    given = inputs("plain")
+    values = []
+    for points in (WIDE, None):
+        module = made("plain", points)
+        module.dropout = 0.5
+        torch.manual_seed(2)
+        values.append(module(*given)[1])
+        assert torch.equal(module.eval()(*given)[1] > 0, torch.ones(3, 4, 5, dtype=torch.bool))
+    torch.testing.assert_close(*values)
+    assert (values[0] == 0).any()
+
+
+def test_autocast_and_checkpoints() -> None:
+    given, module = inputs("batch first", "all"), made("batch first", FivePoint(*[Quantizer("e4m3", "stochastic")] * 5))
+    expected = run(Seeded(module), given)
+    assert all(map(same_bits, run(Seeded(lambda *x: checkpoint(module, *x, use_reentrant=False), module), given), expected))
+    with torch.autocast("cpu", torch.bfloat16):
+        value, weights = made("batch first", NEAREST)(*given)
+        native = made("batch first", None)(*given)[0]
+    assert value.dtype == native.dtype == torch.bfloat16
+    exact = made("batch first", NEAREST)(*given)[0]
+    off, far = ((other.float() - exact).norm() / exact.norm() for other in (value, native))
+    assert 1.5 * off < far, f"{off}, {far}: closer to the same points in float32 than to no points in bfloat16"
+    torch.testing.assert_close(weights.float().sum(-1), torch.ones(3, 5), rtol=0, atol=0.02)
+
+
+class Seeded(nn.Module):
+    """A call with the same noise at every time."""
+
+    def __init__(self, call: Callable[..., Any], parameters: nn.Module | None = None) -> None:
+        super().__init__()
+        self.call = call
+        self.held = parameters
+
+    def forward(self, *given: Tensor) -> Any:
+        torch.manual_seed(9)
+        return self.call(*given)
+
+
+def test_weights_of_the_same_numbers_draw_apart() -> None:
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    module = made("plain", points)
+    assert isinstance(module, qsim.nn.MultiheadAttention)
+    with torch.no_grad():
+        module.in_proj_weight.fill_(1.25)
+    x = torch.eye(WIDTH)
+    q, k, v = module._project(x, x.clone(), x.clone())
+    assert {*q.unique().tolist()} == {1.0, 1.5}
+    assert not torch.equal(q, k)
+    assert not torch.equal(k, v)
+    assert not torch.equal(q, v)
+
+
+def test_each_weight_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[int] = []
+
+    def linear(*given: Any, stream: int) -> Tensor:
+        streams.append(stream)
+        return functional.linear(*given, stream=stream)
+
+    monkeypatch.setattr(attention, "functional", SimpleNamespace(linear=linear, matmul=functional.matmul))
+    module = made("own widths", NEAREST)
+    for own in (0, 5):
+        module.stream = own  # type: ignore[assignment]
+        module(*inputs("own widths"))
+    assert len({*streams}) == 8
+
+
+# In evaluation torch's layers take a fast path that reads weights and calls no layer: points apply all the same.
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layers(training: bool, norm_first: bool) -> None:
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 12, dropout=0.0, batch_first=True, norm_first=norm_first).train(training)
+    encoder = qsim.convert(nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first), NEAREST).train(training)
+    x, padding = torch.randn(3, 5, WIDTH), torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 5])
+
+    def written_out(x: Tensor, block: Any) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return block.self_attn(x, x, x, key_padding_mask=padding, need_weights=False)[0]  # type: ignore[no-any-return]
+
+        def feed(x: Tensor) -> Tensor:
+            inner = functional.linear(x, block.linear1.weight, block.linear1.bias, NEAREST).relu()
+            return functional.linear(inner, block.linear2.weight, block.linear2.bias, NEAREST)
+
+        if norm_first:
+            x = x + attend(block.norm1(x))
+            return x + feed(block.norm2(x))
+        x = block.norm1(x + attend(x))
+        return block.norm2(x + feed(x))  # type: ignore[no-any-return]
+
+    with torch.set_grad_enabled(training):
+        found = encoder(x, src_key_padding_mask=padding)
+        expected = x
+        for block in encoder.layers:
+            expected = written_out(expected, block)
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_whole_transformer(training: bool) -> None:
+    torch.manual_seed(1)
+    model = nn.Transformer(WIDTH, HEADS, 1, 1, 12, dropout=0.0, batch_first=True).train(training)
+    native = copy.deepcopy(model)
+    changed = qsim.nn.conversion(qsim.convert(model, WIDE)).changed
+    kinds = [kind for _, kind, _ in changed]
+    assert (kinds.count("MultiheadAttention"), kinds.count("Linear")) == (3, 4)
+    source, goal = torch.randn(2, 4, WIDTH), torch.randn(2, 3, WIDTH)
+    with torch.set_grad_enabled(training):
+        causal = nn.Transformer.generate_square_subsequent_mask(3)
+        values = [net(source, goal, tgt_mask=causal, tgt_is_causal=True) for net in (model, native)]
+        torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
+        narrow = qsim.convert(model, NEAREST)(source, goal)
+    assert not torch.allclose(narrow, values[1], rtol=1e-3)
+    reverted = qsim.revert(model)
+    with torch.set_grad_enabled(training):
+        assert same_bits(reverted(source, goal), native(source, goal))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (
+            lambda: _attend((2, 3, 8), (2, 3, 8), (2, 4, 8)),
+            ValueError,
+            r"do not fit in batch or length, got .*, \(2, 3, 8\), \(2, 4, 8\)",
+        ),
+        (lambda: _attend((2, 3, 8), (3, 3, 8), (3, 3, 8)), ValueError, r"do not fit in batch or length, got \(2, 3, 8\), \(3, 3, 8\)"),
+        (lambda: _attend((3, 8), (2, 3, 8), (2, 3, 8)), ValueError, r"must all have 3 dimensions, or 2 without a batch, got \(3, 8\), \(2"),
+        (
+            lambda: _attend((2, 3, 7), (2, 3, 8), (2, 3, 8)),
+            ValueError,
+            r"linear: x of shape \(2, 3, 7\) does not fit a weight",
+        ),
+        (lambda: _attend(is_causal=True), ValueError, "is_causal is a hint and needs attn_mask"),
+        (
+            lambda: _attend(attn_mask=torch.ones(2, 3)),
+            ValueError,
+            r"attn_mask must have shape \(3, 3\) or \(4, 3, 3\), got \(2, 3\)",
+        ),
+        (lambda: _attend(key_padding_mask=torch.ones(3, 2)), ValueError, r"key_padding_mask must have shape \(2, 3\), got \(3, 2\)"),
+        (lambda: _attend(attn_mask=torch.ones(3, 3).int()), TypeError, "attn_mask must be boolean or floating, got torch.int32"),
+    ],
+)
+def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def _attend(*shapes: tuple[int, ...], **options: Any) -> Any:
+    query, key, value = (torch.ones(shape) for shape in shapes or ((2, 3, 8),) * 3)
+    return made("batch first", NEAREST)(query, key, value, **options)

@@ -1,0 +1,233 @@
+"""`qsim.optim.Quantized` where torch's optimizers are used: closures, schedulers, scalers, checkpoints; and its errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim import Quantizer
+from qsim.optim import Quantized
+from support.comparing import same_bits
+from support.distributed_models import alike
+from support.optimizers import MAKERS, all_of, give_gradients, parameters, rounded
+
+NOISY = Quantizer("e4m3", "stochastic")
+SEED = 77
+
+
+# Closures.
+
+
+def fit(p: nn.Parameter, seen: list[Tensor], optimizer: Callable[[], torch.optim.Optimizer]) -> Callable[[], Tensor]:
+    """A closure that remembers the weights it was evaluated at."""
+
+    def closure() -> Tensor:
+        optimizer().zero_grad()
+        seen.append(p.detach().clone())
+        loss = (p - torch.tensor([0.3, -1.7, 2.2])).square().sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("make", [MAKERS["SGD"], MAKERS["Adagrad"]], ids=["SGD", "Adagrad"])
+@pytest.mark.parametrize("accumulator", [None, "fp32"])
+def test_a_closure_evaluated_once_is_as_good_as_a_backward_pass(make: Any, accumulator: str | None) -> None:
+    first, second = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    one, other = (Quantized(make([p]), weight=NOISY, grad=NOISY, accumulator=accumulator, seed=SEED) for p in (first, second))
+    closure, backward = (fit(p, [], lambda made=made: made) for p, made in ((first, one), (second, other)))  # type: ignore[misc]
+    for _ in range(3):
+        loss = one.step(closure)
+        assert torch.equal(loss, backward())
+        assert other.step() is None
+        assert alike(all_of(one), all_of(other))
+
+
+def test_lbfgs_sees_rounded_gradients_at_each_evaluation() -> None:
+    p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = Quantized(torch.optim.LBFGS([p], max_iter=4), grad=NOISY, seed=SEED)
+    plain = torch.optim.LBFGS([q], max_iter=4)
+    evaluated: list[Tensor] = []
+    counts = [0, 0]
+    for step in range(2):
+        optimizer.step(fit(p, evaluated, lambda: optimizer))
+        evaluations = itertools.count()
+        closure = fit(q, [], lambda: plain)
+
+        def by_hand(step: int = step, evaluations: Any = evaluations, closure: Any = closure) -> Tensor:
+            loss: Tensor = closure()
+            assert q.grad is not None
+            counts[step] += 1
+            q.grad.copy_(rounded(q.grad, NOISY, SEED, step, "gradient", 0, next(evaluations)))
+            return loss
+
+        plain.step(by_hand)
+        assert same_bits(p, q)
+    assert len(evaluated) == sum(counts) > 4
+
+
+class Thrice(torch.optim.Optimizer):
+    """Evaluates its closure three times and changes nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Callable[[], Any]) -> list[Any]:  # type: ignore[override]
+        return [closure() for _ in range(3)]
+
+
+def test_each_evaluation_rounds_weights_again() -> None:
+    p = nn.Parameter(torch.full((64,), 1.25))
+    half = Quantizer("e2m1", "stochastic")
+    optimizer = Quantized(Thrice([p]), weight=half, accumulator="fp32", seed=SEED)
+    for step in range(2):
+        before = p.detach().clone()
+        seen = optimizer.step(lambda: p.detach().clone())
+        assert same_bits(seen[0], before), "until something changes, weights are what they were"
+        due = [rounded(torch.full((64,), 1.25), half, SEED, step, "weight", 0, evaluation) for evaluation in (1, 2, 0)]
+        assert alike([*seen[1:], p.detach()], due)
+        assert len({tuple(x.tolist()) for x in due}) == 3
+
+
+def test_lbfgs_sees_rounded_weights_with_an_accumulator() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Quantized(torch.optim.LBFGS([p], max_iter=5, line_search_fn="strong_wolfe"), weight="e4m3", accumulator="fp32")
+    seen: list[Tensor] = []
+    for _ in range(3):
+        optimizer.step(fit(p, seen, lambda: optimizer))
+    assert len(seen) > 6
+    assert all(same_bits(x, qsim.quantize(x, "e4m3")) for x in seen)
+    copied = optimizer.state_dict()["state"][0]["quantized_accumulator"]
+    assert not same_bits(copied, p)
+    assert same_bits(p, qsim.quantize(copied, "e4m3"))
+    torch.testing.assert_close(p.detach(), torch.tensor([0.3, -1.7, 2.2]), atol=0.13, rtol=0)
+
+
+def test_an_error_in_a_closure_leaves_the_parameters_in_their_groups() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Quantized(torch.optim.LBFGS([p]), accumulator="fp32")
+
+    def closure() -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(closure)
+    assert optimizer.param_groups[0]["params"][0] is p
+    assert optimizer.steps == 0
+
+
+# Schedulers, hooks, groups.
+
+
+def test_it_is_an_optimizer() -> None:
+    params = parameters()
+    inner = MAKERS["AdamW"](params)
+    optimizer = Quantized(inner, weight=NOISY, state={"exp_avg": "bf16"}, grad_scale=2)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    assert optimizer.defaults is inner.defaults
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+    shown = repr(optimizer)
+    assert shown.startswith("Quantized(AdamW (")
+    assert shown.endswith("), weight=e4m3 Stochastic(), state['exp_avg']=bf16, grad_scale=2)")
+    give_gradients(params, 0)
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in params)
+
+
+def test_schedulers() -> None:
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = Quantized(torch.optim.SGD([p], 1.0, momentum=0.5), weight="e4m3")
+    schedulers = [
+        torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=5),
+    ]
+    rates = []
+    for _ in range(3):
+        p.grad = torch.ones(1)
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        rates.append(optimizer.optimizer.param_groups[0]["lr"])
+    assert len(set(rates)) == 3
+    assert optimizer.steps == 3
+
+
+def test_hooks() -> None:
+    p = nn.Parameter(torch.ones(1))
+    optimizer = Quantized(torch.optim.SGD([p], 0.25), weight="e2m1")
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda which, args, kwargs: seen.append((which, p.item())))
+    optimizer.register_step_post_hook(lambda which, args, kwargs: seen.append((which, p.item())))
+    optimizer.register_state_dict_pre_hook(lambda which: seen.append("saving"))
+    optimizer.register_state_dict_post_hook(lambda which, saved: {**saved, "note": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda which, saved: seen.append(saved.pop("note")))
+    optimizer.register_load_state_dict_post_hook(lambda which: seen.append("loaded"))
+    p.grad = torch.tensor([1.25])
+    optimizer.step()
+    assert seen == [(optimizer, 1.0), (optimizer, 0.5)]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen[2:] == ["saving", 1, "loaded"]
+
+
+def test_groups() -> None:
+    params = parameters()
+    optimizer = Quantized(torch.optim.SGD([{"params": params[:1], "lr": 0.5}, {"params": params[1:2]}], 0.25), weight=NOISY, seed=SEED)
+    optimizer.param_groups[0]["lr"] = 0.125
+    give_gradients(params, 0)
+    optimizer.step()
+    optimizer.add_param_group({"params": (p for p in params[2:]), "lr": 1.0})
+    plain = parameters()
+    for step, rates in ((0, [0.125, 0.25]), (1, [0.125, 0.25, 1.0, 1.0])):
+        give_gradients(plain, step)
+        for number, (p, rate) in enumerate(zip(plain, rates, strict=False)):
+            with torch.no_grad():
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-rate)
+                p.copy_(rounded(p, NOISY, SEED, step, "weight", number))
+    give_gradients(params, 1)
+    optimizer.step()
+    assert alike(list(params), list(plain))
+    named = Quantized(torch.optim.SGD([("a", nn.Parameter(torch.ones(1)))]), weight="e4m3")  # type: ignore[list-item]
+    named.add_param_group({"params": [("b", nn.Parameter(torch.ones(1)))]})
+    assert [group["param_names"] for group in named.param_groups] == [["a"], ["b"]]
+
+
+def test_a_scaler_skips_steps_whole() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Quantized(torch.optim.SGD([p], 0.25, momentum=0.5), weight=NOISY, grad=NOISY, accumulator="fp32", seed=SEED)
+    reference = nn.Parameter(torch.ones(3))
+    alone = Quantized(torch.optim.SGD([reference], 0.25, momentum=0.5), weight=NOISY, grad=NOISY, accumulator="fp32", seed=SEED)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for factor in (0.3, float("inf"), 0.7):
+        before, state = p.detach().clone(), torch.get_rng_state()
+        optimizer.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if factor == float("inf"):
+            assert same_bits(p, before)
+            assert torch.equal(torch.get_rng_state(), state)
+        else:
+            reference.grad = torch.full((3,), factor)
+            alone.step()
+        assert alike(all_of(optimizer), all_of(alone))
+    assert optimizer.steps == 2
+
+
+def test_a_scaler_and_a_fused_optimizer() -> None:
+    """Fused optimizers unscale by themselves; around one it is done before."""
+    p = nn.Parameter(torch.ones(3))
+    optimizer = Quantized(torch.optim.SGD([p], 0.25, fused=True), grad="e4m3")
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    scaler.scale((p * 0.3).sum()).backward()
+    scaler.step(optimizer)
+    assert same_bits(p, torch.full((3,), 1 - 0.25 * 0.3125))

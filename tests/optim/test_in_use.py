@@ -1,0 +1,343 @@
+"""`qsim.optim.AdamW`, `Adam` and `SGD` where torch's optimizers are used: schedulers, closures, hooks, scalers, compiled code."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from support.comparing import same_bits
+from support.distributed_models import alike
+from support.optimizers import all_of, give_gradients, parameters, run
+from support.own_optimizers import BF16, MAKERS, SEED, every_maker
+from support.refusing import refused
+
+# Schedulers, closures, hooks.
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_schedulers(tensor: bool) -> None:
+    params = parameters(BF16)
+    optimizer = qsim.optim.AdamW(params, lr=torch.tensor(1.0) if tensor else 1.0, update="nearest")
+    schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**-step)]
+    others = parameters(BF16)
+    other = qsim.optim.AdamW(others, lr=1.0, update="nearest")
+    for step in range(4):
+        other.param_groups[0]["lr"] = 2.0**-step
+        due, found = (run(o, range(step, step + 1)) for o in (other, optimizer))
+        assert alike(found, due)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert float(optimizer.param_groups[0]["lr"]) == 2.0**-4
+
+
+def test_one_cycle_changes_betas_and_momentum() -> None:
+    for optimizer in (qsim.optim.AdamW(parameters(), lr=1e-3), qsim.optim.SGD(parameters(), lr=1e-3, momentum=0.9)):
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=4)
+        for step in range(3):
+            run(optimizer, range(step, step + 1))
+            scheduler.step()
+        assert optimizer.param_groups[0].get("momentum", optimizer.param_groups[0].get("betas")) not in (0.9, (0.9, 0.999))
+
+
+@every_maker
+def test_a_closure(make: Any) -> None:
+    first, second = (nn.Parameter(torch.ones(3, dtype=BF16)) for _ in range(2))
+    one, other = make([first], seed=SEED), make([second], seed=SEED)
+
+    def closure() -> Tensor:
+        one.zero_grad()
+        loss = first.float().square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        loss = second.float().square().sum()
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        assert torch.equal(one.step(closure), loss)
+        assert same_bits(first, second)
+
+
+def test_hooks_and_the_version_of_weights() -> None:
+    p = nn.Parameter(torch.ones(3, dtype=BF16))
+    optimizer = MAKERS["SGD"]([p])
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda which, args, kwargs: seen.append(p.detach().clone()))
+    optimizer.register_step_post_hook(lambda which, args, kwargs: seen.append(p.detach().clone()))
+    p.grad = torch.ones_like(p)
+    version = p._version
+    loss = (p * p).sum()
+    optimizer.step()
+    assert not same_bits(seen[0], seen[1])
+    assert p._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# Scalers.
+
+
+@every_maker
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_a_skipped_step_moves_nothing_and_draws_nothing(make: Any, update: str, device: torch.device) -> None:
+    # In float16, which scalers are for: torch has none for bfloat16 on a GPU.
+    p, q = (nn.Parameter(torch.linspace(-1, 1, 64).to(device, torch.float16)) for _ in range(2))
+    optimizer, alone = (make([x], update=update, seed=SEED) for x in (p, q))
+    scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
+    for factor in (0.3, float("inf"), 0.7, float("nan"), 0.6):
+        before, state = all_of(optimizer), torch.get_rng_state()
+        optimizer.zero_grad()
+        scaler.scale((p * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if factor not in (0.3, 0.6, 0.7):
+            assert alike(all_of(optimizer), before)
+            assert torch.equal(torch.get_rng_state(), state)
+        else:
+            q.grad = torch.full_like(q, factor)
+            alone.step()
+        assert alike(all_of(optimizer), all_of(alone))
+    assert int(optimizer.state[p]["step"]) == 3
+
+
+@every_maker
+def test_unscaled_by_the_scaler_or_by_the_step(make: Any) -> None:
+    found = []
+    for by_hand in (False, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16))
+        optimizer = make([p], seed=SEED)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale((p * p * (step + 1)).sum()).backward()
+            if by_hand:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+def clipped(optimizer: torch.optim.Optimizer, p: nn.Parameter, scaler: Any) -> Tensor:
+    """Weights after steps whose gradients are clipped as Lightning does it: unscaled first unless the optimizer is to unscale them."""
+    for factor in (3.0, float("inf"), 5.0):
+        optimizer.zero_grad()
+        scaler.scale((p * p * factor).sum()).backward()
+        assert not getattr(optimizer, "_step_supports_amp_scaling", False)
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_([p], 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return p.detach()
+
+
+@every_maker
+def test_unscaled_gradients_can_be_clipped(make: Any) -> None:
+    """The same bits as without a scaler; the step with an infinity is skipped."""
+    found = []
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)):
+        p = nn.Parameter(torch.linspace(-1, 1, 64))
+        optimizer = make([p], seed=SEED, weight="bf16")
+        if scaler.is_enabled():
+            found.append(clipped(optimizer, p, scaler))
+            continue
+        for factor in (3.0, 5.0):
+            optimizer.zero_grad()
+            (p * p * factor).sum().backward()
+            nn.utils.clip_grad_norm_([p], 0.5)
+            optimizer.step()
+        found.append(p.detach())
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
+def test_who_unscales(make: Any) -> None:
+    """The scaler, unless `fused=True` or a gradient in float16, which it does not unscale; copies and pickles keep the choice."""
+    for fused, dtype, due in (
+        (None, BF16, False),
+        (False, torch.float16, False),
+        (None, torch.float32, False),
+        (None, torch.float16, True),
+        (True, BF16, True),
+    ):
+        p = nn.Parameter(torch.ones(3, dtype=dtype))
+        optimizer = make([p], lr=0.5, fused=fused, state="fp32")
+        for same in (optimizer, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+            (q,) = same.param_groups[0]["params"]
+            q.grad = torch.ones_like(q)
+            assert same._step_supports_amp_scaling is due
+    with refused(TypeError, "fused must be True, False or None", "'yes'"):
+        make([p], fused="yes")
+
+
+@every_maker
+def test_a_step_that_unscales_and_a_scaler_that_does_come_to_the_same(make: Any) -> None:
+    found = []
+    for fused in (None, True):
+        p = nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16))
+        optimizer = make([p], seed=SEED, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in (1.0, float("nan"), 2.0):
+            optimizer.zero_grad()
+            scaler.scale((p * p * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 512.0
+        assert int(next(iter(optimizer.state.values()))["step"]) == 2
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+def test_a_scale_that_is_no_power_of_two() -> None:
+    """The gradient is multiplied in float32 by what is nearest to the scale's inverse."""
+    p, q = (nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16)) for _ in range(2))
+    optimizer, other = (qsim.optim.SGD([x], lr=0.5, update="nearest") for x in (p, q))
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(3.0), torch.tensor(0.0)
+    p.grad = torch.linspace(1, 2, 64, dtype=BF16)
+    q.grad_dtype = None
+    q.grad = p.grad.float() * torch.tensor(1 / 3, dtype=torch.float32)
+    optimizer.step()
+    other.step()
+    assert same_bits(p, q)
+
+
+# Compiled code.
+
+
+@every_maker
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_a_compiled_training_step(make: Any, update: str) -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(3)
+        net = nn.Linear(8, 4).bfloat16()
+        optimizer = make(net.parameters(), update=update, seed=SEED)
+
+        def step(x: Tensor, net: nn.Module = net, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.zero_grad()
+            for p in net.parameters():
+                p.grad = torch.sin(p.detach() * x)
+            optimizer.step()
+
+        call = torch.compile(step, backend="aot_eager") if compiled else step
+        for number in range(4):
+            call(torch.tensor(float(number), dtype=BF16))
+        found.append(all_of(optimizer))
+    assert alike(*found)
+
+
+@every_maker
+def test_a_compiled_step(make: Any) -> None:
+    params, others = parameters(BF16), parameters(BF16)
+    optimizer, other = make(params, seed=SEED), make(others, seed=SEED)
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    for number in range(4):
+        give_gradients(params, number)
+        step()
+        run(other, range(number, number + 1))
+        assert alike(all_of(optimizer), all_of(other))
+
+
+def test_a_state_that_is_cleared_starts_over() -> None:
+    w = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = qsim.optim.AdamW([w], lr=0.1, seed=0)
+    for _ in range(2):
+        w.grad = torch.ones_like(w)
+        optimizer.step()
+    optimizer.state.clear()
+    optimizer.step()
+    assert optimizer.state[w]["step"].item() == 1
+
+
+@every_maker
+def test_states_of_one_parameter_may_be_cleared_and_replaced(make: Any) -> None:
+    params = parameters(BF16)
+    optimizer = make(params, seed=SEED)
+    run(optimizer, range(1))
+    name = "momentum_buffer" if "momentum_buffer" in optimizer.state[params[2]] else "exp_avg"
+    optimizer.state[params[2]] = {}
+    replaced = optimizer.state[params[3]][name] = torch.zeros_like(params[3])
+    run(optimizer, range(1, 2))
+    assert [int(optimizer.state[p]["step"]) for p in (params[0], params[2], params[3])] == [2, 1, 2]
+    assert optimizer.state[params[3]][name] is replaced
+    assert replaced.count_nonzero()
+
+
+@every_maker
+def test_states_of_another_shape_are_refused_before_anything_moves(make: Any) -> None:
+    params = parameters(BF16)
+    optimizer = make([{"params": params[:2]}, {"params": params[2:]}], seed=SEED)
+    before = run(optimizer, range(1))
+    name = "momentum_buffer" if "momentum_buffer" in optimizer.state[params[3]] else "exp_avg"
+    kept, optimizer.state[params[3]][name] = optimizer.state[params[3]][name], torch.zeros(2, dtype=BF16)
+    give_gradients(params, 2)
+    with refused(ValueError, f"{name!r} of parameter 3", "(3, 2, 4)", "(2,)"):
+        optimizer.step()
+    optimizer.state[params[3]][name] = kept
+    assert alike(all_of(optimizer), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "after"),
+    [
+        (qsim.optim.AdamW, {"update": "kahan"}, {"update": "stochastic"}),
+        (qsim.optim.AdamW, {"update": "kahan"}, {"update": "nearest"}),
+        (qsim.optim.AdamW, {"amsgrad": True}, {"amsgrad": False}),
+        (qsim.optim.SGD, {"momentum": 0.75, "dampening": 0.5}, {"momentum": 0.0}),
+    ],
+)
+def test_states_that_options_set_later_have_no_use_for_are_left_alone(make: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
+    params, others = parameters(BF16), parameters(BF16)
+    optimizer = make(params, lr=2.0**-5, seed=SEED, **before)
+    run(optimizer, range(3))
+    other = make(others, lr=2.0**-5, seed=SEED, **{**before, **after})
+    with torch.no_grad():
+        for p, q in zip(params, others, strict=True):
+            q.copy_(p)
+            kept = {name: x.clone() for name, x in optimizer.state[p].items()}
+            other.state[q] = {name: x for name, x in kept.items() if name not in ("compensation", "max_exp_avg_sq", "momentum_buffer")}
+    optimizer.param_groups[0].update(after)
+    run(optimizer, range(3, 5))
+    run(other, range(3, 5))
+    assert alike(list(params), list(others))
+
+
+def test_a_seed_that_is_taken_away_is_agreed_on_again() -> None:
+    params = parameters(BF16)
+    optimizer = qsim.optim.AdamW(params, seed=SEED)
+    run(optimizer, range(1))
+    optimizer.param_groups[0]["seed"] = None
+    run(optimizer, range(1, 2))
+    seed = optimizer.param_groups[0]["seed"]
+    assert seed not in (None, SEED)
+    run(optimizer, range(2, 3))
+    assert optimizer.param_groups[0]["seed"] == seed
+
+
+@every_maker
+def test_numbers_of_numpy(make: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    params, others = parameters(BF16), parameters(BF16)
+    one, other = make(params, seed=SEED), make(others, seed=SEED)
+    one.param_groups[0]["lr"], other.param_groups[0]["lr"] = numpy.float32(0.25), 0.25
+    one.param_groups[0]["weight_decay"], other.param_groups[0]["weight_decay"] = numpy.float32(0.5), 0.5
+    assert alike(run(one, range(2)), run(other, range(2)))
+
+
+def test_numbers_set_between_steps_are_checked_before_anything_moves() -> None:
+    first, second = (nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = qsim.optim.AdamW([{"params": [first]}, {"params": [second]}], lr=0.1, seed=0)
+    first.grad = second.grad = torch.ones(4, dtype=torch.bfloat16)
+    optimizer.step()
+    before = first.detach().clone()
+    optimizer.param_groups[1]["betas"] = (0.9, 1.0)
+    with pytest.raises(ValueError, match=r"betas\[1\] must lie in \[0, 1\), got 1.0"):
+        optimizer.step()
+    assert torch.equal(first, before)

@@ -1,0 +1,221 @@
+"""The optimizers compared bit for bit with their algorithms in exact arithmetic: one step, forty, and with their random bits.
+
+Every setting is compared on the CPU, a few on GPUs, where `test_updates_interpreted.py` covers the rest.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim.formats import BF16, E4M3, E5M2, FP16, FP32, Float
+from support.comparing import raw, same_bits
+from support.covering import dealt
+from support.oracle import round_exact
+from support.written_out_updates import Element, Options, move, random_integer, rounded
+
+SEED = -(2**62) + 12345
+CPU = torch.device("cpu")
+DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}
+
+#: Formats of weights, and what holds them.
+CARRIED = {
+    "bf16": (BF16, BF16),
+    "fp16": (FP16, FP16),
+    "e4m3 in bf16": (E4M3, BF16),
+    "e4m3 in fp32": (E4M3, FP32),
+    "e5m2 in fp16": (E5M2, FP16),
+    "fp32": (FP32, FP32),
+}
+ADAM: dict[str, Any] = {"kind": "adam", "lr": 0.0625, "betas": (0.75, 0.875), "eps": 0.0078125}
+SGD: dict[str, Any] = {"kind": "sgd", "lr": 0.07}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "AdamW": {**ADAM, "weight_decay": 0.1, "decoupled": True},
+    "Adam": {**ADAM, "weight_decay": 0.3, "maximize": True},
+    "AMSGrad": {**ADAM, "amsgrad": True},
+    "plain SGD": {**SGD, "maximize": True},
+    "SGD": {**SGD, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1},
+    "Nesterov": {**SGD, "momentum": 0.75, "nesterov": True, "weight_decay": 0.2, "decoupled": True},
+}
+
+
+def optimizer_of(params: list[nn.Parameter], options: Options, **more: Any) -> torch.optim.Optimizer:
+    """The optimizer that is told what is written out."""
+    common = {
+        "lr": options.lr,
+        "weight_decay": options.weight_decay,
+        "decoupled_weight_decay": options.decoupled,
+        "maximize": options.maximize,
+        "weight": options.weight,
+        "update": options.update,
+        "arithmetic": options.arithmetic,
+        "state": options.state,
+        "state_rounding": "stochastic" if options.state_stochastic else "nearest",
+        "seed": SEED,
+        **more,
+    }
+    if options.kind == "adam":
+        return qsim.optim.Adam(params, betas=options.betas, eps=options.eps, amsgrad=options.amsgrad, **common)
+    sgd = {"momentum": options.momentum, "dampening": options.dampening, "nesterov": options.nesterov}
+    return qsim.optim.SGD(params, **sgd, **common)
+
+
+def weights(options: Options, count: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return qsim.quantize(torch.randn(count, generator=generator), options.weight).to(DTYPES[options.dtype])
+
+
+def gradients(step: int, count: int = 6) -> Tensor:
+    """Of many sizes, with zeros of both signs."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    g = torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(2).exp()
+    g[step % count] = 0.0 if step % 3 else -0.0
+    return g
+
+
+def as_tensor(numbers: list[float], dtype: torch.dtype) -> Tensor:
+    """Numbers in a dtype, and the one NaN that rounding gives: the positive one with all bits set."""
+    exact = torch.tensor(numbers, dtype=torch.float64)
+    bits = raw(exact.to(dtype))
+    return torch.where(exact.isnan(), torch.iinfo(bits.dtype).max, bits).view(dtype)
+
+
+def check(
+    options: Options,
+    steps: int,
+    device: torch.device = CPU,
+    given: dict[int, Tensor] | None = None,
+    start: Tensor | None = None,
+) -> None:
+    """Holds the optimizer against what is written out, weights and states after each step."""
+    start = weights(options) if start is None else start.to(DTYPES[options.dtype])
+    # Two parameters of one group, so that their numbers matter.
+    params = [nn.Parameter(start.clone().to(device)), nn.Parameter(start.flip(0).to(device))]
+    optimizer = optimizer_of(params, options)
+    elements = [[Element(x) for x in p.tolist()] for p in params]
+    for step in range(1, steps + 1):
+        g = (given or {}).get(step, gradients(step))
+        for number, p in enumerate(params):
+            p.grad = g.to(device, p.dtype)
+            for index, element in enumerate(elements[number]):
+                move(
+                    element,
+                    float(p.grad[index]),
+                    step,
+                    options,
+                    lambda role, at=(step, number), index=index: random_integer(SEED, *at, role, index),
+                )
+        optimizer.step()
+        for p, written in zip(params, elements, strict=True):
+            due = as_tensor([element.weight for element in written], p.dtype)
+            assert same_bits(p, due), f"step {step}: {p.tolist()} where {due.tolist()} was due"
+            for name in written[0].states.keys() - {"c1", "c2"}:
+                state = optimizer.state[p][name]
+                expected = as_tensor([element.states[name] for element in written], state.dtype)
+                assert same_bits(state, expected), f"step {step}: {name} is {state.tolist()} where {expected.tolist()} was due"
+
+
+#: What a step rounds, and in which arithmetic.
+SETTINGS = [(update, arithmetic) for arithmetic in ("float32", "format") for update in ("nearest", "kahan", "stochastic")]
+
+
+@pytest.mark.parametrize("carried", list(CARRIED))
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_a_few_steps(algorithm: str, carried: str) -> None:
+    # Every other setting, so that each algorithm and each carried format meets all of them.
+    weight, dtype = CARRIED[carried]
+    for update, arithmetic in dealt(SETTINGS, [*ALGORITHMS].index(algorithm) + [*CARRIED].index(carried), 2):
+        check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("algorithm", ["AdamW", "SGD"])
+def test_forty_steps(algorithm: str, update: str, device: torch.device) -> None:
+    turn = ("nearest", "kahan", "stochastic").index(update) + (algorithm == "SGD")
+    for number, (weight, dtype) in enumerate(((BF16, BF16), (E4M3, FP32))):
+        for arithmetic in dealt(("float32", "format"), turn + number, 2):
+            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 40, device)
+
+
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_algorithms_4_and_5_with_the_papers_numbers(update: str, device: torch.device) -> None:
+    numbers = {"lr": 2e-2, "betas": (0.9, 0.997), "eps": 1e-8, "weight_decay": 0.01, "decoupled": True}
+    check(Options("adam", BF16, BF16, update, "format", **numbers), 40, device)
+
+
+@pytest.mark.parametrize("update", ["kahan", "stochastic"])
+def test_algorithms_2_and_3_with_the_papers_numbers(update: str, device: torch.device) -> None:
+    check(Options("sgd", BF16, BF16, update, "format", lr=0.1, momentum=0.9, weight_decay=5e-4), 40, device)
+
+
+@pytest.mark.parametrize("algorithm", ["AdamW", "AMSGrad", "Nesterov"])
+@pytest.mark.parametrize(("state", "stochastic"), [(FP32, False), (BF16, True), (E5M2, True), (FP16, True)], ids=str)
+def test_moments_in_a_format_of_their_own(algorithm: str, state: Float, stochastic: bool) -> None:
+    options = Options(
+        weight=BF16, dtype=BF16, update="stochastic", state=state, state_stochastic=stochastic, **{**ALGORITHMS[algorithm], "lr": 1e-3}
+    )
+    check(options, 10)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("carried", list(CARRIED))
+def test_nan_and_infinity(carried: str, update: str) -> None:
+    weight, dtype = CARRIED[carried]
+    given = {2: torch.tensor([torch.nan, torch.inf, -torch.inf, 1e30, 0.0, 1.0])}
+    turn = [*CARRIED].index(carried) + ("nearest", "kahan", "stochastic").index(update)
+    for number, algorithm in enumerate(("AdamW", "AMSGrad", "Nesterov")):
+        for arithmetic in dealt(("float32", "format"), turn + number, 2):
+            check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4, given=given)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("carried", list(CARRIED))
+def test_weights_that_are_no_numbers(carried: str, update: str) -> None:
+    weight, dtype = CARRIED[carried]
+    start = torch.tensor([torch.nan, torch.inf, -torch.inf, weight.max, 0.0, -0.0])
+    turn = [*CARRIED].index(carried) + ("nearest", "kahan", "stochastic").index(update)
+    for number, algorithm in enumerate(("AdamW", "AMSGrad", "Nesterov", "plain SGD")):
+        for arithmetic in dealt(("float32", "format"), turn + number, 2):
+            options = Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm])
+            check(options, 3, start=start)
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+@pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
+def test_what_went_wrong_stays_visible(make: Any, update: str) -> None:
+    for weight, dtype in CARRIED.values():
+        p = nn.Parameter(torch.tensor([torch.nan, 1.0, 1.0, 1.0], dtype=DTYPES[dtype]))
+        optimizer = make([p], weight=weight, update=update)
+        for step in range(3):
+            p.grad = torch.tensor([0.0, torch.nan if step == 1 else 0.0, torch.inf if step == 1 else 0.0, 0.0]).to(p)
+            optimizer.step()
+        # Of an infinite gradient Adam's update is infinity over infinity; with SGD the weight runs away, and is NaN without infinities.
+        gone = p[2].isnan() if make is not qsim.optim.SGD or not weight.has_inf else ~p[2].isfinite()
+        assert p[:2].isnan().all()
+        assert gone
+        assert p[3].isfinite()
+
+
+@pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
+def test_finite_weights_saturate_where_there_is_no_infinity(update: str, device: torch.device) -> None:
+    for weight, dtype, due in ((E4M3, BF16, 448.0), (E4M3, FP32, 448.0), (E5M2, FP16, torch.inf), (BF16, BF16, torch.inf)):
+        p = nn.Parameter(torch.tensor([weight.max, -weight.max], dtype=DTYPES[dtype], device=device))
+        optimizer = qsim.optim.SGD([p], lr=0.5 * weight.max, weight=weight, update=update, maximize=True)
+        p.grad = torch.tensor([1.0, -1.0]).to(p)
+        optimizer.step()
+        assert p.tolist() == [due, -due]
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, E4M3, E5M2], ids=repr)
+def test_the_rounding_that_is_written_out_is_the_oracles(fmt: Float) -> None:
+    x = torch.cat([torch.randn(100) * 2.0**e for e in (-140, -20, -8, 0, 7, 15, 120)]).double()
+    overflow = "nonfinite" if fmt.has_inf else "saturate"
+    for number, value in enumerate(x.tolist()):
+        random = number * 2654435761 % 2**32
+        assert rounded(Fraction(value), fmt) == round_exact(value, fmt, "nearest", overflow)
+        assert rounded(Fraction(value), fmt, random) == round_exact(value, fmt, "stochastic", overflow, random, 32)

@@ -1,0 +1,207 @@
+"""The site is correct: its code prints the output shown, and its API pages have every public name, each with an example."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.cli import main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: The handwritten pages; studies write their own reports.
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "studies" not in page.relative_to(DOCS).parts[:-1] and "_build" not in page.parts]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+#: Modules with public names that `qsim` does not import.
+FURTHER = ("qsim.compat.qtorch", "qsim.plot", "qsim.studies")
+#: Classes that users get and do not make, and those that others derive from: the functions that give them have the examples.
+GIVEN = {
+    "qsim.Format": "qsim.Float, qsim.Fixed, qsim.Int and qsim.PowerOfTwo",
+    "qsim.Rounding": "the constants of qsim.rounding, and qsim.Stochastic",
+    "qsim.diagnostics.BatchFactor": "qsim.diagnostics.batch_for",
+    "qsim.diagnostics.BatchFactors": "qsim.diagnostics.batch_for",
+    "qsim.diagnostics.CancelledUpdates": "qsim.diagnostics.cancelled_updates",
+    "qsim.diagnostics.Counts": "qsim.diagnostics.Monitor",
+    "qsim.diagnostics.Estimate": "qsim.diagnostics.gradient_error",
+    "qsim.diagnostics.GradientError": "qsim.diagnostics.gradient_error",
+    "qsim.diagnostics.GradientErrors": "qsim.diagnostics.gradient_error",
+    "qsim.diagnostics.Sample": "qsim.diagnostics.Monitor",
+    "qsim.nn.Conversion": "qsim.nn.conversion",
+    "qsim.scaling.Scaling": "the kinds of scales",
+    "qsim.studies.Claim": "qsim.studies.run",
+    "qsim.studies.Picture": "qsim.studies.run",
+    "qsim.studies.Plan": "qsim.studies.plan",
+    "qsim.studies.Report": "qsim.studies.run",
+    "qsim.studies.Result": "qsim.studies.Study",
+    "qsim.studies.Table": "qsim.studies.run",
+}
+
+
+def fenced(page: Path) -> list[tuple[str, str]]:
+    """A page's fenced blocks: the language and the text of each."""
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def with_python() -> list[Path]:
+    return [page for page in PAGES if any(language == "python" for language, _ in fenced(page))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder where pages may write, and torch as they find it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are not worth a second thread
+    yield
+    torch.set_num_threads(threads)
+    torch.random.set_rng_state(state)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("somewhere")
+@pytest.mark.parametrize("page", with_python(), ids=name_of)
+def test_a_pages_code_prints_what_stands_below_it(page: Path) -> None:
+    blocks = fenced(page)
+    held: dict[str, object] = {"__name__": "__main__"}
+    for i, (language, code) in enumerate(blocks):
+        if language != "python":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, f"{name_of(page)}, block {i + 1}", "exec"), held)
+        follows = blocks[i + 1] if i + 1 < len(blocks) else ("", "")
+        assert printed.getvalue() == (follows[1] if follows[0] == "text" else ""), code
+
+
+def test_what_is_printed_stands_below_the_code_that_prints_it() -> None:
+    for page in PAGES:
+        languages = [language for language, _ in fenced(page)]
+        for before, language in zip(["", *languages], languages, strict=False):
+            assert language in ("python", "text", "console", "sh"), f"{name_of(page)}: nothing runs code in {language!r}"
+            assert language != "text" or before == "python", f"{name_of(page)}: a text that no code prints"
+
+
+def consoles() -> list[tuple[str, str]]:
+    return [(name_of(page), text) for page in PAGES for language, text in fenced(page) if language == "console"]
+
+
+@pytest.mark.parametrize(("page", "session"), consoles(), ids=[f"{page}: {text.splitlines()[0]}" for page, text in consoles()])
+def test_a_console_session_prints_what_is_said(page: str, session: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, _, expected = session.partition("\n")
+    assert command.startswith("$ qsim ")
+    assert main(command.removeprefix("$ qsim ").split()) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_files_that_commands_name_exist() -> None:
+    named = [
+        (name_of(page), path)
+        for page in PAGES
+        for language, text in fenced(page)
+        if language == "sh"
+        for path in re.findall(r"[\w/-]+\.py\b", text)
+    ]
+    assert any(path == "examples/train_gpt.py" for _, path in named)
+    assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []
+
+
+def test_tests_and_studies_that_pages_name_exist() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(r"tests/[\w/]+\.py", text)
+        assert [path for path in named if not (ROOT / path).exists()] == [], name_of(page)
+        assert [name for name in re.findall(r"`(test_\w+)`", text) if f"def {name}(" not in tests] == [], name_of(page)
+        assert set(re.findall(r"[Ss]tudy `([\w-]+)`|qsim study ([a-z][\w-]*)", text)) <= {
+            pair for name in studies.names() for pair in ((name, ""), ("", name))
+        }, name_of(page)
+
+
+def public_modules() -> dict[str, types.ModuleType]:
+    """The modules whose names are promised: qsim's, those that it names, and those that they name."""
+    found: dict[str, types.ModuleType] = {}
+
+    def add(module: types.ModuleType) -> None:
+        if module.__name__ not in found:
+            found[module.__name__] = module
+            for name in module.__all__:
+                if isinstance(getattr(module, name), types.ModuleType):
+                    add(getattr(module, name))
+
+    for name in ("qsim", *FURTHER):
+        add(importlib.import_module(name))
+    return found
+
+
+def public_names() -> dict[str, object]:
+    """Everything that is promised, by its whole name."""
+    return {
+        f"{title}.{name}": getattr(module, name)
+        for title, module in public_modules().items()
+        for name in module.__all__
+        if not isinstance(getattr(module, name), types.ModuleType)
+    }
+
+
+def documented() -> set[str]:
+    """What the API pages describe."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    return set(re.findall(r"^\.\. (?:auto(?:class|function|data|module)|py:data):: (\S+)$", pages, flags=re.MULTILINE))
+
+
+def is_documented(name: str, value: object, described: set[str]) -> bool:
+    """Whether the API pages describe a name, or the same thing under another one that is promised too."""
+    others = (
+        other
+        for other, thing in public_names().items()
+        if thing is value and (callable(value) or other.split(".")[-1] == name.split(".")[-1])
+    )
+    return name in described or any(other in described for other in others)
+
+
+def test_every_public_name_is_on_an_api_page() -> None:
+    described, names = documented(), public_names()
+    assert len(names) > 150
+    assert [name for name, value in names.items() if not is_documented(name, value, described)] == []
+    assert [name for name in public_modules() if name not in described] == []
+
+
+def test_values_that_stand_on_api_pages_are_those_of_the_code() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    written = dict(re.findall(r"^\.\. py:data:: (\S+)\n +:value: (.*)$", pages, flags=re.MULTILINE))
+    names = public_names()
+    assert len(written) > 15
+    assert written == {name: repr(names[name]).removeprefix("typing.") for name in written}
+
+
+def test_the_api_pages_describe_nothing_that_is_not_public() -> None:
+    promised = public_names().keys() | public_modules().keys()
+    assert documented() - promised == set()
+
+
+def test_every_public_name_that_is_called_has_an_example_that_runs() -> None:
+    called = {name: value for name, value in public_names().items() if inspect.isclass(value) or inspect.isroutine(value)}
+    given = [called[name] for name in GIVEN]
+    lacking = {name: value for name, value in called.items() if ">>> " not in (inspect.getdoc(value) or "")}
+    assert [name for name, value in lacking.items() if value not in given] == []
+    assert [name for name, value in zip(GIVEN, given, strict=True) if value not in lacking.values()] == [], "these have examples now"
+
+
+def test_every_figure_is_drawn_and_every_drawing_shown() -> None:
+    shown = [name for page in PAGES for name in re.findall(r"^```\{drawn\} (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)]
+    assert sorted(set(shown)) == sorted(script.stem for script in (DOCS / "figures").glob("*.py"))

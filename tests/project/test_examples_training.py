@@ -1,0 +1,110 @@
+"""The output of the examples that train, within the limits that formats, updates and chance allow."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from support.running_examples import FOLDER, Run, running, table
+
+__all__ = ["running"]  # a fixture
+pytestmark = pytest.mark.slow
+
+
+def test_train_transformer(run: Run) -> None:
+    printed = run("train_transformer.py", "--steps", 40)
+    rows = table(printed, "layers that round")
+    assert list(rows) == ["float32", "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"]
+    # Attention and two linear layers; the head is unchanged.
+    assert [row[0] for row in rows.values()] == [0, 3, 3, 3, 3]
+    losses = {name: row[1] for name, row in rows.items()}
+    # Four digits of the loss: two recipes may print the same by chance, all four only if nothing rounds.
+    assert len(set(losses.values())) >= 3, "five recipes, and most do the same"
+    # What can be known without looking back is the entropy of single characters. Who gets below it has learnt what follows what.
+    text = Path(argparse.__file__).read_bytes().decode("ascii", "replace").replace("\ufffd", "?")
+    shares = [count / len(text) for count in collections.Counter(text).values()]
+    entropy = -sum(share * math.log(share) for share in shares)
+    assert f"a loss of {entropy:.2f}" in printed
+    assert all(1 < loss < entropy - 0.3 for loss in losses.values())
+    # Over seeds 0 to 2, FP8 ended within 0.002 of float32, and FP4 within 0.017.
+    assert all(abs(losses[name] - losses["float32"]) < 0.02 for name in ("fp8_hybrid", "mxfp8"))
+    assert all(abs(losses[name] - losses["float32"]) < 0.08 for name in ("mxfp4", "nvfp4"))
+
+
+def test_bf16_adamw(run: Run) -> None:
+    rows = table(run("bf16_adamw.py"), "updates")
+    nearest, stochastic, kahan, copy = rows.values()
+    # Weight and two moments of two bytes; two more of what Kahan's summation keeps; or a weight of two, and a copy and moments of four.
+    assert [row[2] for row in rows.values()] == [6, 6, 8, 14]
+    # While gradients keep their sign an update is as large as the rate, 3e-4, and otherwise smaller; to nearest, what is less than 1/512 of
+    # a weight is lost. Of the first layer's weights, which lie evenly within 1/4, two fifths are larger than 512 times the rate.
+    unmoved = (1 - 512 * 3e-4 / 0.25) * 17 * 128 / (18 * 128 + 1)
+    assert nearest[1] > 100 * unmoved
+    # In float32 what is lost is less than 2**-24 of a weight.
+    assert copy[1] < 0.5
+    # Three that lose nothing in the mean come to the same; over seeds 0 to 2 they differed by 2.3 %.
+    assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.1)
+    assert nearest[0] > 1.3 * max(stochastic[0], kahan[0], copy[0])
+
+
+def test_made_up_chip(run: Run) -> None:
+    printed = run("made_up_chip.py")
+    assert "12 (1 sign, 6 exponent, 5 mantissa)" in printed
+    rows = table(printed, "weights in E6M5")
+    wide, bf16, chip, kept, stochastic = rows.values()
+    # All that the chip writes is in its format. A number of bfloat16 has two bits more, and both are zero in a quarter of all; one of
+    # float32 has 18. There are 6346 weights: a share of a quarter deviates by 0.5 %, and few weights begin at a power of two.
+    assert [chip[2], kept[2], stochastic[2]] == [100, 100, 100]
+    assert bf16[2] == pytest.approx(25, abs=6)
+    assert wide[2] < 0.5
+    # Guessing gets a tenth right. Over seeds 0 to 2 the chip's loss was 1.48 to 1.61 times that of float32 to nearest, and 0.96 to 1.04
+    # times that of float32 stochastically.
+    assert all(row[1] > 80 for row in rows.values())
+    assert stochastic[0] < 1.2 * wide[0]
+    assert min(chip[0], kept[0]) > 1.25 * max(wide[0], stochastic[0])
+
+
+def sections(printed: str) -> dict[str, str]:
+    return {part.split(":")[0]: part for part in re.split(r"\n\n", printed)}
+
+
+def test_monitor(run: Run, tmp_path: Path) -> None:
+    parts = sections(run("monitor.py", tmp_path / "figures"))
+    names = ["narrow", "loss-scale", "tensor-scale"]
+    losses = {name: float(re.search(r"a loss of (\d\.\d{3}) after", parts[name])[1]) for name in names}  # type: ignore[index]
+    cells = {
+        name: {line.split()[0]: line.split("  ") for line in parts[name].splitlines() if re.match(r"\d +grad", line)} for name in names
+    }
+    shares = {
+        name: {layer: [cell.strip() for cell in row if cell.strip()][4:] for layer, row in rows.items()} for name, rows in cells.items()
+    }
+    assert all(list(rows) == ["0", "2", "4"] for rows in shares.values())
+    # 1/512 is less than half of 1/16: nothing survives the last layer, the others get zeros, and only the last bias learns.
+    assert shares["narrow"]["4"] == ["0 %", "100 %", "0 %", "0 %", "0 %", "0.0 dB"]
+    assert shares["narrow"]["0"] == shares["narrow"]["2"] == ["0 %", "0 %", "100 %", "100 %", "0 %", "-"]
+    assert losses["narrow"] == pytest.approx(math.log(10), abs=0.05)
+    # 4096/512 is 8: no gradient of an output is beyond 28. Errors of normal numbers are an eighth of them at most, which is 18 dB.
+    assert shares["loss-scale"]["4"][0] == "0 %"
+    for name in ("loss-scale", "tensor-scale"):
+        assert losses[name] < 0.5
+        assert all(float(row[5].removesuffix(" dB")) > 18 for row in shares[name].values())
+    figures = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in figures] == sorted(f"{name}-{kind}.png" for name in names for kind in ("exponents", "shares"))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
+    assert len({path.read_bytes() for path in figures}) == 6
+
+
+def test_monitor_finds_a_folder_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    module = importlib.import_module("monitor")
+    monkeypatch.setattr(module, "STEPS", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["monitor.py"])
+    module.main()
+    assert len(list(tmp_path.glob("*/*.png"))) == 6

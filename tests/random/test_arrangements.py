@@ -1,0 +1,233 @@
+"""Arrangements of layers, optimizers, runs and ranks that share noise, and those that do not: one test per guarantee.
+
+All tests round numbers halfway between two values, so that noise is coin tosses. Independent coins agree half of the time.
+"""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+import qsim
+from qsim import FivePoint, Quantizer, random
+from qsim.random import seeds
+from support.bounds import check_share
+from support.comparing import same_bits
+from support.ranks import NEEDS_GLOO, Ranks, ranks_of
+
+BF16 = torch.bfloat16
+COIN = Quantizer("e2m1", "stochastic")
+WEIGHT = FivePoint(weight=COIN)
+COUNT = 2048
+two = ranks_of(2)
+
+
+def check_independent(*coins: Tensor) -> None:
+    """Asserts that no two of some tensors agree more or less often than independent coins do."""
+    flips = [x.flatten() == x.max() for x in coins]
+    for i, first in enumerate(flips):
+        check_share(int(first.sum()), first.numel(), 0.5, tests=len(flips) ** 2)
+        for second in flips[:i]:
+            check_share(int((first == second).sum()), first.numel(), 0.5, tests=len(flips) ** 2)
+
+
+# Optimizers: weights of 1 that a step moves by half of bfloat16's spacing.
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "AdamW": lambda params: qsim.optim.AdamW(params, lr=2.0**-8, weight_decay=0.0),
+    "Adam": lambda params: qsim.optim.Adam(params, lr=2.0**-8),
+    "SGD": lambda params: qsim.optim.SGD(params, lr=2.0**-8),
+    "StochasticAdamW": lambda params: qsim.optim.StochasticAdamW(params, lr=2.0**-8, weight_decay=0.0),
+    "Quantized": lambda params: qsim.optim.Quantized(torch.optim.SGD(params, 2.0**-8), weight=Quantizer("bf16", "stochastic")),
+}
+
+
+def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *groups: int) -> list[Tensor]:
+    """Equal parameters after a step of equal gradients, each number of them in an optimizer of its own."""
+    made = []
+    for count in groups:
+        # Quantized rounds float32; the others have bfloat16.
+        dtype = torch.float32 if make is OPTIMIZERS["Quantized"] else BF16
+        params = [nn.Parameter(torch.full((COUNT,), 1 + 2.0**-7, dtype=dtype)) for _ in range(count)]
+        made.append((params, make(params)))
+    for params, optimizer in made:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return [p.detach() for params, _ in made for p in params]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equal_parameters_round_independently(name: str) -> None:
+    make = OPTIMIZERS[name]
+    check_independent(*stepped(make, 3))
+    check_independent(*stepped(make, 2, 2))
+    check_independent(*stepped(make, 1, 1, 1))
+
+
+# Runs.
+
+
+def experiment() -> Tensor:
+    """What a script does: a model is made, converted and trained for a step; a copy of it is trained, too."""
+    with torch.no_grad():
+        model = nn.Linear(32, COUNT // 32, bias=False)
+        model.weight.fill_(1.25)
+    copied = copy.deepcopy(qsim.convert(model, WEIGHT))
+    coins = [net(torch.eye(32)).detach().flatten() - 1 for net in (model, copied)]
+    return torch.stack([*coins, *stepped(OPTIMIZERS["AdamW"], 1)])
+
+
+def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
+    for first, second in zip(experiment(), experiment(), strict=True):
+        check_independent(first, second)
+    torch.manual_seed(7)
+    expected = experiment()
+    torch.manual_seed(7)
+    assert same_bits(experiment(), expected)
+    script = f"import sys, torch; sys.path[:0] = {sys.path!r}; from test_noise_arrangements import experiment; torch.manual_seed(7); "
+    script += "print(qsim.random.stream(*map(int, experiment().double().view(torch.int64).flatten().tolist())))"
+    found = subprocess.run([sys.executable, "-c", f"import qsim; {script}"], capture_output=True, text=True, check=True).stdout
+    assert int(found) == random.stream(*map(int, expected.double().view(torch.int64).flatten().tolist())), "in a new process"
+
+
+# Layers.
+
+
+def filled(layer: Any, value: float = 1.25) -> Any:
+    with torch.no_grad():
+        layer.weight.fill_(value)
+    return layer
+
+
+def linear() -> Any:
+    return filled(nn.Linear(64, 32, bias=False))
+
+
+def seen(layer: Any) -> Tensor:
+    """A layer's weight as it is rounded."""
+    result: Tensor = layer(torch.eye(64)).detach()
+    return result
+
+
+def _converted_twice() -> list[Tensor]:
+    layer = qsim.convert(linear(), WEIGHT)
+    first = seen(layer)
+    return [first, seen(qsim.convert(layer, WEIGHT)), seen(qsim.convert(qsim.revert(layer), WEIGHT))]
+
+
+def _copied() -> list[Tensor]:
+    layer = qsim.convert(linear(), WEIGHT)
+    made = filled(qsim.nn.Linear(64, 32, bias=False, points=WEIGHT))
+    return [seen(each) for each in (layer, copy.deepcopy(layer), copy.deepcopy(nn.Sequential(layer)), made, copy.deepcopy(made))]
+
+
+def _converted_apart() -> list[Tensor]:
+    return [seen(qsim.convert(each, WEIGHT)) for each in (linear(), linear(), nn.Sequential(linear()), nn.Sequential(linear()))]
+
+
+def _encoder() -> list[Tensor]:
+    layer = nn.TransformerEncoderLayer(64, 2, dim_feedforward=32, batch_first=True)
+    for each in (layer.linear1, layer.self_attn.out_proj):
+        filled(each)
+    encoder = nn.TransformerEncoder(qsim.convert(layer, WEIGHT), 3, enable_nested_tensor=False)
+    return [seen(inner.linear1) - inner.linear1.bias for inner in encoder.layers]  # type: ignore[operator, union-attr]
+
+
+def _made_with_defaults() -> list[Tensor]:
+    return [seen(filled(qsim.nn.Linear(64, 32, bias=False, points=WEIGHT))) for _ in range(3)]
+
+
+@pytest.mark.parametrize("arrangement", [_converted_twice, _copied, _converted_apart, _encoder, _made_with_defaults])
+def test_equal_weights_round_independently(arrangement: Callable[[], list[Tensor]]) -> None:
+    check_independent(*(x.round(decimals=3) for x in arrangement()))
+
+
+def test_zero_weights_take_seeds_of_their_own() -> None:
+    layers = [filled(qsim.nn.Linear(64, 32, points=WEIGHT), 0.0) for _ in range(3)]
+    assert len({int(seeds.weight_seed(layer.weight, layer.stream)) for layer in layers}) == 3
+
+
+def test_layers_tied_to_one_weight_round_it_independently_and_a_layer_called_twice_alike() -> None:
+    # A layer is a place where a weight is read; a weight that is read at two places is rounded at each.
+    one, other = linear(), linear()
+    other.weight = one.weight
+    model = qsim.convert(nn.ModuleList([one, other, one]), WEIGHT)
+    first, second, third = (seen(layer) for layer in model)
+    check_independent(first, second)
+    assert same_bits(first, third)
+
+
+def test_micro_batches_of_a_step_share_the_noise_of_weights_only() -> None:
+    layer = qsim.convert(linear(), FivePoint(weight=COIN))
+    assert same_bits(seen(layer), seen(layer))
+    inputs = filled(nn.Linear(1, 1, bias=False), 1.0)
+    qsim.convert(inputs, FivePoint(act=COIN))
+    check_independent(*(inputs(torch.full((COUNT, 1), 1.25)).detach() for _ in range(3)))
+
+
+# Ranks.
+
+
+def _own(device: torch.device) -> dict[str, Tensor]:
+    """What each rank draws for itself, though all are seeded alike."""
+    torch.manual_seed(5)
+    x = torch.full((COUNT, 1), 1.25, device=device)
+    layer = qsim.convert(filled(nn.Linear(1, 1, bias=False), 1.0).to(device), FivePoint(act=COIN, grad=COIN))
+    y = layer(x.requires_grad_())
+    y.backward(torch.full_like(y, 1.25))
+    with torch.no_grad(), qsim.fpu("bf16", rounding="stochastic"):
+        unit = x.detach() + 2.0**-8
+    direct = qsim.quantize(x.detach(), "e2m1", rounding="stochastic")
+    assert x.grad is not None
+    return {"activations": y.detach(), "gradients": x.grad, "fpu": unit, "quantize": direct, "Quantizer": COIN(x.detach())}
+
+
+def _shared(device: torch.device) -> list[Tensor]:
+    """What all ranks draw together, given the same seed or generators in the same state."""
+    x, generator = torch.full((COUNT,), 1.25, device=device), torch.Generator().manual_seed(3)
+    with qsim.fpu("bf16", rounding="stochastic", generator=generator):
+        unit = x + 2.0**-8
+    return [unit, qsim.quantize(x, "e2m1", "stochastic", generator=generator), COIN(x, generator=generator), COIN(x, seed=4)]
+
+
+@NEEDS_GLOO
+def test_what_ranks_draw_for_themselves_is_independent_and_can_be_shared(two: Ranks) -> None:
+    first, second = two(_own)
+    for name in first:
+        check_independent(first[name], second[name])
+    for mine, theirs in zip(*two(_shared), strict=True):
+        assert same_bits(mine, theirs)
+
+
+def _alike(device: torch.device, alone: bool) -> list[Tensor]:
+    """Weights and updates, where ranks are seeded by their rank."""
+    rank = 0 if alone else distributed.get_rank()
+    torch.manual_seed(rank)
+    net = qsim.convert(linear().to(device), WEIGHT)
+    with torch.no_grad():
+        copied, made = copy.deepcopy(net), filled(qsim.nn.Linear(64, 32, bias=False, points=WEIGHT).to(device))
+    optimizers = [qsim.optim.SGD(layer.parameters(), lr=2.0**-8, weight="bf16") for layer in (net, copied)]
+    rounded = [layer(torch.eye(64, device=device)).detach() for layer in (net, copied, made)]
+    for layer, optimizer in zip((net, copied), optimizers, strict=True):
+        layer.weight.grad = torch.ones_like(layer.weight)
+        optimizer.step()
+    return [*rounded, net.weight.detach(), copied.weight.detach()]
+
+
+@NEEDS_GLOO
+def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks) -> None:
+    first, second = two(_alike, False)
+    torch.manual_seed(0)
+    expected = _alike(torch.device("cpu"), alone=True)
+    # A weight's seed is also made of torch's initial seed, which is 0 here as on rank 0.
+    for mine, theirs, due in zip(first, second, expected, strict=True):
+        assert same_bits(mine, theirs)
+        assert same_bits(mine, due)

@@ -1,0 +1,250 @@
+"""Finite values stay finite under scales that saturate: products beyond the dtype of the result become its largest value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import Tensor
+
+import qsim
+from qsim.block import NAMED
+from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
+from qsim.functional.arguments import spelling
+from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as Whole, Tiles
+from qsim.transforms import Hadamard
+from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.scales import Elements, Restore, read_scales
+from qsim_kernels.triton.saturation import Clamp, clamp_of_tiles
+from support import covering
+from support.comparing import first_difference, same_bits
+from support.scaled_cases import DIFFERENT
+from support.side_by_side import DEVICE, dealt
+
+# The interpreter computes with NumPy, which warns of NaN and infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+REFERENCE, KERNELS = Implementation("qsim_kernels.reference.scaling"), Implementation("qsim_kernels.triton.scaling")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]
+#: Scales under which the largest finite inputs leave float32, its 16-bit relatives, or both.
+SCALINGS: list[Scaling] = [
+    Whole(),
+    Whole("e8m0", "ceil"),
+    Whole(rule="ceil"),
+    Channel(0, "e8m0", "even"),
+    Channel(0, margin=64, outer=Whole()),
+    Blocks(4),
+    Blocks(4, margin=8),
+    Blocks(4, -1, "e8m0", "floor"),
+    Blocks(4, -1, "e8m0", "floor", 8),
+    Blocks(4, -1, "e8m0", "ceil"),
+    Blocks(4, -1, "e8m0", "even"),
+    Blocks(4, 0, "e4m3", outer=Whole()),
+    Blocks(4, -1, "e4m3", outer=Whole(margin=64)),
+    Blocks(4, -1, "e4m3", margin=3, outer=Whole("e8m0", "ceil")),
+    Tiles(2, 2),
+    Tiles(2, 4, "e4m3", outer=Whole()),
+]
+
+
+KERNEL_SCALINGS: list[Scaling] = [*SCALINGS, NAMED["mxfp4"].along(-1), NAMED["nvfp4"].along(0)]
+
+
+def extreme(dtype: torch.dtype) -> Tensor:
+    """Rows of the largest values of a dtype, next to each other and next to small ones, of both signs; no infinity."""
+    largest = torch.finfo(dtype).max
+    shares = [1.0, -1.0, 1 - 2.0**-6, -0.995, 0.76, -0.51, 0.5, 2.0**-9, 0.0]
+    wheel = torch.tensor([shares[(i * j + i) % len(shares)] for i in range(8) for j in range(8)], dtype=torch.float64)
+    return (wheel.view(8, 8) * largest).to(dtype)
+
+
+def written(product: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 products as a dtype has them, by way of float32 if it is not float64; what is beyond the largest value becomes that."""
+    for step in (torch.float32, dtype) if dtype != torch.float64 else (dtype,):
+        largest = torch.finfo(step).max
+        product = product.clamp(-largest, largest).to(step).to(torch.float64)
+    return product.to(dtype)
+
+
+def check(x: Tensor, format: Any, dtype: torch.dtype, **how: Any) -> None:
+    """Every value is finite, is the product of its element and its scales, saturated, and is what its code decodes to."""
+    found = qsim.quantize(x, format, dtype=dtype, **how)
+    assert found.isfinite().all(), (format, how, found)
+    decoding = {name: value for name, value in how.items() if name in ("scale", "dim")}
+    encoded = qsim.encode(x, format, **how)
+    if torch.float64 in (x.dtype, dtype) and x.dtype != dtype:
+        return  # products in float64 on one side, in float32 on the other
+    decoded = qsim.decode(encoded, format, dtype=dtype, **decoding)
+    assert same_bits(decoded, found), first_difference(x, decoded, found)
+    # In float64 no product leaves the range: that of a float32 element and two float32 scales.
+    exact = qsim.decode(encoded, format, dtype=torch.float64, **decoding)
+    assert torch.equal(written(exact, dtype), found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_block_formats(name: str, dtype: torch.dtype) -> None:
+    x = extreme(dtype)
+    for target in DTYPES:
+        check(x, name, target)
+        check(x, name, target, rounding="up", dim=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
+def test_scales(scaling: Scaling, dtype: torch.dtype) -> None:
+    x = extreme(dtype)
+    # Three shares of the pairs, of which each scale meets every one and each dtype too.
+    settings = [(element, target) for element in ELEMENTS for target in DTYPES]
+    for element, target in covering.dealt(settings, SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
+        check(x, element, target, scale=scaling)
+
+
+@given(
+    st.sampled_from(DTYPES), st.sampled_from(ELEMENTS), st.sampled_from(SCALINGS), st.sampled_from(["nearest", "up", "odd", "stochastic"]),
+    st.lists(st.floats(0.25, 1.0), min_size=8, max_size=8), st.integers(0, 255), st.integers(0, 130),
+)  # fmt: skip
+def test_any_large_values(
+    dtype: torch.dtype, element: Format, scaling: Scaling, rounding: str, shares: list[float], signs: int, power: int
+) -> None:
+    flips = torch.tensor([1 - 2 * (signs >> i & 1) for i in range(8)])
+    x = torch.tensor(shares, dtype=torch.float64) * flips * torch.finfo(dtype).max
+    x[4:] *= 2.0**-power
+    check(x.view(2, 4).to(dtype), element, dtype, scale=scaling, rounding=rounding, seed=3 if rounding == "stochastic" else None)
+
+
+def test_by_hand() -> None:
+    largest = torch.finfo(torch.float32).max
+    # -2 times 2**127 is beyond float32, 127/64 times it is not.
+    x = torch.tensor([-3.4e38, 3.4e38, 2.0**126])
+    assert qsim.quantize(x, "mxint8").tolist() == [-largest, 127 / 64 * 2.0**127, 2.0**126]
+    codes = qsim.encode(x, "mxint8")
+    assert codes.codes.view(torch.int8).tolist() == [-128, 127, 32]
+    assert qsim.decode(codes, "mxint8", dtype=torch.float64)[0] == -(2.0**128)
+    assert qsim.decode(codes, "mxint8").tolist()[0] == -largest
+    assert qsim.decode(codes, "mxint8", overflow="nonfinite").tolist()[0] == -math.inf
+    # 65504 / 2**8 rounds to 256.
+    assert qsim.quantize(torch.tensor([65504.0, 300.0]).half(), "fp8_1x128").tolist() == [65504, 288]
+    # One step of a float32 scale too much: the element stays the largest of its format.
+    assert qsim.quantize(torch.tensor([largest]), "int8", scale=Blocks(4)).item() == largest
+    # The scale of a block times that of the tensor is beyond float32.
+    assert qsim.quantize(torch.tensor([1e300, 0.0], dtype=torch.float64), "nvfp4").tolist() == [6 * largest, 0]
+    assert qsim.quantize(torch.tensor([3e38]), "e4m3", scale=Given(1e38), dtype=torch.bfloat16).item() > 2.9e38
+    assert qsim.quantize(torch.tensor([1e6]), "e4m3", scale=Whole(), dtype=torch.float16).item() == 65504
+
+
+@pytest.mark.parametrize("name", ["mxint8", "fp8_1x128"])
+def test_infinities_where_they_are_asked_for(name: str) -> None:
+    x = torch.tensor([-65504.0, 65504.0]).half()
+    found = qsim.quantize(x, name, overflow="nonfinite")
+    assert found.isinf().any()
+    if name != "mxint8":  # whose elements have no code for what overflows
+        codes = qsim.encode(x, name, overflow="nonfinite")
+        assert same_bits(qsim.decode(codes, name, overflow="nonfinite", dtype=torch.float16), found)
+        assert qsim.decode(codes, name, dtype=torch.float16).tolist() == [-65504, 65504]
+
+
+def test_the_code_of_an_infinity_stays_one() -> None:
+    codes = qsim.encode(torch.tensor([1.0, 2.0]), "e5m2", scale=Given(1.0))
+    infinite = codes._replace(codes=torch.tensor([0x7C, 0xFC], dtype=torch.uint8))
+    assert qsim.decode(infinite, "e5m2", scale=Given(1.0), dtype=torch.float16).tolist() == [math.inf, -math.inf]
+
+
+def test_an_unknown_overflow_is_refused_by_decode() -> None:
+    with pytest.raises(ValueError, match="overflow must be 'saturate' or 'nonfinite', got 'wrap'"):
+        qsim.decode(torch.tensor([1], dtype=torch.uint8), "e2m1", overflow="wrap")  # type: ignore[arg-type]
+
+
+def both(
+    x: Tensor, element: Any, scaling: Scaling, dtype: torch.dtype, restore: Restore, overflow: str, turn: Any = ()
+) -> tuple[Tensor, Tensor]:
+    """What the reference and the kernels make of a tensor."""
+    spelt, found = spelling(element, "nearest", overflow), []
+    for ops, here in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
+        tiles = scaling.tiles(x.shape)
+        under = None
+        if scaling.outer is not None:
+            outer = scaling.outer
+            amaxes = ops.amaxes(here, outer.tiles(x.shape), turn, True)
+            under = ops.scales(amaxes, None, *outer.spelling(spelt.format, scaling.format)).view(())
+        rounding = (None, spelt.grid, spelt.rule, 0, 0, dtype, int(restore))
+        if isinstance(scaling, (Blocks, Tiles)):
+            values, _ = ops.quantize_tiles(here, under, tiles, turn, *scaling.spelling(spelt.format), *rounding)
+        else:
+            amaxes = ops.amaxes(here, tiles, turn, False)
+            scales = ops.scales(amaxes, under, *scaling.spelling(spelt.format))
+            values = ops.quantize_scaled(here, scales, under, tiles, turn, *rounding)
+        found.append(values.cpu())
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scaling", KERNEL_SCALINGS, ids=repr)
+def test_kernels_do_what_the_reference_does(scaling: Scaling, dtype: torch.dtype) -> None:
+    settings = [(Fixed(8, 6), dtype, Restore.ALL), (E4M3, torch.float16, Restore.ALL), (Fixed(8, 8), torch.bfloat16, Restore.SCALE)]
+    for element, target, restore in dealt(settings, KERNEL_SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
+        one, other = both(extreme(dtype), element, scaling, target, restore, "saturate")
+        assert not first_difference(extreme(dtype), one, other), (element, target, restore)
+        assert one.isfinite().all()
+
+
+def test_kernels_overflow_where_they_are_asked_to() -> None:
+    x = extreme(torch.float16)
+    one, other = both(x, E4M3, Blocks(4, -1, "e8m0", "ceil"), torch.float16, Restore.ALL, "nonfinite")
+    assert not first_difference(x, one, other)
+    assert one.isinf().any()
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype", "target", "due"),
+    [
+        ("mxfp8", torch.bfloat16, torch.bfloat16, Clamp.NEVER),
+        ("mxfp6", torch.float16, torch.float16, Clamp.NEVER),
+        ("mxfp4", torch.float32, torch.bfloat16, Clamp.NEVER),
+        ("mxfp4", torch.bfloat16, torch.float16, Clamp.ALWAYS),
+        ("mxint8", torch.bfloat16, torch.bfloat16, Clamp.ALWAYS),
+        ("fp8_1x128", torch.float16, torch.float16, Clamp.ALWAYS),
+        ("fp8_1x128", torch.float16, torch.bfloat16, Clamp.ALWAYS),
+        ("nvfp4", torch.bfloat16, torch.bfloat16, Clamp.BY_TENSOR),
+    ],
+)
+def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: torch.dtype, target: torch.dtype, due: Clamp) -> None:
+    block = NAMED[format]
+    spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
+    elements = Elements(None, read(Grid, spelt.grid), read(Rule, spelt.rule), 0, 0, Restore.ALL)
+    assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
+    for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(saturate=False))):
+        assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["mxfp8", "mxint8", "nvfp4"])
+def test_transformed(name: str, dtype: torch.dtype) -> None:
+    block, x = NAMED[name], extreme(dtype).repeat(1, 4)
+    scaling = block.along(-1)
+    for size in (4, 64):
+        turn = Hadamard(size, random_signs=False).turn(x.shape)
+        one, other = both(x, block.element, scaling, dtype, Restore.ALL, "saturate", turn)
+        assert one.isfinite().all()
+        assert not first_difference(x, one, other)
+    if dtype != torch.float16:
+        assert (x.abs() * 4 > torch.finfo(dtype).max).any()  # so that sums of four would overflow
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_transform_of_finite_values_is_finite(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    hadamard = Hadamard(4, random_signs=False)
+    turned = hadamard.wide(torch.tensor([largest, largest, -largest, largest], dtype=dtype))
+    # Of float16 the sums are exact in float32; the others saturate at a quarter of the largest value, of which four can be added.
+    due = largest if dtype == torch.float16 else torch.finfo(turned.dtype).max / 4
+    assert turned.tolist() == [due, -due, due, due]
+    # Values that saturate do not change others, and infinities still poison their block.
+    assert torch.equal(hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype)), torch.tensor([5.0, -1, -2, 0], dtype=dtype))
+    assert not hadamard.wide(torch.tensor([math.inf, 1, 1, 1], dtype=dtype)).isfinite().any()

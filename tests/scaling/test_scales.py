@@ -1,0 +1,63 @@
+"""Scales and rounding under them, compared with fractions, block by block."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+import qsim
+from qsim import scaling
+from qsim.block import NAMED, Block
+from qsim.formats import E2M1, E4M3, E5M2, E8M0, Format
+from support.scales import BLOCKS, scale_of
+
+
+@pytest.mark.parametrize("rule", ["fit", "ceil", "floor", "even"])
+@pytest.mark.parametrize("fmt", [E8M0, E4M3], ids=["E8M0", "E4M3"])
+@pytest.mark.parametrize("element", [E2M1, E4M3, E5M2, qsim.Int(8)], ids=["E2M1", "E4M3", "E5M2", "int8"])
+@pytest.mark.parametrize("margin", [0, 2])
+def test_scales_follow_their_rule(rule: str, fmt: Format, element: Format, margin: int) -> None:
+    scaling = qsim.scaling.Blocks(4, format=fmt, rule=rule, margin=margin)
+    x = torch.tensor(list(BLOCKS.values()), dtype=torch.float32)
+    amaxes = torch.ops.qsim.amaxes(x, scaling.tiles(x.shape), [], False)
+    found = torch.ops.qsim.scales(amaxes, None, *scaling.spelling(element)).flatten().tolist()
+    for name, block, scale in zip(BLOCKS, x.tolist(), found, strict=True):
+        expected = scale_of(block, element, fmt, rule, margin)
+        assert math.isnan(scale) if expected is None else Fraction(scale) == expected, name
+
+
+def test_ocps_rule_saturates_and_the_rounded_up_one_does_not() -> None:
+    x = torch.tensor([957.0] + [0.0] * 31)
+    assert qsim.quantize(x, "mxfp8")[0] == 896
+    assert qsim.quantize(x, Block("e4m3", 32, rule="ceil"))[0] == 960
+
+
+def test_what_is_not_finite_stays_in_its_block() -> None:
+    for name, block in NAMED.items():
+        x = torch.randn(64, 256)
+        x[3, 5], x[40, 200] = math.nan, -math.inf
+        y = qsim.quantize(x, block)
+        tiles = block.along(-1).tiles(x.shape)
+        assert int(y.isnan().sum()) == 2 * tiles.width * tiles.height if isinstance(block.size, int) else y.isnan().any(), name
+
+
+@pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Channel(0), scaling.Blocks(4), scaling.Tiles(2, 2)], ids=str)
+def test_values_lie_in_memory_as_the_input_does(scale: scaling.Scaling) -> None:
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    for x in (torch.randn(5, 7).t(), images, torch.randn(4, 8)[:, ::2], torch.randn(3, 1).expand(3, 4)):
+        found = qsim.quantize(x, "e2m1", scale=scale)
+        assert found.stride() == qsim.quantize(x, "e2m1").stride()
+        assert torch.equal(found, qsim.quantize(x.contiguous(), "e2m1", scale=scale))
+
+
+def test_scales_that_need_no_more_than_their_name_are_resolved_from_it() -> None:
+    x = torch.tensor([[0.001, 0.003], [100.0, 300.0]])
+    assert scaling.resolve("tensor") == scaling.resolve("Tensor()") == scaling.Tensor()
+    assert scaling.resolve("delayed") == scaling.Delayed()
+    assert torch.equal(qsim.quantize(x, "e2m1", scale="tensor"), qsim.quantize(x, "e2m1", scale=scaling.Tensor()))
+    for name in ("blocks", "channel", "tiles", "given"):
+        with pytest.raises(ValueError, match="scale must be Tensor"):
+            scaling.resolve(name)

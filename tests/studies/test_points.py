@@ -1,0 +1,94 @@
+"""The study `points`: which roundings apply when a net is tested, which have hardly any effect, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean, stdev
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.studies.points import NONE, POINTS, Points, Run, Settings
+from qsim.studies.result import Result
+from support import made_up
+
+pytest.importorskip("sklearn")
+CPU = torch.device("cpu")
+FORWARD = ("act", "weight")
+BACKWARD = ("act_bwd", "weight_bwd", "grad")
+
+Found = tuple[studies.Report, dict[tuple[str, str, str, int], Result[Run]]]
+
+
+@pytest.fixture(scope="module")
+def found(quick_study: Callable[..., studies.Plan]) -> Found:
+    plan = quick_study("points")
+    of = {(r.run.point, r.run.format, r.run.rounding, r.run.seed): r for r in plan.store.results().values()}
+    return plan.report(), of
+
+
+def losses(found: Found, point: str, rounding: str = "stochastic") -> list[float]:
+    """Of nets as they round, by seed."""
+    name, rounding = ("fp32", "nearest") if point == NONE else ("e2m1", rounding)
+    return [found[1][point, name, rounding, seed]["own_loss"] for seed in range(Points().quick().seeds)]
+
+
+def test_nets_round_when_they_are_tested_what_they_round_forward(found: Found) -> None:
+    for (point, _, _, _), result in found[1].items():
+        assert (result["own_loss"] != result["loss"]) == (point in FORWARD), point
+
+
+def test_unbiased_roundings_backward_cost_less_than_another_seed(found: Found) -> None:
+    full = losses(found, NONE)
+    seeds = max(full) - min(full)
+    for point in BACKWARD:
+        assert all(abs(loss - own) < seeds for loss, own in zip(losses(found, point), full, strict=True)), point
+    # A weight that is rounded forward has to do with what is left of it. To nearest that adds 0.005 or more, whatever the kernels (AVX-512,
+    # AVX2, plain SSE; four seeds); stochastically it may add next to nothing for one seed.
+    assert all(loss > own for loss, own in zip(losses(found, "weight", "nearest"), full, strict=True))
+
+
+@pytest.mark.parametrize("point", ["act_bwd", "weight_bwd"])
+def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
+    settings, full = Points().quick(), losses(found, NONE)
+    for seed, loss in enumerate(full):
+        run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
+        # A sixteenth of an operand at most, and not the same way twice: far less than what another seed makes.
+        assert abs(Points().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
+
+
+def test_the_table_is_what_the_losses_say(found: Found) -> None:
+    full = losses(found, NONE)
+    for rounding in Points().quick().roundings:
+        title = f"Added to a test loss of {mean(full):.3f}, {rounding}"
+        (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == title]
+        for (point, label), row in zip(POINTS.items(), table.rows, strict=True):
+            added = [loss - own for loss, own in zip(losses(found, point, rounding), full, strict=True)]
+            # Of two seeds: Student's t with one degree of freedom, 12.706.
+            half = 12.7062 * stdev(added) / 2**0.5
+            assert row == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
+
+
+def as_in_the_paper(run: Run) -> float:
+    if run.rounding == "nearest":
+        return 0.01 if run.point == "weight" else 0.0
+    return {"act": 0.1, "weight": 0.03, "act_bwd": 0.01, "weight_bwd": 0.01, "grad": 0.02}[run.point]
+
+
+def the_other_way(run: Run) -> float:
+    if run.rounding == "nearest":
+        return 0.3 if run.point == "weight" else 0.0
+    return {"act": 0.01, "weight": 0.2, "act_bwd": 0.1, "weight_bwd": 0.1, "grad": 0.1}[run.point]
+
+
+def undecided(run: Run) -> float:
+    return made_up.noise(Points(), run)
+
+
+@pytest.mark.parametrize(("added", "verdict"), [(as_in_the_paper, True), (the_other_way, False), (undecided, None)])
+def test_verdicts_follow_from_losses(added: Callable[[Run], float], verdict: bool | None) -> None:
+    def values(run: Run) -> dict[str, float]:
+        return {"own_loss": 0.5 + 0.001 * run.seed + (0.0 if run.point == NONE else added(run))}
+
+    assert made_up.verdicts(Points(), Settings(formats=("e2m1",)), values) == [verdict] * 4

@@ -1,0 +1,87 @@
+"""The study `random-bits`: the rounding's bias compared with its prediction from the number of bits, and nets with those with all bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run, Settings
+from qsim.studies.result import Result
+from support import made_up
+from support.bounds import bernstein
+
+pytest.importorskip("sklearn")
+
+Found = tuple[studies.Report, dict[tuple[str, str, int, bool, int], Result[Run]]]
+
+
+@pytest.fixture(scope="module")
+def found(quick_study: Callable[..., studies.Plan]) -> Found:
+    plan = quick_study("random-bits")
+    of = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in plan.store.results().values()}
+    return plan.report(), of
+
+
+def losses(found: Found, name: str, bits: int, correction: bool) -> list[float]:
+    return [found[1][ACCURACY, name, bits, correction, seed]["loss"] for seed in range(RandomBits().quick().seeds)]
+
+
+def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places between two neighbours, and how likely a number there is rounded up."""
+    place = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    return place, (place * 2**bits + 0.5 * correction).floor() / 2**bits
+
+
+@pytest.mark.parametrize("correction", [False, True])
+@pytest.mark.parametrize("bits", RandomBits().quick().bits)
+def test_biases_are_those_of_the_number_of_bits(found: Found, bits: int, correction: bool) -> None:
+    due = 0.0 if correction else -(0.5 ** (bits + 1))
+    place, up = probabilities(bits, correction)
+    # An error is 1 - place or -place, by the law of total variance.
+    assert (up - place).mean().item() == pytest.approx(due, abs=1e-4)
+    variance = (up * (1 - up)).mean().item() + (up - place).var().item()
+    settings = RandomBits().quick()
+    off = bernstein(variance, 2.0, _SAMPLES, tests=2 * len(settings.bits) * settings.seeds)
+    assert correction or off < abs(due), "else 0 would do as well"
+    for seed in range(settings.seeds):
+        assert abs(found[1][BIAS, settings.formats[0], bits, correction, seed]["bias"] - due) <= off
+
+
+def test_claims_about_biases_are_decided_by_them(found: Found) -> None:
+    assert [claim.agrees for claim in found[0].claims if claim.source == "this library's contract"] == [True, True]
+    (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == "Mean error in units of the gap"]
+    assert [row[:2] for row in table.rows] == [["1", "-0.25"], ["6", "-0.00781"]]
+
+
+def test_nets_lose_by_one_bit_that_is_cut_off_and_not_by_a_corrected_one(found: Found) -> None:
+    """One bit takes a quarter of a gap, 1/64 to 1/32, from inputs and from gradients: a learning rate that is lower by 3 to 6 %."""
+    cut, corrected, six, every = (losses(found, "e4m3", *which) for which in ((1, False), (1, True), (6, False), (32, False)))
+    seeds = max(every) - min(every)
+    for seed, loss in enumerate(every):
+        assert cut[seed] > loss + seeds
+        # Without bias what is left is noise, which is less than that of the seeds.
+        assert abs(corrected[seed] - loss) < seeds
+        assert abs(six[seed] - loss) < seeds
+        assert abs(losses(found, FULL, 32, False)[seed] - loss) < seeds
+
+
+@pytest.mark.parametrize(("lost", "noise", "verdict"), [(0.005, 0.0, True), (0.05, 0.0, False), (0.0, 0.2, None)])
+def test_whether_six_bits_do_follows_from_accuracies(lost: float, noise: float, verdict: bool | None) -> None:
+    def values(run: Run) -> dict[str, float]:
+        accuracy = 0.9 + 0.01 * run.seed + noise * made_up.noise(RandomBits(), run)
+        return {"bias": 0.0, "accuracy": accuracy - lost * (run.bits == 6)}
+
+    assert made_up.verdicts(RandomBits(), Settings(seeds=4), values)[0] is verdict
+
+
+@pytest.mark.parametrize(("cut", "corrected"), [(-0.25, 0.0), (-0.2505, 0.0005), (-0.252, 0.002), (0.0, -0.25)])
+def test_verdicts_about_biases_follow_from_them(cut: float, corrected: float) -> None:
+    def values(run: Run) -> dict[str, float]:
+        return {"bias": corrected if run.correction else cut, "accuracy": 0.9}
+
+    settings = replace(RandomBits().quick(), bits=(1, 6))
+    assert made_up.verdicts(RandomBits(), settings, values)[1:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]

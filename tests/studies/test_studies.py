@@ -1,0 +1,225 @@
+"""Common code of all studies: runs and their keys, results that are complete at any moment, parts, workers, reports, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from qsim import studies
+from qsim.studies import Part, Result, Study
+from qsim.studies.running import machine
+from qsim.studies.store import Store
+from support.coins import Coins, Settings, Toss
+
+CPU = torch.device("cpu")
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for file in sorted(folder.glob("results*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def of_machine(line: dict[str, object]) -> dict[str, object]:
+    """What of a line does not depend on when it was written."""
+    return {name: value for name, value in line.items() if name not in ("seconds", "machine")}
+
+
+def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
+    report = studies.run(Coins(), out=tmp_path)
+    assert report.meaning == "Fair."
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == [
+        "report.md", "results.jsonl", "tosses.png", "tosses.svg",
+    ]  # fmt: skip
+    page = (tmp_path / "report.md").read_text()
+    assert page.splitlines()[0] == "# coins"
+    assert page.rstrip().endswith(
+        "| where | the paper says | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |"
+    )
+    assert "`qsim study coins`" in page
+    assert "- 6 runs on one core of" in page
+
+
+def test_no_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies.run(Coins(), out=tmp_path, settings={"seeds": 2})
+    before = lines(tmp_path)
+    seen: list[Toss] = []
+    own = Coins.measure
+    monkeypatch.setattr(Coins, "measure", lambda self, run, device: seen.append(run) or own(self, run, device))
+    studies.run(Coins(), out=tmp_path, settings={"seeds": 3})
+    assert sorted(seen, key=str) == [Toss("heads", 0.5, 2), Toss("tails", 0.5, 2)]
+    assert lines(tmp_path)[: len(before)] == before
+    # Another setting is another run.
+    seen.clear()
+    studies.run(Coins(), out=tmp_path, settings={"seeds": 1, "weight": 0.25})
+    assert len(seen) == 2
+
+
+def test_an_error_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Coins.measure
+
+    def fails(self: Coins, run: Toss, device: torch.device) -> dict[str, object]:
+        if run.seed == 0:
+            raise RuntimeError("the coin is lost")
+        return own(self, run, device)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Coins, "measure", fails)
+        with pytest.raises(RuntimeError, match="lost"):
+            studies.run(Coins(), out=tmp_path)
+    # Those with the most work come first.
+    assert [line["run"]["seed"] for line in lines(tmp_path)] == [2, 2, 1, 1]  # type: ignore[index]
+    studies.run(Coins(), out=tmp_path)
+    assert len(lines(tmp_path)) == 6
+
+
+def test_one_thread_computes(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        studies.run(Coins(), out=tmp_path)
+        assert {line["values"]["threads"] for line in lines(tmp_path)} == {1}  # type: ignore[index]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_processes_give_what_one_gives(tmp_path: Path) -> None:
+    one, two = (sorted(map(json.dumps, map(of_machine, _with_workers(tmp_path / str(count), count)))) for count in (1, 2))
+    assert one == two
+    assert (tmp_path / "1" / "tosses.svg").read_bytes() == (tmp_path / "2" / "tosses.svg").read_bytes()
+
+
+def _with_workers(folder: Path, count: int) -> list[dict[str, object]]:
+    studies.run(Coins(), out=folder, workers=count)
+    return lines(folder)
+
+
+def test_an_error_in_a_worker_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no coin is that light"):
+        studies.run(Coins(), out=tmp_path, workers=2, settings={"weight": -1.0})
+
+
+def test_parts_share_the_runs_and_the_folder(tmp_path: Path) -> None:
+    whole = studies.plan(Coins(), out=tmp_path)
+    shares = [studies.plan(Coins(), out=tmp_path, part=f"{index}/4").todo() for index in range(1, 5)]
+    assert sorted(run for share in shares for run in map(str, share)) == sorted(map(str, whole.runs))
+    for index in range(1, 5):
+        part = studies.plan(Coins(), out=tmp_path, part=f"{index}/4")
+        if index > 1:
+            with pytest.raises(ValueError, match=r"coins: \d of 6 runs have no result in"):
+                part.report()
+        part.carry_out()
+    assert {file.name for file in tmp_path.glob("*.jsonl")} == {f"results-{index}-of-4.jsonl" for index in range(1, 5)}
+    assert whole.report().meaning == "Fair."
+    assert not whole.todo()
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    with Store(tmp_path, Coins()).writing():
+        with pytest.raises(ValueError, match="is being written by another process; give each its own --part"):
+            studies.run(Coins(), out=tmp_path)
+        # Another part writes another file.
+        studies.plan(Coins(), out=tmp_path, part="2/2").carry_out()
+    studies.run(Coins(), out=tmp_path)
+
+
+def test_results_of_another_version_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies.run(Coins(), out=tmp_path)
+    monkeypatch.setattr(Coins, "version", 2)
+    assert studies.plan(Coins(), out=tmp_path).missing() == 6
+    studies.run(Coins(), out=tmp_path)
+    assert len(lines(tmp_path)) == 12
+
+
+def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
+    store = Store(tmp_path, Coins())
+    values = {"inf": float("inf"), "tenth": 0.1, "list": [1e-300, -0.0], "nan": float("nan"), "none": None}
+    with store.writing():
+        store.add(Result(Toss("heads", 0.1, 3), values, 1.5, machine(CPU)))
+    (found,) = store.results().values()
+    assert found.run == Toss("heads", 0.1, 3)
+    assert found.seconds == 1.5
+    assert json.dumps(found.values) == json.dumps(values)
+
+
+def test_what_is_no_result_is_named(tmp_path: Path) -> None:
+    studies.run(Coins(), out=tmp_path)
+    file = tmp_path / "results.jsonl"
+    content = file.read_text()
+    file.write_text(content + '{"study": "coins"\n')
+    with pytest.raises(ValueError, match=r"results.jsonl, line 7: not a result of the study 'coins'"):
+        studies.run(Coins(), out=tmp_path)
+    file.write_text(content.replace('"study": "coins"', '"study": "dice"', 1))
+    with pytest.raises(ValueError, match="a result of the study 'dice', not of 'coins'; give it another --out"):
+        studies.run(Coins(), out=tmp_path)
+
+
+def test_estimates_follow_from_work(tmp_path: Path) -> None:
+    plan = studies.plan(Coins(), out=tmp_path)
+    fresh = plan.estimates()
+    assert len(fresh) == 6
+    assert not lines(tmp_path)  # the run that was timed is not kept
+    coins = Coins()
+    first = fresh[coins.key(Toss("heads", 0.5, 0))]
+    assert first > 0
+    assert fresh[coins.key(Toss("heads", 0.5, 2))] == pytest.approx(3 * first)
+    # Once there are results of this machine, they say how long a unit of work takes.
+    with plan.store.writing():
+        plan.store.add(Result(Toss("heads", 0.5, 2), {"share": 0.5}, 60.0, machine(CPU)))
+    assert plan.estimates()[coins.key(Toss("heads", 0.5, 1))] == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "huge"}, "form: must be one of default, quick, full; got 'huge'"),
+        ({"workers": 0}, "workers: must be at least 1, got 0"),
+        ({"part": "3/2"}, "part: must be i/n with 1 <= i <= n, such as 2/4; got '3/2'"),
+        ({"part": "0/2"}, "part: must be i/n"),
+        ({"part": "two"}, "part: must be i/n"),
+        ({"device": "tpu"}, "device: must be cpu, cuda or cuda:N; got 'tpu'"),
+        ({"device": "mps"}, "device: must be cpu, cuda or cuda:N; got 'mps'"),
+        ({"device": "cuda:99"}, "device: cuda:99 was asked for, but this machine has"),
+        ({"settings": {"seed": 1}}, "coins has no setting 'seed'. It has: seeds, sides, weight"),
+    ],
+)
+def test_errors(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        studies.plan(Coins(), out=tmp_path, **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_studies_are_named() -> None:
+    with pytest.raises(ValueError, match=r"no study is called 'batchsize'. There are: batch-size"):
+        studies.named("batchsize")
+
+
+def test_parts() -> None:
+    assert Part.parse("2/4").file == "results-2-of-4.jsonl"
+    assert Part().file == "results.jsonl"
+
+
+@pytest.mark.parametrize("name", studies.names())
+@pytest.mark.parametrize("form", ["settings", "quick", "full"])
+def test_runs_of_every_study_are_their_own_keys(name: str, form: str) -> None:
+    study: Study[object, object] = studies.named(name)
+    runs = study.runs(getattr(study, form)())
+    assert len({study.key(run) for run in runs}) == len(runs) > 0
+    for run in (*runs[:3], runs[-1]):
+        assert study.read(json.loads(study.key(run))) == run
+        assert study.work(run) > 0
+
+
+def test_settings_are_defaults_of_the_form() -> None:
+    assert len(studies.plan(Coins(), form="full").runs) == 10
+    assert studies.plan(Coins(), form="full").folder == Path("studies/coins-full")
+    assert studies.plan(Coins()).folder == Path("studies/coins")
+    assert studies.plan(Coins(), settings={"seeds": 1}).settings == Settings(seeds=1)
+
+
+def test_a_quick_form_says_that_it_proves_nothing(tmp_path: Path) -> None:
+    for form, said in (("quick", True), ("default", False)):
+        studies.run(Coins(), form=form, out=tmp_path / form)
+        assert ("its verdicts are no evidence" in (tmp_path / form / "report.md").read_text()) == said

@@ -1,0 +1,1 @@
+"""What tests share: oracles, inputs, models, and pools of processes."""

@@ -1,0 +1,134 @@
+"""Random settings of the operators that round under scales, and the comparison of an implementation with the reference."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.functional.arguments import Spelling, spelling
+from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim.transforms import Hadamard
+from qsim_kernels.scaled_ops import Implementation
+from support.comparing import first_difference
+
+REFERENCE = Implementation("qsim_kernels.reference.scaling")
+
+SCALINGS: tuple[Scaling, ...] = (
+    Whole(),
+    Whole(rule="even", format="e8m0"),
+    Channel(0),
+    Channel(1),
+    Channel(-1, rule="ceil"),
+    Blocks(32, -1, "e8m0", "floor"),
+    Blocks(32, 0, "e8m0", "ceil"),
+    Blocks(32, 1, "e8m0", "floor"),
+    Blocks(16, -1, "e4m3", outer=Whole()),
+    Blocks(16, 0, "e4m3", outer=Whole()),
+    Blocks(128, -1),
+    Blocks(128, 0, "e8m0", "ceil"),
+    Blocks(10, -1),
+    Blocks(7, 0, "e8m0", "floor", margin=1),
+    Blocks(1, 0, "e8m0", "even"),
+    Tiles(16, 16, "e4m3", outer=Whole()),
+    Tiles(128, 128, "e8m0", "ceil"),
+    Tiles(3, 5, "e4m3"),
+    Tiles(1, 64, "e5m2"),
+)
+#: The interpreter's time grows with the number of regions: large shapes are for runs without it.
+SMALL: list[tuple[int, ...]] = [(40, 21), (3, 10, 32), (129,), (2, 5, 7, 3), (16, 8), (35, 16)]
+LARGE: list[tuple[int, ...]] = [*SMALL, (3, 20, 32), (70, 16), (64, 96), (33, 256), (128, 144), (200, 16)]
+FORMATS = ["e2m1", "e4m3", "e5m2", "int8", "e3m2", "fp16", "e4m1"]
+ROUNDINGS = ["nearest", "stochastic", qsim.Stochastic(6), qsim.Stochastic(20, correction=True), "up", "toward_zero", "odd"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to call the operators."""
+
+    scaling: Scaling
+    x: Tensor
+    turn: tuple[int, ...]
+    spelt: Spelling
+    offset: int
+    dtype: torch.dtype
+    restore: int
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        return self.scaling.tiles(self.x.shape)
+
+    @property
+    def making(self) -> tuple[str, str]:
+        return self.scaling.spelling(self.spelt.format)
+
+    @property
+    def rounding(self) -> tuple[Any, ...]:
+        seed = torch.tensor(3**25) if self.spelt.is_stochastic else None
+        return seed, self.spelt.grid, self.spelt.rule, 77, self.offset, self.dtype, self.restore
+
+
+def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Numbers of all sizes, with outliers, zeros in places, and sometimes one that is not finite."""
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** draw.choice([-40, -3, 0, 3, 36])
+    x.view(-1)[::7] *= 100
+    if draw.random() < 0.3:
+        x[: len(x) // 2] = 0
+    x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+    if draw.random() < 0.4:
+        x.view(-1)[draw.randrange(x.numel())] = draw.choice([math.nan, math.inf, -math.inf])
+    return x
+
+
+def setting(number: int, shapes: list[tuple[int, ...]]) -> Setting:
+    """The setting of a number, with a tensor of one of some shapes."""
+    draw = random.Random(number)
+    scaling, shape = draw.choice(SCALINGS), draw.choice(shapes)
+    if len(shape) == 1 and (isinstance(scaling, Tiles) or getattr(scaling, "dim", 0) == 1):
+        shape = SMALL[0]
+    dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
+    turn: tuple[int, ...] = ()
+    if draw.random() < 0.4:
+        turn = Hadamard(draw.choice([4, 16, 32, 64]), seed=3).turn(shape, draw.randrange(len(shape)))
+    spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "nonfinite"]))
+    target = draw.choice([torch.float32, torch.bfloat16])
+    return Setting(scaling, values(draw, shape, dtype), turn, spelt, draw.choice([0, 0, 8, 5]), target, draw.choice([0, 1, 2]))
+
+
+def equal(x: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Whether all bits agree; of magnitudes and scales a NaN may be any NaN."""
+    a, b = a.cpu(), b.cpu()
+    a, b = (torch.where(y.isnan(), torch.full_like(y, math.nan), y) for y in (a, b))
+    return not first_difference(x if x.shape == a.shape else a, a, b)
+
+
+def check(ops: Implementation, device: torch.device, how: Setting) -> None:
+    """Holds an implementation against the reference in one setting: all bits of values, and those of magnitudes and scales."""
+    x, here = how.x, how.x.to(device)
+    under = None
+    if how.scaling.outer is not None:
+        tiles, making = how.scaling.outer.tiles(x.shape), how.scaling.outer.spelling(how.spelt.format, how.scaling.format)
+        amaxes = [which.amaxes(y, tiles, how.turn, True) for which, y in ((REFERENCE, x), (ops, here))]
+        assert equal(x, *amaxes)
+        whole = [which.scales(y, None, *making) for which, y in zip((REFERENCE, ops), amaxes, strict=True)]
+        assert equal(x, *whole)
+        under = whole[0].view(()).clamp(min=2.0**-110)
+    below = None if under is None else under.to(device)
+    if isinstance(how.scaling, (Blocks, Tiles)):
+        one, own = REFERENCE.quantize_tiles(x, under, how.tiles, how.turn, *how.making, *how.rounding)
+        other, others = ops.quantize_tiles(here, below, how.tiles, how.turn, *how.making, *how.rounding)
+        assert not first_difference(x, one, other.cpu())
+        assert equal(x, own, others)
+    amaxes = [which.amaxes(y, how.tiles, how.turn, False) for which, y in ((REFERENCE, x), (ops, here))]
+    assert equal(x, *amaxes)
+    scales = [which.scales(y, u, *how.making) for which, y, u in ((REFERENCE, amaxes[0], under), (ops, amaxes[1], below))]
+    assert equal(x, *scales)
+    one = REFERENCE.quantize_scaled(x, scales[0], under, how.tiles, how.turn, *how.rounding)
+    other = ops.quantize_scaled(here, scales[1], below, how.tiles, how.turn, *how.rounding)
+    assert not first_difference(x, one, other.cpu())
