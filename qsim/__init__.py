@@ -9,16 +9,15 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qsim import formats, nn, random, recipes, rounding, scaling
+from qsim import block, formats, nn, random, recipes, rounding, scaling, transforms
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
-from qsim.functional import decode, encode, hadamard as transforms, quantize, quantize_, threshold_quantize
+from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
-from qsim.scaling import block
 from qsim.scaling.block import Block
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def round_to_odd(value: Fraction) -> float:
 
 
 @dataclass(frozen=True)
-class Place:
+class Neighbours:
     """The position of a number in a format.
 
     Attributes:
@@ -131,22 +131,22 @@ class Place:
         return inner + (Fraction(self.outer) - inner) * probability
 
 
-def place(number: Number, fmt: Format) -> Place:
+def neighbours(number: Number, fmt: Format) -> Neighbours:
     """Find a number's neighbours in a format.
 
     Example:
         >>> from qsim.formats import E4M3
-        >>> place(parse("0.3"), E4M3)
-        Place(below=0.28125, above=0.3125, position=Fraction(3, 5))
+        >>> neighbours(parse("0.3"), E4M3)
+        Neighbours(below=0.28125, above=0.3125, position=Fraction(3, 5))
     """
     below, above = number.rounded(fmt, "down"), number.rounded(fmt, "up")
     # Saturation moves what lies beyond the ends inwards, so there it is no neighbour.
     bounds = below if below <= number.carrier else None, above if above >= number.carrier else None
     if number.exact is None or bounds[0] is None or bounds[1] is None:
-        return Place(*bounds, None)
+        return Neighbours(*bounds, None)
     inner, outer = sorted((Fraction(below), Fraction(above)), key=abs)
     position = (abs(number.exact) - abs(inner)) / (abs(outer) - abs(inner)) if outer != inner else Fraction(0)
-    return Place(*bounds, position)
+    return Neighbours(*bounds, position)
 
 
 def code_of(value: float, fmt: Format) -> int | None:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, get_args
 
 from qsim.cli.blocks import InBlock, in_block
-from qsim.cli.exact import Number, Place, code_of, parse, place
+from qsim.cli.exact import Neighbours, Number, code_of, neighbours, parse
 from qsim.cli.text import fields, hexadecimal, json_number
 from qsim.formats import Format, name_of
 from qsim.formats.base import shortest
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:
     """All about a number, for people; with a scale, the values that it makes of the results."""
-    where = place(x, fmt)
+    where = neighbours(x, fmt)
     title = f"{x.text} in {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
     blocks = ["\n".join([title, *_neighbour_lines(x, fmt, where)])]
     if plain:
@@ -118,7 +118,7 @@ def block_json(found: InBlock, fmt: Block, plain: Sequence[str], draws: Sequence
     return {**facts, "values": [as_json(x, fmt.element, plain, draws, found.factor) for x in found.elements()]}
 
 
-def _neighbour_lines(x: Number, fmt: Format, where: Place) -> list[str]:
+def _neighbour_lines(x: Number, fmt: Format, where: Neighbours) -> list[str]:
     if x.exact is None:
         return [f"  {'not a number' if x.carrier != x.carrier else 'an infinity'}; {_code_text(x.carrier, fmt)}"]
     if where.position == 0:
@@ -148,7 +148,7 @@ def _rounding_table(x: Number, fmt: Format, plain: Sequence[str], scale: float |
     return aligned(rows, indent="  ")
 
 
-def _stochastic_table(x: Number, fmt: Format, where: Place, draws: Sequence[Stochastic]) -> str:
+def _stochastic_table(x: Number, fmt: Format, where: Neighbours, draws: Sequence[Stochastic]) -> str:
     if not where.position:
         condition = " where overflow saturates" if _overflows(x, fmt) else ""
         return f"  stochastic  always {shortest(x.rounded(fmt, 'stochastic'))}{condition}"
@@ -167,7 +167,7 @@ def _overflows(x: Number, fmt: Format) -> bool:
     return any(repr(saturated) != repr(nonfinite) for saturated, nonfinite in pairs)
 
 
-def _probabilities(where: Place, draws: Sequence[Stochastic]) -> Iterator[tuple[Stochastic, Fraction]]:
+def _probabilities(where: Neighbours, draws: Sequence[Stochastic]) -> Iterator[tuple[Stochastic, Fraction]]:
     for draw in draws:
         probability = where.outer_probability(draw.bits or DEFAULT_BITS, draw.correction)
         if probability is not None:
@@ -187,7 +187,7 @@ def _fraction_text(value: Fraction) -> str:
 
 def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> dict[str, Any]:
     """All about a number, for programs. Fractions are strings, and so are the values that JSON has no word for."""
-    where = place(x, fmt)
+    where = neighbours(x, fmt)
     rounded = {mode: {name: x.rounded(fmt, name, mode) for name in plain} for mode in _MODES}
     scaled = {} if scale is None else {"scaled": {name: json_number(value * scale) for name, value in rounded["saturate"].items()}}
     return {

@@ -36,7 +36,7 @@ class Tally(NamedTuple):
             return self._replace(counts=self.counts + other.counts, sums=self.sums + other.sums)
 
 
-class Place(NamedTuple):
+class Source(NamedTuple):
     """What counts belong to: the number of the layer in the model, the number of the point, and the format there."""
 
     layer: int
@@ -49,13 +49,13 @@ class Collector:
 
     def __init__(self) -> None:
         self.is_open = True
-        self.tallies: dict[tuple[Place, torch.device], Tally] = {}
+        self.tallies: dict[tuple[Source, torch.device], Tally] = {}
 
     def add(self, layer: int, point: str, tally: Tally) -> None:
         """Add a tally to those of its place."""
         if not self.is_open:
             return  # of a backward pass that comes later than the sample's end
-        key = Place(layer, POINTS.index(point), tally.format), tally.counts.device
+        key = Source(layer, POINTS.index(point), tally.format), tally.counts.device
         known = self.tallies.get(key)
         self.tallies[key] = tally if known is None else known.plus(tally)
 
@@ -132,10 +132,10 @@ class Pending:
         label: Gives the name of a place.
     """
 
-    def __init__(self, step: int, collector: Collector, label: Callable[[Place], Label]) -> None:
+    def __init__(self, step: int, collector: Collector, label: Callable[[Source], Label]) -> None:
         collector.is_open = False
         self._step, self._labels = step, {place: label(place) for place, _ in collector.tallies}
-        self._parts: list[tuple[list[Place], Arrival, Arrival]] = []
+        self._parts: list[tuple[list[Source], Arrival, Arrival]] = []
         for device in dict.fromkeys(device for _, device in collector.tallies):
             own = {place: tally for (place, where), tally in collector.tallies.items() if where == device}
             counts, sums = (torch.stack([getattr(tally, name) for tally in own.values()]) for name in ("counts", "sums"))
@@ -148,7 +148,7 @@ class Pending:
 
     def read(self) -> Sample:
         """The sample; waits for it."""
-        counts: dict[Place, tuple[Tensor, Tensor]] = {}
+        counts: dict[Source, tuple[Tensor, Tensor]] = {}
         for places, rows, sums in self._parts:
             for place, row, own in zip(places, rows.read(), sums.read(), strict=True):
                 known = counts.get(place)
@@ -157,6 +157,6 @@ class Pending:
         return Sample(self._step, tuple(_named(place, self._labels[place], *counts[place]) for place in ordered))
 
 
-def _named(place: Place, label: Label, counts: Tensor, sums: Tensor) -> Counts:
-    fmt = place.format
+def _named(source: Source, label: Label, counts: Tensor, sums: Tensor) -> Counts:
+    fmt = source.format
     return Counts.of(*label, (fmt.smallest, max(fmt.max, -fmt.min)), counts.tolist(), sums.tolist())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Place
+from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Source
 from qsim.diagnostics.counts import NO_SAMPLE, Sample
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.writing import Writer, log, write_lines
@@ -143,14 +143,14 @@ class Monitor:
                 log(self._writer, sample)
             self._logged = len(self._samples)
 
-    def _label(self, place: Place) -> Label:
-        name, module = self._layers[place.layer]
-        point = POINTS[place.point]
+    def _label(self, source: Source) -> Label:
+        name, module = self._layers[source.layer]
+        point = POINTS[source.point]
         holder = module.points if isinstance(module, FivePointModule) else module
         own = getattr(holder, point if isinstance(module, FivePointModule) else f"{point}_point")
         # Points may have been exchanged for others meanwhile.
-        fits = isinstance(own, Quantizer) and own.format == place.format
-        return Label(name, point, short(own) if fits else name_of(place.format))
+        fits = isinstance(own, Quantizer) and own.format == source.format
+        return Label(name, point, short(own) if fits else name_of(source.format))
 
     @property
     def steps(self) -> int:

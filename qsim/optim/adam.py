@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim.functional import quantize
 from qsim.functional.arguments import warn
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
-from qsim.optim.settings import Setting
+from qsim.optim.settings import UpdateSetting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
 from qsim_kernels.grid import Grid, Mode, Rule, read, spell
@@ -118,7 +118,7 @@ class Adam(LowPrecisionOptimizer):
         super().__init__(params, defaults, generator)
         self._fused = fused
 
-    def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
+    def _check_setting(self, group: dict[str, Any], setting: UpdateSetting) -> None:
         decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_told", set())
         decay = (group["betas"][1], setting.state, setting.state_rule)
         if decay not in decays:
@@ -147,7 +147,7 @@ class Adam(LowPrecisionOptimizer):
         decoupled, maximize, amsgrad = group["decoupled_weight_decay"], group["maximize"], group["amsgrad"]
         return spelt(*betas, group["eps"], group["weight_decay"], decoupled, maximize, amsgrad)
 
-    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+    def _states(self, group: dict[str, Any], setting: UpdateSetting) -> dict[str, torch.dtype]:
         states = {"step": torch.int64, "exp_avg": setting.state_dtype, "exp_avg_sq": setting.state_dtype}
         if group["amsgrad"]:
             states["max_exp_avg_sq"] = setting.state_dtype
@@ -199,11 +199,11 @@ def spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
     return spell(updates.Adam(*numbers, bool(decoupled), bool(maximize), bool(amsgrad)))
 
 
-def _in_format(number: float, setting: Setting) -> float:
+def _in_format(number: float, setting: UpdateSetting) -> float:
     return quantize(torch.tensor(number, dtype=torch.float32), setting.weight).item()
 
 
-def _below_one(setting: Setting) -> float:
+def _below_one(setting: UpdateSetting) -> float:
     return quantize(torch.tensor(1 - 2.0**-24), setting.weight, rounding="toward_zero").item()
 
 

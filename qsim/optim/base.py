@@ -16,7 +16,7 @@ from qsim.optim import settings
 from qsim.optim.batches import Batch, batches_of, check_gradients
 from qsim.optim.saved import StateDict, adapted, restored
 from qsim.optim.seeds import DrawsSeed
-from qsim.optim.settings import Options, Setting
+from qsim.optim.settings import Options, UpdateSetting
 from qsim.random import seeds
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -172,14 +172,14 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
                 raise TypeError(f"parameter {number} must be bfloat16, float16 or float32, got {p.dtype}")
             self._check_setting(group, settings.setting(*_setting_options(group), p.dtype))
 
-    def _check_setting(self, group: dict[str, Any], setting: Setting) -> None:
+    def _check_setting(self, group: dict[str, Any], setting: UpdateSetting) -> None:
         """Raise an error for numbers that a setting would round away."""
 
     def _algorithm(self, group: dict[str, Any]) -> str:
         """A group's update rule as text (see `qsim_kernels.updates`); its numbers are checked at every step."""
         raise NotImplementedError
 
-    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+    def _states(self, group: dict[str, Any], setting: UpdateSetting) -> dict[str, torch.dtype]:
         """The states that a group's parameters have, and their dtypes."""
         raise NotImplementedError
 

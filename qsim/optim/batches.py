@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qsim.optim import settings
-from qsim.optim.settings import Options, Setting
+from qsim.optim.settings import Options, UpdateSetting
 from qsim.random import shards, streams
 from qsim.random.places import WHOLE
 
@@ -37,7 +37,7 @@ class Batch:
         are_shards: Whether they are distributed.
     """
 
-    setting: Setting
+    setting: UpdateSetting
     params: list[Tensor] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ def batches_of(
     state: dict[Tensor, dict[str, Any]],
     first: int,
     options: Options,
-    states_of: Callable[[Setting], dict[str, torch.dtype]],
+    states_of: Callable[[UpdateSetting], dict[str, torch.dtype]],
 ) -> list[Batch]:
     """Sort the parameters with gradients into batches, and create missing states.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from qsim.random import philox, streams
 
 
-class Noise(NamedTuple):
+class StepNoise(NamedTuple):
     """The random bits of a step.
 
     Attributes:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
 from qsim.optim import accumulators, quantized_checks as checks
-from qsim.optim.noise import Noise
+from qsim.optim.noise import StepNoise
 from qsim.optim.pieces import round_into
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
@@ -161,7 +161,7 @@ class Quantized(DrawsSeed, Wrapper):
         self._finish(noise)
         return loss
 
-    def _rounding(self, closure: Callable[[], Any], noise: Noise) -> Callable[[], Any]:
+    def _rounding(self, closure: Callable[[], Any], noise: StepNoise) -> Callable[[], Any]:
         """A closure that rounds the gradients of another one."""
         evaluations = itertools.count()
         parameters = {copy: parameter for parameter, copy in self._copies.items()}
@@ -220,13 +220,13 @@ class Quantized(DrawsSeed, Wrapper):
         with accumulators.exchanged(self.optimizer, self._copies):
             switch()
         # The noise of the last step: unchanged weights stay the same.
-        noise = Noise(self.seed, self.steps - 1)
+        noise = StepNoise(self.seed, self.steps - 1)
         if mode == "eval":
             self._write_weights(noise, role="evaluation")
         else:
             self._write_weights_of_training(noise)
 
-    def _write_weights_of_training(self, noise: Noise) -> None:
+    def _write_weights_of_training(self, noise: StepNoise) -> None:
         """Restore the weights of the last step: recomputed by the optimizer, they are off by rounding errors of its dtype."""
         if self.accumulator is not None:
             for copy in self._copies.values():
@@ -242,16 +242,16 @@ class Quantized(DrawsSeed, Wrapper):
             if parameter.grad is not None:
                 checks.check_gradient(number, parameter.grad, self.grad)
 
-    def _noise(self) -> Noise:
+    def _noise(self) -> StepNoise:
         """The noise of the next step; at the first that has some, all processes agree on the seed."""
         states = self.states.values() if isinstance(self.states, dict) else [self.states]
         if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
-            return Noise(None, self.steps)
+            return StepNoise(None, self.steps)
         if any(x.is_cuda for x in self._parameters()) and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("Quantized: every replay of a CUDA graph would repeat this step's noise; capture what comes before it")
         with torch.no_grad():
             self._note(self.steps, self._agreed_seed(self.seed, self._parameters()))
-        return Noise(self.seed, self.steps)
+        return StepNoise(self.seed, self.steps)
 
     @torch.no_grad()
     def _make_copies(self) -> None:
@@ -266,7 +266,7 @@ class Quantized(DrawsSeed, Wrapper):
                         self.state[parameter][name] = x.to(copy.dtype)
 
     @torch.no_grad()
-    def _take_gradients(self, noise: Noise, evaluation: int = 0) -> None:
+    def _take_gradients(self, noise: StepNoise, evaluation: int = 0) -> None:
         """Round the gradients, and assign them to the copies."""
         for number, parameter in enumerate(self._parameters()):
             if parameter.grad is None:
@@ -282,7 +282,7 @@ class Quantized(DrawsSeed, Wrapper):
             copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
 
     @torch.no_grad()
-    def _write_weights(self, noise: Noise, evaluation: int = 0, role: str = "weight") -> None:
+    def _write_weights(self, noise: StepNoise, evaluation: int = 0, role: str = "weight") -> None:
         """Round the weights, or the copies that they follow from."""
         for number, parameter in enumerate(self._parameters()):
             source = self._copies.get(parameter, parameter)
@@ -292,7 +292,7 @@ class Quantized(DrawsSeed, Wrapper):
                 parameter.copy_(source)
 
     @torch.no_grad()
-    def _finish(self, noise: Noise) -> None:
+    def _finish(self, noise: StepNoise) -> None:
         """Round the optimizer's weights and states after its step."""
         for copy in self._copies.values():
             copy.grad = None

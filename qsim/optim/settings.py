@@ -26,7 +26,7 @@ STATE_ROUNDINGS = ("nearest", "stochastic")
 ARITHMETICS = ("float32", "format")
 
 
-class Setting(NamedTuple):
+class UpdateSetting(NamedTuple):
     """The roundings of an update, as in `qsim_kernels.updates.Roundings` but as text, and the dtypes of the states.
 
     Attributes:
@@ -97,7 +97,7 @@ def _name(rounding: str | Rounding, argument: str, plain: tuple[str, ...]) -> st
 
 
 @lru_cache(maxsize=256)
-def setting(weight: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, dtype: torch.dtype) -> Setting:
+def setting(weight: str | None, update: str, state: str | None, state_rounding: str, arithmetic: str, dtype: torch.dtype) -> UpdateSetting:
     """The setting for parameters of a dtype.
 
     Args:
@@ -118,7 +118,7 @@ def setting(weight: str | None, update: str, state: str | None, state_rounding: 
     in_format = arithmetic == "format"
     _check_arithmetic(arithmetic, weights, state, state_rounding)
     states = weights if in_format else own if state is None else resolve_format(state)
-    return Setting(
+    return UpdateSetting(
         grid=weights.spelling[0],
         rule=spell(_rule(weights, "nearest" if update == "kahan" else update)),
         inner=(weights if in_format else own).spelling[0],

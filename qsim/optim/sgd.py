@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
-from qsim.optim.settings import Setting
+from qsim.optim.settings import UpdateSetting
 from qsim.rounding import Rounding
 from qsim_kernels import updates
 from qsim_kernels.grid import spell
@@ -109,7 +109,7 @@ class SGD(LowPrecisionOptimizer):
         decoupled, maximize, nesterov = group["decoupled_weight_decay"], group["maximize"], group["nesterov"]
         return _spelt(group["momentum"], group["dampening"], group["weight_decay"], decoupled, maximize, nesterov)
 
-    def _states(self, group: dict[str, Any], setting: Setting) -> dict[str, torch.dtype]:
+    def _states(self, group: dict[str, Any], setting: UpdateSetting) -> dict[str, torch.dtype]:
         states = {"step": torch.int64}
         if group["momentum"]:
             states["momentum_buffer"] = setting.state_dtype

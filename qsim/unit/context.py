@@ -18,7 +18,7 @@ from qsim.scaling.block import Block
 from qsim.unit.calls import CallsMode
 from qsim.unit.mode import RoundingMode
 from qsim.unit.names import kept
-from qsim.unit.output import Noise, Output
+from qsim.unit.output import Output, SeedSource
 
 _Stored = TypeVar("_Stored", Tensor, nn.Module)
 
@@ -99,7 +99,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         if format is not None:
             found = _resolved(format)
             chosen = overflow or ("nonfinite" if found.has_inf else "saturate")
-            self._output = Output(found, how, chosen, Noise(seed, stream, generator))
+            self._output = Output(found, how, chosen, SeedSource(seed, stream, generator))
         self._mode = RoundingMode(self._output)
         self._calls = CallsMode(self._mode, names)
         self._keep = names
@@ -136,7 +136,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
             raise TypeError(f"fpu: store takes a tensor or a module, got {type(x).__name__}")
         if self._output is None:
             return x
-        nearest = Output(self._output.format, NEAREST, self._output.overflow, Noise())
+        nearest = Output(self._output.format, NEAREST, self._output.overflow, SeedSource())
         with fpu(None), torch.no_grad():
             for t in tensors:
                 if not nearest.leaves(t):

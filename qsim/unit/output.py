@@ -21,7 +21,7 @@ _OWN = {dtype: resolve_format(dtype) for dtype in (torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True)
-class Noise:
+class SeedSource:
     """The source of seeds for stochastic rounding: a given seed, a given generator, or torch's own generator.
 
     Attributes:
@@ -58,7 +58,7 @@ class Output:
     format: Format
     rounding: Rounding
     overflow: Overflow
-    noise: Noise
+    noise: SeedSource
 
     def leaves(self, x: Tensor) -> bool:
         """Whether a tensor stays as it is: no floating-point numbers, or of a dtype that has rounded them to the format itself.

@@ -11,7 +11,7 @@ import torch
 
 import qsim
 from qsim.cli import main
-from qsim.cli.exact import parse, place, round_to_odd
+from qsim.cli.exact import neighbours, parse, round_to_odd
 from qsim.formats import NAMED
 
 
@@ -154,7 +154,7 @@ def test_numbers_are_exact_beyond_float64() -> None:
     assert parse("1.0625").rounded(fmt, "nearest") == 1.0
     assert parse("1e-400").rounded(fmt, "up") == fmt.smallest
     assert parse("-1e400").rounded(fmt, "nearest", "nonfinite") != parse("-448").rounded(fmt, "nearest")
-    assert place(parse("1/3"), fmt).position == Fraction(2, 3)
+    assert neighbours(parse("1/3"), fmt).position == Fraction(2, 3)
 
 
 def test_round_to_odd_never_makes_a_tie() -> None:

@@ -12,7 +12,7 @@ from qsim.nn.product import observers
 from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.once import once
 from qsim.nn.product.operands import Kept, Upstream
-from qsim.nn.product.plans import Plan, Setting, plan_of
+from qsim.nn.product.plans import ProductPlan, Setting, plan_of
 from qsim.nn.product.sites import beyond
 from qsim.random import seeds
 
@@ -54,7 +54,14 @@ class FivePointProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102 (torch's own)
-        ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: Plan, recording: bool
+        ctx: Any,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        weight_seed: Tensor | None,
+        plan: ProductPlan,
+        recording: bool,
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
@@ -84,7 +91,7 @@ class FivePointProduct(torch.autograd.Function):
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     seed, weight_seed, a_or_codes, scales_a, w, scales_w, beyond_a, beyond_w = ctx.saved_tensors
     kept_a, kept_w = Kept(a_or_codes, scales_a), Kept(w, scales_w)
-    plan: Plan = ctx.plan
+    plan: ProductPlan = ctx.plan
     seed_of_w = seed if plan.two_inputs else weight_seed
     observer: observers.Observer | None = ctx.observer
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]

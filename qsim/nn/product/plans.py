@@ -73,7 +73,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """The plan of a product, given the dtypes of its operands.
 
     Attributes:
@@ -107,19 +107,19 @@ class Plan:
     clips: tuple[Quantizer | None, Quantizer | None]
 
 
-def plan_of(setting: Setting, a: Tensor, w: Tensor) -> Plan:
+def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     """The plan of a product of two tensors, cached on the points."""
     rank = own_rank()
     if setting.shares is not None or torch.compiler.is_compiling():
         return _plan(setting, a, w, rank)
     kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, w.dim(), a.device.type, rank)
-    known: Plan | None = setting.points.plans.get(kind)
+    known: ProductPlan | None = setting.points.plans.get(kind)
     if known is None:
         known = setting.points.plans[kind] = _plan(setting, a, w, rank)
     return known
 
 
-def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
+def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
     product, of_a, of_w = setting.product, a.dtype, w.dtype
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
     first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
@@ -134,7 +134,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> Plan:
         held(grad, dtype, second.backward, of_w, of_a),
         held(grad_w, dtype, first.backward, of_a, of_w),
     )
-    return Plan(
+    return ProductPlan(
         product,
         dtype,
         (of_a, of_w),

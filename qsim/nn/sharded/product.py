@@ -45,7 +45,7 @@ from qsim.nn.sharded.shares import (
 )
 
 
-class Layout(NamedTuple):
+class ProductPlacements(NamedTuple):
     """The placements of the tensors of a product along the dimensions of a mesh."""
 
     a: Placements
@@ -104,11 +104,11 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, setting: Setting) -> Layout:
+def _layout(a: DTensor, w: DTensor, setting: Setting) -> ProductPlacements:
     """The layout, chosen separately along each dimension of the mesh."""
     choose = _linear if isinstance(setting.product, Linear) else _matmul if isinstance(setting.product, Matmul) else _convolution
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
-    return Layout(*zip(*along, strict=True))
+    return ProductPlacements(*zip(*along, strict=True))
 
 
 def _linear(a: DTensor, w: DTensor, of_a: Placement, of_w: Placement) -> Placements:
