@@ -6,12 +6,13 @@
     The caption.
     ```
 
-runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. With `:paper:` it is drawn once, on white: for figures that have
+runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. Several names put figures side by side, or below one another
+where the page is narrow. With `:paper:` it is drawn once, on white: for figures that have
 colours of their own.
 
 Each file records which script and theme it was drawn from. The build takes the file in `docs/_static` if there is one whose script has not
-changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figure is committed, and so should be any
-that takes long: `python docs/_ext/drawn.py front docs/_static` draws it again.
+changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figures are committed, and so should be any
+that takes long: `python docs/_ext/drawn.py front_training docs/_static` draws it again.
 """
 
 from __future__ import annotations
@@ -59,24 +60,25 @@ THEMES = {
 
 
 class Drawn(SphinxDirective):
-    """A figure that a script draws."""
+    """A figure that a script draws, or several side by side."""
 
     required_arguments = 1
+    optional_arguments = 3
     has_content = True
     option_spec: ClassVar[dict[str, Any]] = {"alt": directives.unchanged_required, "paper": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """Draws it and puts it on the page, with its caption."""
-        name = self.arguments[0]
         if "alt" not in self.options:
-            raise self.error(f"drawn: {name} needs an :alt:")
+            raise self.error(f"drawn: {self.arguments[0]} needs an :alt:")
         source = Path(self.env.srcdir)
-        self.env.note_dependency(str(_script(source, name)))
         figure = nodes.figure(classes=["drawn"])
-        for theme in ["light"] if "paper" in self.options else THEMES:
-            target = current(source, name, theme)
-            classes = [] if "paper" in self.options else [f"only-{theme}"]
-            figure += nodes.image(uri=f"/{target.relative_to(source).as_posix()}", alt=self.options["alt"], classes=classes)
+        for name in self.arguments:
+            self.env.note_dependency(str(_script(source, name)))
+            for theme in ["light"] if "paper" in self.options else THEMES:
+                target = current(source, name, theme)
+                classes = [] if "paper" in self.options else [f"only-{theme}"]
+                figure += nodes.image(uri=f"/{target.relative_to(source).as_posix()}", alt=self.options["alt"], classes=classes)
         if self.content:
             held = nodes.Element()
             self.state.nested_parse(self.content, self.content_offset, held)

@@ -1,48 +1,18 @@
-"""The library at a glance: formats, roundings, and what both do to training."""
+"""The library at a glance, last of three: what formats and roundings do to training."""
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 import qsim
 
-FORMATS = {"int4": "int4", "e2m1": "e2m1", "e3m1": "e3m1", "e2m3": "e2m3", "e3m2, bias 5": qsim.Float(3, 2, bias=5)}
+SIZE = (3.5, 3.1)
 STEPS, EVERY = 600, 10
 
 
 def draw() -> Figure:
-    figure, panels = plt.subplots(1, 3, figsize=(10.4, 3.1), width_ratios=(10, 9, 11))
-    formats(panels[0])
-    roundings(panels[1])
-    training(panels[2])
-    return figure
-
-
-def formats(axes: Axes) -> None:
-    for row, (name, spec) in enumerate(FORMATS.items()):
-        values = [v for v in qsim.format(spec).values() if 0 <= v <= 8]
-        axes.hlines(row, 0, 8, linewidth=0.8, color=plt.rcParams["grid.color"])
-        axes.plot(values, [row] * len(values), "|", markersize=15, markeredgewidth=1.3, color=f"C{row}")
-        axes.text(0, row - 0.36, name, fontsize=8)
-    axes.set(ylim=(len(FORMATS) - 0.6, -0.75), xlim=(-0.15, 8.15), yticks=[], xlabel="value")
-    axes.spines["left"].set_visible(False)
-    axes.set_title("Any format", weight="bold", loc="left")
-
-
-def roundings(axes: Axes) -> None:
-    ramp = torch.linspace(0, 4, 801)
-    draws = qsim.quantize(ramp.expand(400, -1), "e2m1", rounding="stochastic", seed=0)
-    axes.plot(ramp[::4], draws[0, ::4], ".", markersize=2.5, color="C1", alpha=0.6)
-    axes.plot(ramp, qsim.quantize(ramp, "e2m1"), color="C0", label="nearest")
-    axes.plot(ramp, draws.mean(0), color="C1", label="stochastic, mean of 400")
-    axes.set(xlabel="before", ylabel="after, in e2m1", xticks=range(5), yticks=range(5))
-    axes.legend(loc="upper left", borderaxespad=0)
-    axes.set_title("Any rounding", weight="bold", loc="left")
-
-
-def training(axes: Axes) -> None:
+    figure, axes = plt.subplots(figsize=SIZE)
     wide = {"color": plt.rcParams["text.color"], "alpha": 0.35, "linewidth": 5}
     axes.plot(range(0, STEPS, EVERY), losses(None), label="weights in float32", **wide)
     for update, colour in (("nearest", "C0"), ("stochastic", "C1")):
@@ -52,6 +22,7 @@ def training(axes: Axes) -> None:
     axes.minorticks_off()
     axes.legend(loc="lower left", borderaxespad=0)
     axes.set_title("What it does to training", weight="bold", loc="left")
+    return figure
 
 
 def losses(update: str | None) -> list[float]:
