@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,8 +57,24 @@ def rank_stream(number: int, rank: int | None = None) -> int:
         number: The common stream.
         rank: The process, this one by default.
     """
-    rank = own_rank() if rank is None else rank
+    if rank is None:
+        rank = 0 if _is_shared else own_rank()
     return number ^ (rank * 0x9E3779B97F4A7C15 & LARGEST)
+
+
+#: Whether all ranks use the streams of the first.
+_is_shared = False
+
+
+@contextmanager
+def shared_streams() -> Iterator[None]:
+    """Let all ranks draw the same random bits inside the block, if they are seeded alike: for what replicas round identically."""
+    global _is_shared
+    before, _is_shared = _is_shared, True
+    try:
+        yield
+    finally:
+        _is_shared = before
 
 
 class Drawn(NamedTuple):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from qsim.compat.qtorch import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
 from qsim.compat.qtorch.auto_low import sequential_lower
 from qsim.compat.qtorch.optim import OptimLP
-from qsim.compat.qtorch.quant import Quantizer, quantizer
+from qsim.compat.qtorch.quant import Quantizer, float_quantize, quantizer
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 
@@ -181,6 +181,29 @@ two = ranks_of(2)
 def _replica(device: torch.device) -> tuple[Tensor, Tensor]:
     w = nn.Parameter(torch.linspace(-1, 1, 50, device=device))
     return trained(noisy_optimizer(w, sgd), w, range(4)).cpu(), torch.rand(3)
+
+
+def _drawn_by_functions(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights that a step rounds by a function that draws for itself, and what such functions give outside of a step."""
+    torch.manual_seed(3)
+    w = nn.Parameter(torch.linspace(-1, 1, 50, device=device))
+    optimizer = OptimLP(sgd([w]), weight_quant=lambda x: float_quantize(x, 5, 2), acc_quant=to_steps(4))
+    weights = trained(optimizer, w, range(2))
+    torch.manual_seed(3)
+    x = torch.full((64,), 1.1, device=device, requires_grad=True)
+    y = quantizer(FloatingPoint(5, 2), FloatingPoint(5, 2))(x)
+    y.backward(torch.full_like(y, 1.1))
+    assert x.grad is not None
+    return weights.cpu(), y.detach().cpu(), x.grad.cpu()
+
+
+@NEEDS_GLOO
+def test_ranks_that_are_seeded_alike_share_the_noise_of_steps_alone(two: Ranks) -> None:
+    (w, y, g), (other_w, other_y, other_g) = two(_drawn_by_functions)
+    assert torch.equal(w, other_w)
+    # 64 coins that fall up in four cases of ten: two ranks throw the same ones with a probability of 0.52**64.
+    assert not torch.equal(y, other_y)
+    assert not torch.equal(g, other_g)
 
 
 @NEEDS_GLOO

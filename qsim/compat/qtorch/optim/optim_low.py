@@ -123,7 +123,7 @@ class OptimLP(DrawsSeed, Wrapper):
         group = self.param_groups[0]
         group[_SEED] = self._agreed_seed(group[_SEED], self._parameters())
         number = group[_STEPS] = group.get(_STEPS, 0) + 1
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), streams.shared_streams():
             torch.default_generator.manual_seed(streams.stream("OptimLP", group[_SEED], number))
             yield
 

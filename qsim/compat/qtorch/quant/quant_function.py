@@ -163,8 +163,8 @@ class _Quantization:
         if self.forward_number is None:
             return x.view_as(x), None
         if not (self.clamping_grad_zero and isinstance(self.forward_number, FixedPoint)):
-            return self.forward_number.round(x, self.forward_rounding, seed=seed, stream=_FORWARD), None
-        steps = self.forward_number.round_to_steps(x, self.forward_rounding, seed=seed, stream=_FORWARD)
+            return self.forward_number.round(x, self.forward_rounding, seed=seed, stream=streams.rank_stream(_FORWARD)), None
+        steps = self.forward_number.round_to_steps(x, self.forward_rounding, seed=seed, stream=streams.rank_stream(_FORWARD))
         low, high = self.forward_number.limits(x.dtype)
         return steps.clamp(low, high), (steps < low) | (steps > high)
 
@@ -173,7 +173,7 @@ class _Quantization:
         for hook in self.backward_hooks:
             g = hook(g)
         if self.backward_number is not None:
-            g = self.backward_number.round(g, self.backward_rounding, seed=seed, stream=_BACKWARD)
+            g = self.backward_number.round(g, self.backward_rounding, seed=seed, stream=streams.rank_stream(_BACKWARD))
         return g if clamped is None else g.masked_fill(clamped, 0.0)
 
 
