@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qsim import block, formats, nn, random, recipes, rounding, scaling, transforms
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
+from qsim.functional.backends import Backend, backends
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "Backend",
     "Block",
     "FivePoint",
     "Fixed",
@@ -39,6 +41,7 @@ __all__ = [
     "Rounding",
     "ScaledCodes",
     "Stochastic",
+    "backends",
     "block",
     "convert",
     "decode",

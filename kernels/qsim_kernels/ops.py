@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -49,14 +50,23 @@ class OnBackend:
 
     Args:
         name: The backend's module, imported when an operator first runs.
+        otherwise: The module to use, with a warning, if a package that the backend needs is installed but cannot be imported.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, otherwise: str | None = None) -> None:
+        self._name, self._otherwise = name, otherwise
 
     @cached_property
     def _backend(self) -> Any:
-        return importlib.import_module(self._name)
+        try:
+            return importlib.import_module(self._name)
+        except ImportError as error:
+            if self._otherwise is None:
+                raise
+            warnings.warn(
+                f"plain torch rounds CPU tensors, several times slower than Numba, because: {error}", RuntimeWarning, stacklevel=2
+            )
+            return importlib.import_module(self._otherwise)
 
 
 class Implementation(OnBackend):
@@ -160,7 +170,7 @@ def _register(implementation: Implementation, key: str) -> None:
 
 _register(Implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
 if HAS_NUMBA:
-    _register(Implementation("qsim_kernels.compiled"), "CPU")
+    _register(Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference"), "CPU")
 if torch.version.hip is None:
     _register(Implementation("qsim_kernels.triton"), "CUDA")
 

@@ -128,7 +128,7 @@ def _register(implementation: Implementation, key: str) -> None:
 
 _register(Implementation("qsim_kernels.reference.scaling"), "CompositeExplicitAutograd")
 if HAS_NUMBA:
-    _register(Implementation("qsim_kernels.compiled.scaling"), "CPU")
+    _register(Implementation("qsim_kernels.compiled.scaling", otherwise="qsim_kernels.reference.scaling"), "CPU")
 if torch.version.hip is None:
     _register(Implementation("qsim_kernels.triton.scaling"), "CUDA")
 

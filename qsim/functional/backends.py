@@ -1,0 +1,72 @@
+"""Which implementation of the operators runs on which device, and why."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from qsim_kernels.ops import HAS_NUMBA
+
+
+class Backend(NamedTuple):
+    """The implementation that rounds the tensors of a kind of device.
+
+    Attributes:
+        runs: `"numba"`, `"triton"`, or `"torch"` for plain torch operators. All give the same bits.
+        why: The reason, and what would change it.
+
+    Example:
+        >>> import qsim
+        >>> runs, why = qsim.backends()["cpu"]
+        >>> "Numba" in why
+        True
+    """
+
+    runs: str
+    why: str
+
+
+def backends() -> dict[str, Backend]:
+    """Which implementation runs for which device, and why. It imports the packages in question.
+
+    Returns:
+        By the name of the device: `"cpu"`, `"cuda"`, and `"others"` for all other devices.
+
+    Example:
+        >>> import qsim
+        >>> qsim.backends()["cpu"].runs in ("numba", "torch")
+        True
+        >>> qsim.backends()["others"]
+        Backend(runs='torch', why='plain torch operators run on every device')
+    """
+    return {"cpu": _cpu(), "cuda": _cuda(), "others": Backend("torch", "plain torch operators run on every device")}
+
+
+def _cpu() -> Backend:
+    if not HAS_NUMBA:
+        return Backend("torch", "Numba is not installed; it rounds several times faster: pip install 'qsim-torch[cpu]'")
+    numba = _imported("numba")
+    if isinstance(numba, ImportError):
+        return Backend("torch", f"Numba is installed, but cannot be imported: {numba}")
+    return Backend("numba", f"Numba {numba.__version__} is installed; operators for which there is no loop run in plain torch")
+
+
+def _cuda() -> Backend:
+    if torch.version.hip is not None:
+        return Backend("torch", "this is torch for AMD's GPUs, for which there are no kernels")
+    if not torch.cuda.is_available():
+        return Backend("triton", "there is no CUDA device here")
+    triton = _imported("triton")
+    if isinstance(triton, ImportError):
+        return Backend("triton", f"Triton cannot be imported, and rounding a CUDA tensor raises the same error: {triton}")
+    return Backend("triton", f"Triton {triton.__version__} compiles the kernels for {torch.cuda.get_device_name()}")
+
+
+def _imported(name: str) -> ModuleType | ImportError:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        return error

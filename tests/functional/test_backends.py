@@ -1,0 +1,71 @@
+"""`qsim.backends`: which implementation runs, and what happens if Numba is installed but cannot be imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import qsim
+from qsim.functional import backends
+from qsim_kernels.ops import Implementation
+
+WITHOUT_NUMBA = "plain torch rounds CPU tensors, several times slower than Numba, because: no compiler"
+
+
+@pytest.fixture
+def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba and the loops that need it cannot be imported, as where it does not support the version of Python."""
+    own = importlib.import_module
+
+    def refuse(name: str, package: str | None = None) -> Any:
+        if name.partition(".")[0] == "numba" or name.startswith("qsim_kernels.compiled"):
+            raise ImportError("no compiler")
+        return own(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+
+
+def test_a_cpu_has_numba_if_it_is_installed() -> None:
+    has_numba = importlib.util.find_spec("numba") is not None
+    assert qsim.backends()["cpu"].runs == ("numba" if has_numba else "torch")
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "HAS_NUMBA", False)
+    assert qsim.backends()["cpu"].runs == "torch"
+    assert "pip install 'qsim-torch[cpu]'" in qsim.backends()["cpu"].why
+
+
+@pytest.mark.usefixtures("no_numba")
+def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "HAS_NUMBA", True)
+    assert qsim.backends()["cpu"] == ("torch", "Numba is installed, but cannot be imported: no compiler")
+    x = torch.linspace(-3, 3, 100)
+    grid, _, rule = *qsim.format("e2m1").spelling, qsim.rounding.resolve("nearest").spelling["saturate"]
+    broken = Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference")
+    with pytest.warns(RuntimeWarning, match=WITHOUT_NUMBA):
+        found = broken.quantize(x, None, grid, rule, 0, 0, torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it warns once
+        broken.quantize(x, None, grid, rule, 0, 0, torch.float32)
+    assert torch.equal(found, qsim.quantize(x, "e2m1"))
+
+
+@pytest.mark.usefixtures("no_numba")
+def test_a_backend_without_a_substitute_raises_the_error() -> None:
+    with pytest.raises(ImportError, match="no compiler"):
+        Implementation("qsim_kernels.compiled").decode(torch.zeros(1, dtype=torch.uint8), *qsim.format("e2m1").spelling, torch.float32)
+
+
+def test_amds_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert qsim.backends()["cuda"].runs == "torch"
+
+
+def test_a_gpu_is_named_if_there_is_one() -> None:
+    why = qsim.backends()["cuda"].why
+    assert (torch.cuda.get_device_name() in why) if torch.cuda.is_available() else (why == "there is no CUDA device here")
