@@ -1,4 +1,4 @@
-"""Studies: from one command to a figure that says what rounding costs.
+"""Studies: one command runs an experiment and writes a report on the cost of rounding.
 
 On the command line, `qsim study` lists them and `qsim study NAME` runs one. From Python:
 
@@ -48,7 +48,7 @@ _HOMES = {
 
 
 def names() -> list[str]:
-    """The studies there are.
+    """The names of all studies.
 
     Example:
         >>> from qsim import studies
@@ -59,10 +59,10 @@ def names() -> list[str]:
 
 
 def named(name: str) -> Study[Any, Any]:
-    """A study by its name.
+    """The study with this name.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If no study has this name.
 
     Example:
         >>> from qsim import studies
@@ -77,7 +77,7 @@ def named(name: str) -> Study[Any, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    # What studies need is imported with the first of them: matplotlib and SciPy take their time, and may not be there.
+    # Submodules are imported on first use: matplotlib and SciPy are slow to import, and may not be installed.
     for home, held in _HOMES.items():
         if name in held:
             return getattr(importlib.import_module(f"qsim.studies.{home}"), name)

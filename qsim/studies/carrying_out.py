@@ -1,4 +1,4 @@
-"""From a study's name to its report: which runs there are, which of them are done, how long the others will take."""
+"""From a study's name to its report: the runs, which of them are done, and how long the others will take."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FORMS = ("default", "quick", "full")
 
 @dataclass(frozen=True)
 class Plan:
-    """A study that is about to be run.
+    """A study with everything that is needed to run it.
 
     Attributes:
-        study: Which.
-        settings: Of it.
+        study: The study.
+        settings: Its settings.
         folder: Where results, figures and the report go.
-        device: Where to compute.
-        workers: In how many processes.
-        part: Which share of the runs.
-        command: What does all this on the command line, for the report.
-        form: Which of the study's forms the settings began as.
+        device: The device to compute on.
+        workers: The number of processes.
+        part: The share of the runs.
+        command: The equivalent command line, for the report.
+        form: The form of the study on which the settings are based.
     """
 
     study: Study[Any, Any]
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def store(self) -> Store:
-        """Where results are kept."""
+        """The store of the results."""
         return Store(self.folder, self.study, self.part)
 
     @property
@@ -61,10 +61,10 @@ class Plan:
         return [run for run in self.runs[self.part.index - 1 :: self.part.count] if self.study.key(run) not in done]
 
     def estimates(self) -> dict[str, float]:
-        """How many seconds each run of this part that is still to do will take, by its key.
+        """Estimated seconds of each run of this part that is still to do, by its key.
 
-        The time of a unit of work comes from the results that this machine has made. Without any, the run with the least work and
-        the one in the middle are measured, and no result is kept.
+        The time per unit of work comes from results of this machine. Without any, the run with the least work and
+        the one in the middle are measured; their results are not kept.
         """
         todo = self.todo()
         if not todo:
@@ -76,34 +76,34 @@ class Plan:
         return {self.study.key(run): unit * self.study.work(run) for run in todo}
 
     def _tried(self, ordered: Sequence[Any]) -> Result[Any]:
-        """The run in the middle. The one before it pays for what is imported and compiled, and for nothing else."""
+        """The run in the middle. The one before it only pays for imports and compilation."""
         measured(self.study, ordered[0], self.device)
         return measured(self.study, ordered[len(ordered) // 2], self.device)
 
     def carry_out(self) -> None:
-        """Runs what is still to do."""
+        """Execute the runs that are still to do."""
         todo = self.todo()
         if todo:
             carry_out(self.study, todo, self.store, self.device, self.workers)
 
     def missing(self) -> int:
-        """How many runs, of all parts, have no result yet."""
+        """The number of runs, of all parts, that have no result yet."""
         done = self.store.results()
         return sum(self.study.key(run) not in done for run in self.runs)
 
     def report(self) -> Report:
-        """What the results say, once all are there.
+        """The report, once all results exist.
 
         Raises:
-            ValueError: If some are missing.
+            ValueError: If results are missing.
         """
         if self.missing():
             raise ValueError(f"{self.study.name}: {self.missing()} of {len(self.runs)} runs have no result in {self.folder} yet")
         return self.study.report(self.settings, self._results())
 
     def write(self) -> list[Path]:
-        """Writes the report; see `Report.write`."""
-        quick = "A quick form shows that the study runs; its verdicts are no evidence.\n\n" if self.form == "quick" else ""
+        """Write the report; see `Report.write`."""
+        quick = "The quick form only shows that the study runs; its verdicts are not evidence.\n\n" if self.form == "quick" else ""
         return self.report().write(self.folder, quick + origin(self.command, self._results()))
 
     def _results(self) -> list[Result[Any]]:
@@ -122,20 +122,20 @@ def plan(
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Makes ready to run a study.
+    """Prepare a study for running.
 
     Args:
         study: Its name, or a study of your own.
-        form: `"default"`, `"quick"` for a look in seconds, or `"full"` for a GPU.
-        out: Where results, figures and the report go; `studies/NAME` unless given, with the form behind it if that is not the default.
-        device: Where to compute; the GPU if there is one and the form is full, else the processor.
-        workers: How many processes; None: one for each core or GPU. With several, the calling script must be safe to import.
-        part: Which share of the runs, such as `"2/4"`.
-        command: What the report names as its origin.
-        settings: What to choose otherwise than the form does, by the names of the study's settings.
+        form: `"default"`, `"quick"` for a test in seconds, or `"full"` for a GPU.
+        out: The folder of results, figures and the report. The default is `studies/NAME`, with the form appended if it is not the default.
+        device: The device to compute on; by default, the full form uses a GPU if there is one, and the others the CPU.
+        workers: The number of processes; None: one for each core or GPU. With several, the calling script must be safe to import.
+        part: The share of the runs, such as `"2/4"`.
+        command: The command that the report gives as its origin.
+        settings: Values that override those of the form, by the names of the study's settings.
 
     Raises:
-        ValueError: If there is no such study, form, setting or device.
+        ValueError: If the study, the form, a setting or the device does not exist.
 
     Example:
         >>> from qsim import studies
@@ -167,17 +167,17 @@ def plan(
 
 
 def run(study: str | Study[Any, Any], **options: Any) -> Report:
-    """Runs a study, as far as it is not done yet, and writes its report.
+    """Run a study, except for runs that have results already, and write its report.
 
     Args:
         study: Its name, or a study of your own.
-        **options: Those of `plan`.
+        **options: The options of `plan`.
 
     Returns:
-        The report; `report.meaning` is its sentence, `report.claims` are what the paper says and what came out.
+        The report; `report.meaning` is its result in one sentence, `report.claims` are the paper's claims with verdicts.
 
     Raises:
-        ValueError: If the options make no sense, or results of other parts are missing.
+        ValueError: If the options are invalid, or results of other parts are missing.
 
     Example:
         >>> import tempfile

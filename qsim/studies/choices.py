@@ -1,4 +1,4 @@
-"""Settings of a study as options of the command line: one for each field, read as the field's default is."""
+"""Settings of a study as command-line options: one per field, parsed like the field's default."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def choice(default: Any, help: str) -> Any:
     """A field of settings.
 
     Args:
-        default: A number, a string, or a tuple of them; what the command line gives is read as the same kind.
-        help: What is chosen.
+        default: A number, a string, or a tuple of them; values on the command line are parsed as the same type.
+        help: A description for the command line.
     """
     return field(default=default, metadata={"help": help})
 
 
-# Between values; the commas of one that is a call, as of a format, stand in parentheses.
+# The separator of values; commas within a call, such as that of a format, are in parentheses.
 _COMMA = re.compile(r",(?![^(]*\))")
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads words as values like some other value."""
+    """Parse words as values of the same type as another value."""
 
     like: Any
 
@@ -36,7 +36,7 @@ class _Reader:
 
 
 def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:
-    """Gives a parser one option for each setting."""
+    """Give a parser one option for each setting."""
     for setting in fields(settings):
         default = getattr(settings, setting.name)
         parser.add_argument(
@@ -49,7 +49,7 @@ def add_options(parser: argparse._ActionsContainer, settings: Any) -> None:
 
 
 def given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
-    """What of the settings the command line names."""
+    """The settings that the command line names."""
     found = {setting.name: getattr(args, setting.name) for setting in fields(settings)}
     return {name: value for name, value in found.items() if value is not None}
 

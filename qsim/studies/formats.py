@@ -1,4 +1,4 @@
-"""A grid of formats: how many bits, and which, a whole net needs for every rounding of its layers."""
+"""A grid of formats: how many bits, and which, a net needs if every rounding of its layers uses the same format."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ FULL = "fp32"
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    exponents: tuple[int, ...] = choice((1, 2, 3, 4, 5), "bits of the exponent")
-    mantissas: tuple[int, ...] = choice((0, 1, 2, 3), "bits of the mantissa")
-    roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "of all points")
-    batch: int = choice(64, "images of an update")
-    steps: int = choice(150, "updates")
-    rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
-    seeds: int = choice(3, "how many")
+    exponents: tuple[int, ...] = choice((1, 2, 3, 4, 5), "exponent bits")
+    mantissas: tuple[int, ...] = choice((0, 1, 2, 3), "mantissa bits")
+    roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of the backward pass")
+    batch: int = choice(64, "images per update")
+    steps: int = choice(150, "number of updates")
+    rate: float = choice(0.1, "constant learning rate of plain SGD")
+    seeds: int = choice(3, "number of seeds")
 
     @property
     def formats(self) -> list[str]:
-        """The grid, by the formats' names."""
+        """The names of the grid's formats."""
         return [f"e{exponent}m{mantissa}" for exponent in self.exponents for mantissa in self.mantissas]
 
 
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """All five points, under scales of the tensors; `rounding` is that of the backward pass, forward it is nearest."""
+        """All five points, with per-tensor scales; `rounding` is that of the backward pass, the forward pass rounds to nearest."""
         if self.format == FULL:
             return None
         there = Quantizer(self.format, "nearest", scale=scaling.Tensor())
@@ -66,7 +66,7 @@ class Run:
 
 
 class Formats(Study[Settings, Run]):
-    """Trains a net in every format of a grid."""
+    """Train a net in every format of a grid."""
 
     name = "formats"
     question = "How many bits does a net need, and where: exponent or mantissa?"
@@ -96,7 +96,7 @@ class Formats(Study[Settings, Run]):
         return run.steps * (100 + run.batch) * (1.0 if run.format == FULL else 4.0 if run.rounding == "nearest" else 6.0)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains, and tests the net as it rounds."""
+        """Train the net, and test it with its rounding."""
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
@@ -113,33 +113,33 @@ class _Findings:
     def report(self) -> Report:
         chosen = self.settings
         text = (
-            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a rate of "
-            f"{chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer are in one format, under scales of the "
-            "tensors: to nearest in the forward pass, and as the table says in the backward pass. Accuracy is that of the net as it "
-            f"rounds, on test images; in full precision it is {mean(self.accuracies(FULL, 'nearest')):.1%}. Intervals hold 95 %, over "
-            "seeds. The best format of a width is chosen by the accuracy that is then told of it, on the same test images: that is a "
-            "little too good, the more so the more formats there are of the width."
+            f"Nets for {chosen.data} are trained for {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning "
+            f"rate of {chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer use one format with per-tensor "
+            "scales: with round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the "
+            f"rounding net on test images; in full precision it is {mean(self.accuracies(FULL, 'nearest')):.1%}. Intervals are 95 %, "
+            "over seeds. The best format of a width is chosen by the same test accuracy that is then reported for it, so this number is "
+            "slightly optimistic, more so for widths with many formats."
         )
-        picture = Picture("frontier", "The best format of each width. Bars: 95 % over seeds.", self._draw)
+        picture = Picture("frontier", "The best format of each width. Bars: 95 % intervals over seeds.", self._draw)
         return Report(self.study, [text, *map(self._grid, chosen.roundings), self._frontier(), picture], self._claims(), self._meaning())
 
     def accuracies(self, name: str, rounding: str) -> list[float]:
         return [float(self._of[name, rounding, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
 
     def best(self, bits: int, rounding: str) -> str:
-        """The format of a width that does best with a rounding."""
+        """The format of a width with the highest accuracy under a rounding."""
         names = [name for name in self.settings.formats if qsim.format(name).bits == bits]
         return max(names, key=lambda name: mean(self.accuracies(name, rounding)).value)
 
     def needed(self, rounding: str) -> int | None:
-        """The least bits with which a net loses less than one percent of accuracy, interval and all."""
+        """The fewest bits with which a net certainly loses less than one percent of accuracy: the whole interval is below."""
         for bits in self.bits:
             if self.lost(self.best(bits, rounding), rounding).high < 0.01:
                 return bits
         return None
 
     def lost(self, name: str, rounding: str) -> Interval:
-        """The accuracy that a format costs."""
+        """The accuracy lost to a format."""
         return difference(self.accuracies(FULL, "nearest"), self.accuracies(name, rounding))
 
     def _grid(self, rounding: str) -> Table:
@@ -205,8 +205,8 @@ class _Findings:
         first = self.settings.roundings[0]
         bits = self.needed(first)
         if bits is None:
-            return f"No format that was tried is sure to lose less than 1 % of accuracy, with {first} rounding in the backward pass."
+            return f"No format in this grid reliably loses less than 1 % of accuracy, with {first} rounding in the backward pass."
         return (
-            f"From {bits} bits on, as {self.best(bits, first).upper()}, it is sure that less than 1 % of accuracy is lost, with {first} "
+            f"Formats lose less than 1 % of accuracy from {bits} bits on ({self.best(bits, first).upper()}), with {first} "
             "rounding in the backward pass."
         )

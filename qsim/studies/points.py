@@ -1,4 +1,4 @@
-"""One point at a time: which of a layer's five roundings costs what, by format and by rounding."""
+"""One point at a time: the cost of each of a layer's five roundings, by format and rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qsim.studies.study import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The five points, as they come in a step, and what the report calls them.
+#: The five points in the order of a step, and their names in the report.
 POINTS = {
     "act": "input, forward",
     "weight": "weight, forward",
@@ -30,21 +30,21 @@ POINTS = {
     "grad": "gradient",
 }
 NONE = "none"
-#: What is called converged: less than this added to the test loss, in nats.
+#: A run counts as converged if it adds less than this to the test loss, in nats.
 SMALL = 0.05
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    formats: tuple[str, ...] = choice(("e3m0", "e2m1", "e4m1", "e4m3"), "from coarse to fine")
-    roundings: tuple[str, ...] = choice(("nearest", "stochastic"), "of the point")
-    batch: int = choice(64, "images of an update")
-    steps: int = choice(200, "updates")
-    rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
-    seeds: int = choice(4, "how many")
+    formats: tuple[str, ...] = choice(("e3m0", "e2m1", "e4m1", "e4m3"), "formats of the rounded point, from coarse to fine")
+    roundings: tuple[str, ...] = choice(("nearest", "stochastic"), "roundings of the point")
+    batch: int = choice(64, "images per update")
+    steps: int = choice(200, "number of updates")
+    rate: float = choice(0.1, "constant learning rate of plain SGD")
+    seeds: int = choice(4, "number of seeds")
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """The points of every layer. A scale of each tensor brings it into the format's range, so that bits alone are compared."""
+        """The points of every layer. A scale per tensor brings it into the format's range, so that only the bits are compared."""
         if self.point == NONE:
             return None
         return FivePoint(**{self.point: Quantizer(self.format, self.rounding, scale=scaling.Tensor())})
 
 
 class Points(Study[Settings, Run]):
-    """Trains a net with one of its five points rounded."""
+    """Train a net with one of its five points rounded."""
 
     name = "points"
     question = "Which of the five roundings of a layer hurts?"
@@ -88,7 +88,7 @@ class Points(Study[Settings, Run]):
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every point in every format and rounding, and full precision."""
         if not {"stochastic", "nearest"} <= set(settings.roundings) or not settings.formats:
-            raise ValueError("roundings and formats: stochastic and nearest are compared, in at least one format")
+            raise ValueError("roundings and formats: must be stochastic and nearest, and at least one format")
         rest = (settings.batch, settings.steps, settings.rate)
         return [
             Run(settings.data, point, name, rounding, *rest, seed)
@@ -104,11 +104,11 @@ class Points(Study[Settings, Run]):
         return run.steps * (100 + run.batch) * (1.0 if run.point == NONE else 2.0 if run.rounding == "nearest" else 3.0)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains, and tests the net as it rounds."""
+        """Train the net, and test it with its rounding."""
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """How much each point adds to the loss."""
+        """The increase of the loss for each point."""
         return _Findings(self, settings, results).report()
 
 
@@ -120,11 +120,12 @@ class _Findings:
     def report(self) -> Report:
         chosen = self.settings
         text = (
-            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a rate of "
-            f"{chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, under a scale of the tensor. The loss "
-            "is that of the test images, and of the net as it rounds; what a point adds to it is counted seed by seed. Intervals hold 95 %."
+            f"Nets for {chosen.data} are trained for {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning "
+            f"rate of {chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, with a scale per tensor. The "
+            "loss is that of the rounding net on test images; the increase that a point causes is computed seed by seed. Intervals are "
+            "95 %."
         )
-        pictures = [Picture("points", "What one rounding adds to the test loss. Bars: 95 % over seeds.", self._draw)]
+        pictures = [Picture("points", "Increase of the test loss by one rounding. Bars: 95 % intervals over seeds.", self._draw)]
         return Report(
             self.study, [text, *(self._table(rounding) for rounding in chosen.roundings), *pictures], self._claims(), self._meaning()
         )
@@ -133,7 +134,7 @@ class _Findings:
         return [float(self._of[point, name, rounding, seed][what]) for seed in range(self.settings.seeds)]
 
     def added(self, point: str, name: str, rounding: str) -> Interval:
-        """What a point adds to the test loss."""
+        """The increase of the test loss when a point is rounded."""
         return difference(self.losses(point, name, rounding), self.losses(NONE, "fp32", "nearest"))
 
     def _table(self, rounding: str) -> Table:
@@ -151,7 +152,7 @@ class _Findings:
                 beside = [at + 0.13 * (place - 2) for at in range(len(names))]
                 figures.band(panel, beside, [self.added(point, name, rounding) for name in names], look.alone(), label)
             panel.axhline(0, **figures.REFERENCE())
-            # Below a thousandth a straight axis, above it a logarithmic one: losses may fall as well.
+            # Linear below a thousandth, logarithmic above: losses may fall as well.
             panel.set_yscale("symlog", linthresh=1e-2)
             panel.set_xticks(range(len(names)), [name.upper() for name in names])
             panel.set_xlabel("format")
@@ -175,19 +176,21 @@ class _Findings:
             ),
             Claim(
                 "Section 3.2",
-                f"weights alone may be rounded, deterministically or stochastically (here: less than {SMALL} added to the test loss)",
+                f"weights on their own may be rounded, deterministically or stochastically (here: less than {SMALL} added to the test "
+                "loss)",
                 f"{coarse}: nearest {added('weight', rounding='nearest'):+.3f}, stochastic {added('weight', rounding='stochastic'):+.3f}",
                 _small(added("weight", rounding=rounding) for rounding in self.settings.roundings),
             ),
             Claim(
                 "Section 4.1",
                 "stochastic rounding of weights has twice the bound of nearest on the gradient's bias (here: a higher test loss)",
-                f"{coarse}: stochastic adds {weight:+.3f} to the loss beside nearest",
+                f"{coarse}: stochastic adds {weight:+.3f} to the loss compared with nearest",
                 True if weight.low > 0 else False if weight.high < 0 else None,
             ),
             Claim(
                 "Section 3.3",
-                "inputs stay in high precision forward, to ensure convergence (here: to round them there costs more than backward)",
+                "inputs stay in high precision in the forward pass, to ensure convergence (here: rounding them there costs more than in "
+                "the backward pass)",
                 f"{coarse}, stochastic: forward {added('act', rounding='stochastic'):+.3f}, backward {backward['act_bwd']:+.3f}",
                 self._forward_costs_more(coarse),
             ),
@@ -212,6 +215,6 @@ class _Findings:
 
 
 def _small(added: Iterable[Interval]) -> bool | None:
-    """Whether all that is added to the loss is below `SMALL`."""
+    """Whether the increases of the loss are all below `SMALL`."""
     intervals = list(added)
     return True if all(found.high < SMALL for found in intervals) else False if any(found.low > SMALL for found in intervals) else None

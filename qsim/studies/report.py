@@ -1,4 +1,4 @@
-"""What a study found: text, tables, figures, and each claim of the paper beside what was measured."""
+"""The report of a study: text, tables, figures, and the claims of the paper with measurements and verdicts."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """What a report says of its study: see `qsim.studies.Study`."""
+    """The parts of a study that its report needs: see `qsim.studies.Study`."""
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Its name on the command line."""
 
     @property
     def question(self) -> str:
-        """What it asks, in one line."""
+        """Its question, in one line."""
 
     @property
     def source(self) -> str:
-        """The paper, and where in it."""
+        """The paper, with the section or figure."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and whether it came out.
+    """A claim of a paper, and its verdict.
 
     Attributes:
-        source: Where the paper says so.
-        paper: What it says.
-        measured: What was found.
-        agrees: Whether the one is the other; None where the runs do not decide it.
+        source: The place in the paper.
+        paper: The claim.
+        measured: The measurement.
+        agrees: Whether they agree; None if the runs do not decide it.
     """
 
     source: str
@@ -48,32 +48,32 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """`agrees` in a word."""
+        """`agrees` as a word."""
         return {True: "yes", False: "no", None: "undecided"}[self.agrees]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers in rows and columns, under a heading."""
+    """Numbers in rows and columns, with a heading."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """As Markdown has it."""
+        """The table as Markdown."""
         lines = [list(self.header), ["---"] * len(self.header), *self.rows]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, under a name for its files.
+    """A figure, and the name of its files.
 
     Attributes:
-        name: Of the files, without their ending.
-        caption: What is to be seen.
-        draw: Makes it.
+        name: The name of the files, without extension.
+        caption: The caption.
+        draw: A function that draws it.
     """
 
     name: str
@@ -83,13 +83,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a study.
+    """The report of a study.
 
     Attributes:
-        study: Whose.
-        parts: Paragraphs, tables and pictures, in their order.
-        claims: What the paper says, and what came out.
-        meaning: All of it in one sentence.
+        study: The study.
+        parts: Paragraphs, tables and pictures, in order.
+        claims: The paper's claims, and their verdicts.
+        meaning: The result in one sentence.
     """
 
     study: Asked
@@ -101,10 +101,10 @@ class Report:
     def verdicts(self) -> Table:
         """The claims as a table."""
         rows = [[claim.source, claim.paper, claim.measured, claim.verdict] for claim in self.claims]
-        return Table("What the paper says", ["where", "the paper says", "measured here", "agrees"], rows)
+        return Table("Claims of the paper", ["where", "claim", "measured here", "agrees"], rows)
 
     def markdown(self, origin: str) -> str:
-        """The report as a page.
+        """The report as a Markdown page.
 
         Args:
             origin: Provenance of the results: command, date, machine.
@@ -121,7 +121,7 @@ class Report:
         return "\n\n".join(page) + "\n"
 
     def write(self, folder: Path, origin: str) -> list[Path]:
-        """Writes the page and its pictures, each as PNG and SVG.
+        """Write the page and its pictures, each as PNG and SVG.
 
         Returns:
             The page, then the pictures' PNG files.
@@ -139,11 +139,11 @@ class Report:
 
 
 def origin(command: str, results: Sequence[Result[Any]]) -> str:
-    """Where results come from, in words.
+    """The provenance of results as text.
 
     Args:
-        command: What makes them again.
-        results: All of them.
+        command: The command that reproduces them.
+        results: All results.
     """
     machines: Counter[str] = Counter()
     for result in results:
@@ -151,9 +151,9 @@ def origin(command: str, results: Sequence[Result[Any]]) -> str:
     seconds = sum(result.seconds for result in results)
     lines = [f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
-    return "\n".join([*lines, f"- {seconds:.0f} seconds in all, if one had run after the other"])
+    return "\n".join([*lines, f"- {seconds:.0f} seconds in total over all runs"])
 
 
 def described(machine: Mapping[str, str]) -> str:
-    """A machine in a line."""
+    """A machine in one line."""
     return f"{machine['device']}, torch {machine['torch']}, qsim {machine['qsim']}, {machine['date']}"

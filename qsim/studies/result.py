@@ -1,4 +1,4 @@
-"""What one run of a study gave."""
+"""The result of one run of a study."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RunT = TypeVar("RunT")
 
 @dataclass(frozen=True)
 class Result(Generic[RunT]):
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
-        run: Which run.
-        values: What was measured, as JSON has it.
-        seconds: How long that took.
-        machine: Where, when and with which versions.
+        run: The run.
+        values: The measured values, as in JSON.
+        seconds: The time that the run took.
+        machine: The machine, the date and the versions.
     """
 
     run: RunT

@@ -1,4 +1,4 @@
-"""Carries out the runs of a study that have no result yet: in this process or in several, on a processor or on GPUs."""
+"""Execution of the runs of a study that have no result yet: in this process or in several, on a CPU or on GPUs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from qsim.studies.study import Study
 
 
 def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, device: torch.device, workers: int) -> None:
-    """Measures runs, and keeps each result as soon as it is there.
+    """Measure runs, and store each result as soon as it is available.
 
     Args:
-        study: Whose runs.
-        todo: Which.
-        store: Where results go; this process writes alone.
-        device: Where to compute. Several workers take the GPUs in turn, if no one of them is named.
-        workers: How many processes; with one, it is this.
+        study: The study.
+        todo: Its runs to measure.
+        store: The store of the results; only this process writes to it.
+        device: The device to compute on. Without a GPU index, several workers are distributed over the GPUs.
+        workers: The number of processes; 1: only this one.
     """
     longest_first = sorted(todo, key=study.work, reverse=True)
     with store.writing(), _bar(sum(map(study.work, todo)), len(todo)) as bar:
@@ -42,7 +42,7 @@ def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, device:
 
 
 def measured(study: Study[Any, Any], run: Any, device: torch.device) -> Result[Any]:
-    """One run, timed. One thread computes: sums come out alike on any number of cores."""
+    """Measure and time one run, in one thread, so that sums do not depend on the number of cores."""
     begin = time.perf_counter()
     with _one_thread():
         values = study.measure(run, device)
@@ -50,13 +50,13 @@ def measured(study: Study[Any, Any], run: Any, device: torch.device) -> Result[A
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What a result is kept with: where, when, with which versions."""
+    """The metadata of a result: machine, date and versions."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {"device": name, "torch": torch.__version__, "qsim": qsim.__version__, "date": datetime.date.today().isoformat()}
 
 
 def default_workers(device: torch.device) -> int:
-    """As many processes as there are cores, or GPUs."""
+    """One process for each core or GPU."""
     if device.type == "cuda":
         return torch.cuda.device_count() if str(device) == "cuda" else 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -77,7 +77,7 @@ def _in_processes(study: Study[Any, Any], todo: Sequence[Any], device: torch.dev
         for future in as_completed([pool.submit(_measured_by_worker, study, run) for run in todo]):
             yield future.result()
     finally:
-        # Whatever ended this, no run that has not begun is begun.
+        # Whatever ended this, do not start the remaining runs.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -85,14 +85,14 @@ _device = torch.device("cpu")
 
 
 def _begin_worker(numbers: Any, device: str) -> None:
-    """Gives a worker its device, and lets it die with the process that began it."""
+    """Assign a device to a worker, and let it exit when its parent process does."""
     global _device
     number = numbers.get()
     _device = torch.device(f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device)
     if _device.type == "cuda":
         torch.cuda.set_device(_device)
-    # Ctrl-C reaches the workers too: one report of it, that of the process which began them, is enough. In the background of a shell
-    # script all of them ignore it.
+    # Ctrl-C reaches the workers too, but the report of the parent process is enough. In the background of a shell script all of them
+    # ignore it.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(128 + signum))
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -120,14 +120,14 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Bar:
-    """Runs that are done, and the time that the others will take, judged by their work."""
+    """The number of runs done, and the time that the others will take, estimated from their work."""
 
     def __init__(self, bar: Any, runs: int) -> None:
         self._bar, self._runs, self._done = bar, runs, 0
         self._describe()
 
     def done(self, work: float) -> None:
-        """One more run."""
+        """Count one more run."""
         self._done += 1
         self._describe()
         self._bar.update(work)
@@ -138,7 +138,7 @@ class _Bar:
 
 @contextmanager
 def _bar(work: float, runs: int) -> Iterator[_Bar]:
-    # Shown on terminals alone.
+    # Shown only on terminals.
     with tqdm(total=work, disable=None, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left") as bar:
         yield _Bar(bar, runs)
 

@@ -1,4 +1,4 @@
-"""Means and slopes with intervals: what several seeds say together."""
+"""Means and slopes over several seeds, with intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and between which bounds the truth lies with 95 % confidence.
+    """An estimate, and the bounds of its 95 % confidence interval.
 
     Example:
         >>> print(Interval(0.8124, 0.8012, 0.8231))
@@ -38,7 +38,7 @@ class Interval:
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """The mean, and Student's interval around it; with one value the interval is all numbers.
+    """The mean with Student's interval; with one value, the interval contains all numbers.
 
     Example:
         >>> print(mean([1.0, 2.0, 3.0]))
@@ -52,12 +52,12 @@ def mean(values: Sequence[float]) -> Interval:
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The mean of `first` less that of `second`, seed by seed: both begin with the same weights and see the same batches."""
+    """The mean of `first` minus that of `second`, seed by seed: both begin with the same weights and see the same batches."""
     return mean([a - b for a, b in zip(first, second, strict=True)])
 
 
 def exponential(interval: Interval, most: float = math.inf) -> Interval:
-    """From logarithms back to what they are the logarithms of, which may be at most `most`.
+    """The exponential of an estimate in logarithms, limited to `most`.
 
     Example:
         >>> print(exponential(Interval(0.0, -1.0, 1.0)))
@@ -68,7 +68,7 @@ def exponential(interval: Interval, most: float = math.inf) -> Interval:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
-    """The slope of the straight line through log y against log x, and Student's interval of least squares.
+    """The slope of a straight line through log y against log x, with Student's interval of least squares.
 
     Example:
         >>> print(f"{slope([1, 2, 4, 8], [8.0, 4.1, 1.9, 1.0]):.2f}")

@@ -1,4 +1,4 @@
-"""Where results are kept: JSON lines in a folder, which are whole at any moment."""
+"""Storage of results: JSON lines in a folder, which are complete at any moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qsim.studies.study import Study
 
 @dataclass(frozen=True)
 class Part:
-    """A share of the runs, for one of several processes that know nothing of each other.
+    """A share of the runs, for one of several independent processes.
 
     Example:
         >>> Part.parse("2/4")
@@ -30,7 +30,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Reads `"i/n"`."""
+        """Parse `"i/n"`."""
         index, slash, count = text.partition("/")
         if not slash or not index.isdecimal() or not count.isdecimal() or not 1 <= int(index) <= int(count):
             raise ValueError(f"part: must be i/n with 1 <= i <= n, such as 2/4; got {text!r}")
@@ -45,13 +45,12 @@ class Part:
 class Store:
     """The results of a study, in a folder that several parts may share.
 
-    Each part writes a file of its own, and puts a whole new one in its place for every result: whoever reads, and whenever a process is
-    killed, finds complete lines.
+    Each part writes its own file, and replaces it as a whole for every result: readers find complete lines, even if a process is killed.
 
     Args:
-        folder: Where; made when the first result comes.
-        study: Whose results.
-        part: Which file is written.
+        folder: The folder, created with the first result.
+        study: The study.
+        part: The part, which determines the file to write.
     """
 
     def __init__(self, folder: Path, study: Study[Any, Any], part: Part = Part()) -> None:
@@ -59,7 +58,7 @@ class Store:
         self._file = folder / part.file
 
     def results(self) -> dict[str, Result[Any]]:
-        """All results of this version of the study, of every part, by their runs' keys."""
+        """All results of this version of the study, from every part, by their runs' keys."""
         found: dict[str, Result[Any]] = {}
         for file in sorted(self.folder.glob("results*.jsonl")):
             for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -69,7 +68,7 @@ class Store:
         return found
 
     def add(self, result: Result[Any]) -> None:
-        """Keeps one more result, on the disk when this returns."""
+        """Store one more result; it is on disk when this returns."""
         line = {"study": self.study.name, "version": self.study.version, **asdict(result)}
         before = self._file.read_text() if self._file.exists() else ""
         temporary = self._file.with_suffix(".tmp")
@@ -81,7 +80,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Holds the part's file for this process; a process that is killed lets go of it."""
+        """Lock the part's file for this process; a process that is killed releases it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._file.with_suffix(".lock"), timeout=0)
         try:

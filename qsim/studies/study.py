@@ -1,4 +1,4 @@
-"""What a study is: settings, the runs that they ask for, how one run is measured, and what all of them together say."""
+"""The definition of a study: settings, runs, the measurement of one run, and the report."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ RunT = TypeVar("RunT")
 
 
 class Study(ABC, Generic[SettingsT, RunT]):
-    """An experiment made of runs that know nothing of each other.
+    """An experiment made of independent runs.
 
-    A run is a frozen dataclass of plain values, among them its seed, and holds everything that its result depends on: so a result can be
-    found again, runs can be shared out among processes and machines, and a study that was interrupted goes on where it stopped.
+    A run is a frozen dataclass of plain values, including its seed, and contains everything that its result depends on: so results can be
+    looked up, runs can be distributed over processes and machines, and an interrupted study continues where it stopped.
 
     Attributes:
-        name: What the command line calls it.
-        question: What it asks, in one line.
-        source: The paper, and where in it.
-        settings: The frozen dataclass of what may be chosen. Its defaults are those of a study that ends in minutes on two cores, and its
+        name: Its name on the command line.
+        question: Its question, in one line.
+        source: The paper, with the section or figure.
+        settings: The frozen dataclass of its settings. With the defaults, the study takes minutes on two cores; the
             fields are the options of the command line.
         run: The frozen dataclass of one run.
-        version: Counts how often what a run measures has changed: results of other versions are not used.
+        version: Increased when a run measures something different: results of other versions are not used.
 
     Example:
         >>> from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Study(ABC, Generic[SettingsT, RunT]):
     version: ClassVar[int] = 1
 
     def quick(self) -> SettingsT:
-        """Settings for a look at whether all works, in seconds."""
+        """Settings with which the study runs in seconds."""
         return self.settings()
 
     def full(self) -> SettingsT:
@@ -74,21 +74,21 @@ class Study(ABC, Generic[SettingsT, RunT]):
         """The runs that the settings ask for, each once."""
 
     def work(self, run: RunT) -> float:
-        """How long a run takes beside the others, in any unit."""
+        """The cost of a run relative to others, in any unit."""
         return 1.0
 
     @abstractmethod
     def measure(self, run: RunT, device: torch.device) -> dict[str, Any]:
-        """Carries out a run: plain numbers, strings and lists of them."""
+        """Measure a run: return plain numbers, strings and lists of them."""
 
     @abstractmethod
     def report(self, settings: SettingsT, results: Sequence[Result[RunT]]) -> Report:
-        """What the results of all runs say."""
+        """The report of all runs' results."""
 
     def key(self, run: RunT) -> str:
-        """A run as text: what its result is found by."""
+        """A run as text, the key of its result."""
         return json.dumps(asdict(run), sort_keys=True)  # type: ignore[call-overload]
 
     def read(self, fields: Mapping[str, Any]) -> RunT:
-        """A run from what JSON kept of it."""
+        """A run from its JSON fields."""
         return self.run(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

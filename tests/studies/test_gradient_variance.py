@@ -87,10 +87,10 @@ def test_the_reduced_study_agrees_with_the_lemmas(tmp_path: Path) -> None:
     verdicts = {claim.paper: claim.agrees for claim in report.claims}
     # With three seeds an interval may reach beyond a tolerance, and the claim is undecided. None may lie outside.
     assert all(claim.agrees is not False for claim in report.claims), verdicts
-    assert verdicts["it grows 4 times for each bit of mantissa that is taken away"] is True
-    assert verdicts["no batch removes that bias"] is True
+    assert verdicts["it grows 4 times for each mantissa bit that is removed"] is True
+    assert verdicts["no batch size removes that bias"] is True
     page = (tmp_path / "report.md").read_text()
-    assert "| where | the paper says | measured here | agrees |" in page
+    assert "| where | claim | measured here | agrees |" in page
     assert {path.name for path in tmp_path.glob("*.svg")} == {"batch.svg", "bits.svg"}
 
 
@@ -107,8 +107,8 @@ def test_runs_are_the_sizes_and_bits_that_were_chosen() -> None:
 @pytest.mark.parametrize(
     ("change", "wording"),
     [
-        ({"mantissas": (3,)}, r"mantissas: must be at least two, from few to many, got \(3,\)"),
-        ({"batches": (8, 4)}, r"batches: must be at least two, from few to many, got \(8, 4\)"),
+        ({"mantissas": (3,)}, r"mantissas: must be at least two, in increasing order, got \(3,\)"),
+        ({"batches": (8, 4)}, r"batches: must be at least two, in increasing order, got \(8, 4\)"),
         ({"batches": (4, 6), "images": 24}, r"batches: must be multiples of the smallest, got \(4, 6\)"),
         ({"images": 256}, "images: must be a multiple of the largest batch and at least 3 of them, 128 each, got 256"),
         ({"draws": 1}, "draws: must be at least 2, got 1"),
@@ -122,5 +122,5 @@ def test_settings_that_say_nothing_are_refused(change: dict[str, Any], wording: 
 
 def test_more_images_than_there_are_is_an_error() -> None:
     run = Run("digits", study.WEIGHTS, 3, "nearest", 32, 4096, 2, 1, 0)
-    with pytest.raises(ValueError, match="images: digits has 898 to learn from, got 4096"):
+    with pytest.raises(ValueError, match="images: digits has 898 training images, got 4096"):
         GradientVariance().measure(run, CPU)

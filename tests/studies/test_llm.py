@@ -235,10 +235,10 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     ("chosen", "told"),
     [
         ({"size": "huge"}, "size: must be one of tiny, mini, small, medium; got 'huge'"),
-        ({"vocabulary": 100}, "vocabulary: must be at least 256, for a text's tokens are its bytes; got 100"),
+        ({"vocabulary": 100}, "vocabulary: must be at least 256, because a text's tokens are its bytes; got 100"),
         ({"micro_batches": 3}, "micro_batches: must divide the batch of 8 sequences; got 3"),
         ({"micro_batches": 0}, "micro_batches: must divide the batch of 8 sequences; got 0"),
-        ({"steps": 1}, "steps: must be at least 2, for the first is not timed; got 1"),
+        ({"steps": 1}, "steps: must be at least 2, because the first is not timed; got 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_told(chosen: dict[str, object], told: str) -> None:

@@ -109,5 +109,5 @@ def test_exact_weights_take_the_steps_that_the_paper_reports() -> None:
 
 def test_levels_that_are_not_equally_far_apart_are_refused() -> None:
     study = RandomWalk()
-    with pytest.raises(ValueError, match=r"levels: must lie in \[1, 64\], where they are equally far apart; got 65"):
+    with pytest.raises(ValueError, match=r"levels: must be in \[1, 64\], where they are equally far apart; got 65"):
         study.runs(replace(study.settings(), levels=65))

@@ -35,7 +35,7 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
     page = (tmp_path / "report.md").read_text()
     assert page.splitlines()[0] == "# coins"
     assert page.rstrip().endswith(
-        "| where | the paper says | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |"
+        "| where | claim | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |"
     )
     assert "`qsim study coins`" in page
     assert "- 6 runs on one core of" in page
@@ -222,4 +222,4 @@ def test_settings_are_defaults_of_the_form() -> None:
 def test_a_quick_form_says_that_it_proves_nothing(tmp_path: Path) -> None:
     for form, said in (("quick", True), ("default", False)):
         studies.run(Coins(), form=form, out=tmp_path / form)
-        assert ("its verdicts are no evidence" in (tmp_path / form / "report.md").read_text()) == said
+        assert ("its verdicts are not evidence" in (tmp_path / form / "report.md").read_text()) == said

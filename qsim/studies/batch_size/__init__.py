@@ -1,4 +1,4 @@
-"""Batch size against precision: does a larger batch make up for fewer bits of the backward pass, and for which rounding?"""
+"""Batch size against precision: does a larger batch compensate for fewer bits in the backward pass, and for which rounding?"""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from qsim.studies.study import Study
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
-#: Of how many batches, and of how many draws of each, variances are measured.
+#: The number of batches, and of draws per batch, over which variances are measured.
 _BATCHES, _DRAWS = 24, 6
 _PAPER = "Liu et al., Training with Fewer Bits"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    formats: tuple[str, ...] = choice(("e4m0", "e4m1", "e4m2"), "of the backward pass's inputs and gradients, from coarse to fine")
-    roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "of both")
-    batches: tuple[int, ...] = choice((8, 32, 128, 512), "images of an update, from few to many")
-    micro_batches: int = choice(4, "also sum up the largest batch, in the coarsest format, from so many parts; 1: do not")
-    steps: int = choice(200, "updates")
-    rate: float = choice(0.1, "learning rate of plain SGD, which stays the same")
-    seeds: int = choice(3, "how many")
+    formats: tuple[str, ...] = choice(("e4m0", "e4m1", "e4m2"), "formats of inputs and gradients in the backward pass, from coarse to fine")
+    roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of both")
+    batches: tuple[int, ...] = choice((8, 32, 128, 512), "images per update, in increasing order")
+    micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
+    steps: int = choice(200, "number of updates")
+    rate: float = choice(0.1, "constant learning rate of plain SGD")
+    seeds: int = choice(3, "number of seeds")
 
     @property
     def middle(self) -> int:
-        """The batch in which variances are measured."""
+        """The batch size at which variances are measured."""
         return self.batches[len(self.batches) // 2]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One net that is trained; or, if `like` names a format, one that is measured: how much more its gradients vary than in that format."""
+    """One net: trained if `like` is empty; otherwise the factor by which its gradients vary more than in the format `like` is measured."""
 
     data: str
     like: str
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def points(self) -> FivePoint | None:
-        """What the backward pass rounds."""
+        """The points of every layer: only the backward pass rounds."""
         return None if self.format == FULL else _backward(self.format, self.rounding)
 
     @property
@@ -76,13 +76,13 @@ class Run:
 
 
 def _backward(format: str, rounding: str) -> FivePoint:
-    """Inputs and gradients rounded, as Figure 3 of the paper has it but for the weights."""
+    """Points that round inputs and gradients in the backward pass, as in Figure 3 of the paper, but not weights."""
     rounds = Quantizer(format, rounding)
     return FivePoint(act_bwd=rounds, grad=rounds)
 
 
 class BatchSize(Study[Settings, Run]):
-    """Trains a net at several batch sizes with the backward pass in a few bits."""
+    """Train a net at several batch sizes with a low-precision backward pass."""
 
     name = "batch-size"
     question = "Does a larger batch buy back bits of precision?"
@@ -99,13 +99,13 @@ class BatchSize(Study[Settings, Run]):
         return Settings(batches=(8, 32, 128, 512, 2048), steps=1000)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format, rounding and batch size, with and without a loss scale; full precision once; each bit's factor."""
+        """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
         if not {"stochastic", "nearest"} <= set(settings.roundings):
-            raise ValueError(f"roundings: stochastic and nearest are compared; got {','.join(settings.roundings) or 'none'}")
+            raise ValueError(f"roundings: must contain stochastic and nearest; got {','.join(settings.roundings) or 'none'}")
         if len(set(settings.batches)) < 2 or not settings.formats:
-            raise ValueError(f"batches, formats: two and one are the least; got {settings.batches}, {settings.formats}")
+            raise ValueError(f"batches, formats: need at least two and one; got {settings.batches}, {settings.formats}")
         if list(settings.batches) != sorted(settings.batches):
-            raise ValueError(f"batches: must be from few images to many; got {','.join(map(str, settings.batches))}")
+            raise ValueError(f"batches: must increase; got {','.join(map(str, settings.batches))}")
         bits = [qsim.format(name).bits for name in settings.formats]
         if bits != sorted(bits):
             raise ValueError(f"formats: must be from coarse to fine; got {','.join(settings.formats)}")
@@ -131,26 +131,26 @@ class BatchSize(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """A step costs something whatever its size, and then by the image."""
+        """A constant per step, plus a term per image."""
         if run.like:
             return (_BATCHES * (2 * _DRAWS + 1) + run.steps / 10) * (100 + run.batch) * 2
         return run.steps * (run.micro_batches * 100 + run.batch) * (1 if run.format == FULL else 2)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """What the net has learnt, or the factor."""
+        """Train and test the net, or measure the factor."""
         if run.like:
             return _factor(run, device)
         return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Curves over the batch size, and what batch buys back a bit."""
+        """Curves over the batch size, and the batch that compensates for one bit."""
         from qsim.studies.batch_size.report import Findings
 
         return Findings(self, settings, results).report()
 
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
-    """How many times larger the batch must be, from the variances of a net's gradients when a tenth of its training is done."""
+    """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
     found = images(run.data, device)
     torch.manual_seed(run.seed)
     model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)

@@ -1,4 +1,4 @@
-"""What the nets of the study `batch-size` say: curves over the batch size, and the batch that makes up for a bit."""
+"""The report of the study `batch-size`: curves over the batch size, and the batch that compensates for one bit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from qsim.studies.statistics import Interval, difference, exponential, mean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What is called failing: so much less accuracy.
+#: A loss of accuracy above this counts as failure.
 FAILS = 0.05
 _SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 
 
 class Findings:
-    """The results of a study, by what they belong to.
+    """The results of a study, grouped by format, rounding, batch and loss scale.
 
     Args:
         study: The study.
-        settings: What was chosen.
-        results: Of all runs.
+        settings: Its settings.
+        results: The results of all runs.
     """
 
     def __init__(self, study: BatchSize, settings: Settings, results: Sequence[Result[Run]]) -> None:
@@ -40,13 +40,13 @@ class Findings:
         self.middle = settings.middle
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         return Report(
             self.study, [self._setting(), self._accuracies(), *self._pictures(), self._factors()], self._claims(), self._meaning()
         )
 
     def seeds(self, what: str, format: str, rounding: str, batch: int, scale: str, micro_batches: int = 1) -> list[float]:
-        """One number of each seed."""
+        """One value for each seed."""
         chosen = self.settings
         if format == FULL:
             rounding, scale = "nearest", PLAIN
@@ -57,7 +57,7 @@ class Findings:
         return [float(self._of[run][what]) for run in runs]
 
     def factor(self, coarse: str, fine: str, scale: str) -> Interval:
-        """How many times larger the batch must be for gradients in the coarser format to vary as little, over seeds."""
+        """The factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
         found = [
             result for result in self._of.values() if (result.run.like, result.run.format, result.run.loss_scale) == (fine, coarse, scale)
         ]
@@ -66,15 +66,15 @@ class Findings:
     def _setting(self) -> str:
         chosen = self.settings
         return (
-            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD at a rate of {chosen.rate:g}; there are "
+            f"Nets for {chosen.data} are trained for {chosen.steps} steps of plain SGD at a learning rate of {chosen.rate:g}, with "
             f"{chosen.seeds} seeds. Only the backward pass rounds: the inputs of each layer and the gradients of its outputs, as in "
-            "Figure 3 of the paper; weights, which are rounded there too, are not. The loss is the mean over a batch, so that a larger "
-            "batch makes the gradient of each image smaller, down to where a format has no numbers left. The control multiplies the loss "
-            "by 64 times the (micro-)batch's size, or by less where a quarter of the format's largest value is less than 64, and divides "
-            "the weights' gradients by as much: this changes nothing but the range in "
-            "which gradients are rounded. Squared gradients are those of full precision, over all images to learn from, in the last "
-            "quarter of the steps. How much more gradients vary with a bit less is measured on nets that were trained in full precision "
-            f"for a tenth of the steps, in batches of {self.middle}. Intervals hold 95 %, over seeds."
+            "Figure 3 of the paper; weights, which the paper rounds too, are not rounded. The loss is the mean over a batch, so a "
+            "larger batch makes the gradient of each image smaller, until it is below the range of the format. The control multiplies "
+            "the loss by 64 times the (micro-)batch's size, or by less if a quarter of the format's largest value is less than 64, and "
+            "divides the weights' gradients by the same factor: this changes only the range in which gradients are rounded. Squared "
+            "gradients are computed in full precision, over all training images, in the last quarter of the steps. The variance that "
+            "one bit less adds is measured on nets that were trained in full precision for a tenth of the steps, in batches of "
+            f"{self.middle}. Intervals are 95 %, over seeds."
         )
 
     def _accuracies(self) -> Table:
@@ -94,13 +94,13 @@ class Findings:
         return [
             Picture(
                 "error",
-                "Test error against batch size. Bars: 95 % over seeds.",
+                "Test error against batch size. Bars: 95 % intervals over seeds.",
                 lambda: self._curves(self._error, "test error in %"),
             ),
             Picture(
                 "gradient",
-                "Squared norm of the true gradient at the end of training, beside that of full precision with the same seed and batches. "
-                "Bars: 95 % over seeds.",
+                "Squared norm of the true gradient at the end of training, relative to full precision with the same seed and batches. "
+                "Bars: 95 % intervals over seeds.",
                 lambda: self._curves(self._excess, "squared gradient norm\n÷ that of full precision"),
             ),
         ]
@@ -114,7 +114,7 @@ class Findings:
             for place, (name, look) in enumerate(zip(self.settings.formats, figures.LOOKS, strict=False)):
                 for rounding in self.settings.roundings:
                     drawn = look if rounding == self.settings.roundings[0] else look.dashed()
-                    # A little aside of each other, so that bars can be told apart.
+                    # Offset slightly, so that bars do not overlap.
                     beside = [batch * 1.06**place for batch in batches]
                     found = [point(name, rounding, batch, scale) for batch in batches]
                     seen += [interval.value for interval in found]
@@ -126,7 +126,7 @@ class Findings:
             panel.set_xlabel("batch size in images")
             panel.set_title(title)
         axes[0].set_yscale("log")
-        # Some intervals are so wide that nothing else could be seen.
+        # Some intervals are so wide that nothing else would be visible.
         axes[0].set_ylim(min(seen) / 2, max(seen) * 2)
         figures.plain_numbers(axes[0].yaxis)
         axes[0].set_ylabel(label)
@@ -134,7 +134,7 @@ class Findings:
         return figure
 
     def _error(self, format: str, rounding: str, batch: int, scale: str) -> Interval:
-        # Of a net that tells all images right the logarithm knows no more than that less than one in a thousand was wrong.
+        # If a net classifies all images correctly, all that is known is that its error is below one in a thousand.
         wrong = [max(1 - value, 1e-3) for value in self.seeds("accuracy", format, rounding, batch, scale)]
         return exponential(mean(np.log(100 * np.array(wrong)).tolist()), most=100.0)
 
@@ -147,13 +147,13 @@ class Findings:
             [f"{fine} to {coarse}", *(f"{self.factor(coarse, fine, scale):.3f}" for scale in _SCALES)]
             for coarse, fine in pairwise(self.settings.formats)
         ]
-        return Table("How many times larger the batch must be, for gradients that vary as little", ["from, to", *_SCALES.values()], rows)
+        return Table("Factor by which the batch must grow for gradients to vary as little", ["from, to", *_SCALES.values()], rows)
 
     def _claims(self) -> list[Claim]:
         return [*map(self._grows, _SCALES), self._nearest_fails(), self._by_bias(), self._falls(), *self._bits(), *self._accumulates()]
 
     def _gain(self, rounding: str, scale: str, format: str = "") -> Interval:
-        """The accuracy with the largest batch beside that with the smallest."""
+        """The accuracy with the largest batch minus that with the smallest."""
         return difference(*(self.seeds("accuracy", format or self.coarse, rounding, batch, scale) for batch in (self.most, self.least)))
 
     def _grows(self, scale: str) -> Claim:
@@ -193,7 +193,7 @@ class Findings:
         return Claim(
             "Figure 5b, Theorem 1",
             "the true gradient at the end is smaller with larger batches under stochastic rounding (here: a power of b below 0)",
-            f"{_SCALES[IN_RANGE]}: its square goes, for {self.coarse}, as b to the {found:.2f}; in full precision as b to the {full:.2f}",
+            f"{_SCALES[IN_RANGE]}: for {self.coarse} its square scales as b^{found:.2f}; in full precision as b^{full:.2f}",
             True if found.high < 0 else False if found.low > 0 else None,
         )
 
@@ -202,7 +202,7 @@ class Findings:
         return f"{self.coarse}, from {self.least} to {self.most} images"
 
     def _slope(self, format: str, rounding: str, scale: str) -> Interval:
-        """The power of b that the squared gradient follows, one for each seed."""
+        """The power of b with which the squared gradient scales, for each seed."""
         values = np.log([self.seeds("squared_gradient", format, rounding, batch, scale) for batch in self.settings.batches])
         return mean(np.polyfit(np.log(self.settings.batches), values, 1)[0].tolist())
 
@@ -211,12 +211,12 @@ class Findings:
         for coarse, fine in pairwise(self.settings.formats):
             factors = {scale: self.factor(coarse, fine, scale) for scale in _SCALES}
             told = "; ".join(f"{_SCALES[scale]}: {factor:.2f} times" for scale, factor in factors.items())
-            # Fewer bits that make gradients vary less have cut them off; of rounding that says nothing.
+            # If gradients vary less in fewer bits, they were cut off; that says nothing about rounding.
             below = all(each.high < 4 and each.high >= 1 for each in factors.values())
             above = any(each.low > 4 for each in factors.values())
             agrees = True if below else False if above else None
             here = f"here: {fine} to {coarse}, for gradients that vary as little"
-            paper = f"a batch at most 4 times as large makes up for a bit less ({here})"
+            paper = f"a batch at most 4 times as large compensates for one bit less ({here})"
             claims.append(Claim("Figure 4", paper, told, agrees))
         return claims
 
@@ -228,8 +228,8 @@ class Findings:
         ahead = difference(summed, whole)
         claim = Claim(
             "Section 6.1",
-            f"gradients summed up over micro-batches emulate a larger batch (here: accuracies within {FAILS:.0%})",
-            f"{_SCALES[PLAIN]}: {self.coarse}, {self.most} images in {parts} parts, {ahead:+.1%} beside one part",
+            f"gradients accumulated over micro-batches emulate a larger batch (here: accuracies within {FAILS:.0%})",
+            f"{_SCALES[PLAIN]}: {self.coarse}, {self.most} images in {parts} parts, {ahead:+.1%} relative to one part",
             True if ahead.low > -FAILS and ahead.high < FAILS else False if ahead.high < -FAILS or ahead.low > FAILS else None,
         )
         return [claim]
@@ -238,10 +238,10 @@ class Findings:
         plain, in_range = ({how: self._reached(how, scale) for how in ("stochastic", "nearest")} for scale in (PLAIN, IN_RANGE))
         ahead = self._ahead_in_range()
         return (
-            f"With the backward pass in {self.coarse.upper()} and {self.most} images an update, stochastic rounding reaches "
+            f"With the backward pass in {self.coarse.upper()} and {self.most} images per update, stochastic rounding reaches "
             f"{plain['stochastic']:.0%} and nearest {plain['nearest']:.0%}; a loss scale that keeps gradients in range brings them to "
-            f"{in_range['stochastic']:.0%} and {in_range['nearest']:.0%}, so that of their distance "
-            f"{100 * ahead.value:.1f} points of accuracy [{100 * ahead.low:.1f}, {100 * ahead.high:.1f}] remain."
+            f"{in_range['stochastic']:.0%} and {in_range['nearest']:.0%}, which leaves a gap of {100 * ahead.value:.1f} points of "
+            f"accuracy [{100 * ahead.low:.1f}, {100 * ahead.high:.1f}]."
         )
 
     def _reached(self, rounding: str, scale: str) -> float:

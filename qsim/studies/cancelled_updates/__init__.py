@@ -1,4 +1,4 @@
-"""Cancelled updates: how many of them rounding undoes while a net is trained, what that costs, and what the fix costs in memory."""
+"""Cancelled updates: how many of them rounding cancels while a net is trained, the cost in accuracy, and the memory that the fix needs."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from qsim.studies.study import Study
 FULL = "fp32"
 NEAREST, STOCHASTIC, KAHAN = "nearest", "stochastic", "kahan"
 UPDATES = (NEAREST, STOCHASTIC, KAHAN)
-#: Hidden layers of the perceptron for digits, and their width.
+#: The number of hidden layers of the perceptron for digits, and their width.
 _HIDDEN, _WIDTH = 4, 48
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice(DIGITS, "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m5", "e5m3"), "of the weights, from fine to coarse")
-    mixed: str = choice("bf16", "of these the format in which some layers have Kahan's updates and the others stochastic ones")
-    rate: float = choice(0.1, "learning rate at the beginning; it falls to zero in a straight line")
-    momentum: float = choice(0.9, "of SGD")
-    steps: int = choice(300, "updates")
-    batch: int = choice(64, "images of an update")
-    looks: int = choice(30, "steps of which the updates are counted")
-    seeds: int = choice(3, "how many")
+    formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m5", "e5m3"), "formats of the weights, from fine to coarse")
+    mixed: str = choice("bf16", "the format for nets in which some layers have Kahan updates and the others stochastic ones")
+    rate: float = choice(0.1, "initial learning rate; it decays linearly to zero")
+    momentum: float = choice(0.9, "momentum of SGD")
+    steps: int = choice(300, "number of updates")
+    batch: int = choice(64, "images per update")
+    looks: int = choice(30, "number of steps whose updates are counted")
+    seeds: int = choice(3, "number of seeds")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One net that is trained. Its last `kahan_layers` layers have Kahan's updates, whatever `update` says."""
+    """One net that is trained. Its last `kahan_layers` layers have Kahan updates, whatever `update` says."""
 
     data: str
     format: str
@@ -60,10 +60,10 @@ class Run:
 
 
 class CancelledUpdates(Study[Settings, Run]):
-    """Trains a net whose weights are rounded after each update, and counts the updates that are lost."""
+    """Train a net whose weights are rounded after each update, and count the updates that are lost."""
 
     name = "cancelled-updates"
-    question = "How many weight updates does rounding cancel, and what brings them back?"
+    question = "How many weight updates does rounding cancel, and what restores them?"
     source = "Zamirai et al., Revisiting BFloat16 Training, Section 4, Figure 5, Appendix D.3"
     settings = Settings
     run = Run
@@ -77,13 +77,13 @@ class CancelledUpdates(Study[Settings, Run]):
         return Settings(steps=3000, looks=60, seeds=5)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every format and update; full precision once; and in one format the ways between all stochastic and all Kahan."""
+        """Every format and update; full precision once; and in one format all mixtures of stochastic and Kahan updates."""
         if settings.mixed not in settings.formats:
             raise ValueError(f"mixed: must be one of the formats {', '.join(settings.formats)}; got {settings.mixed!r}")
         if len(settings.formats) < 2:
-            raise ValueError(f"formats: at least two are compared, from fine to coarse; got {','.join(settings.formats)}")
+            raise ValueError(f"formats: needs at least two, from fine to coarse; got {','.join(settings.formats)}")
         if not 4 <= settings.looks <= settings.steps:
-            raise ValueError(f"looks: must be at least 4, one a quarter, and at most the {settings.steps} steps; got {settings.looks}")
+            raise ValueError(f"looks: must be at least 4, one per quarter, and at most the {settings.steps} steps; got {settings.looks}")
         layers = len(layers_of(net(images(settings.data, torch.device("cpu")))))
         found = []
         for seed in range(settings.seeds):
@@ -93,11 +93,11 @@ class CancelledUpdates(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """A step costs about the same whatever is rounded."""
+        """A step takes about the same time whatever is rounded."""
         return run.steps * (1000 + run.batch)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains and counts."""
+        """Train and count."""
         found = images(run.data, device)
         torch.manual_seed(run.seed)
         dtype = torch.float32 if run.format == FULL else carrier(run.format)
@@ -122,13 +122,13 @@ class CancelledUpdates(Study[Settings, Run]):
 
 
 def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:
-    """The run of a net."""
+    """The run of a net with these settings."""
     s = settings
     return Run(s.data, format, update, kahan_layers, s.rate, s.momentum, s.steps, s.batch, s.looks, seed)
 
 
 def net(found: Images) -> nn.Module:
-    """The net for images: for digits a perceptron that is deeper than that of other studies, for its layers are treated one by one."""
+    """The net for images: for digits a perceptron that is deeper than in other studies, because its layers are treated one by one."""
     height = found.x.shape[2]
     if height >= 16:
         return found.net()
@@ -140,7 +140,7 @@ def net(found: Images) -> nn.Module:
 
 
 def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
-    """The parameters of each layer that has some, in the model's order."""
+    """The parameters of each layer that has any, in the model's order."""
     return [own for own in (list(layer.parameters(recurse=False)) for layer in model.modules()) if own]
 
 
@@ -156,7 +156,7 @@ def _optimizer(run: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: Images) -> None:
-    """Step by step: updates that a CUDA graph makes would not be counted."""
+    """Train without a CUDA graph, whose updates could not be counted."""
     order = torch.Generator().manual_seed(run.seed)
     for step in range(run.steps):
         for group in optimizer.param_groups:
@@ -168,7 +168,7 @@ def _train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, found: 
 
 
 def _memory(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes for each weight and what Kahan's summation keeps beside it, over all weights."""
+    """Mean bytes per weight, including what Kahan summation stores, over all weights."""
     bytes_ = numbers = 0
     for group in optimizer.param_groups:
         for weight in group["params"]:

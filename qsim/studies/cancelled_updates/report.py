@@ -1,4 +1,4 @@
-"""What the nets of the study `cancelled-updates` say: shares of updates over time, and accuracy against memory."""
+"""The report of the study `cancelled-updates`: shares of updates over time, and accuracy against memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qsim.studies.statistics import Interval, difference, exponential, mean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: By how much accuracies may differ that count as the same.
+#: Accuracies that differ by at most this count as the same.
 _SAME = 0.01
 
 
 class Findings:
-    """The results of a study, by what they belong to."""
+    """The results of a study, grouped by format, update and layers."""
 
     def __init__(self, study: CancelledUpdates, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
@@ -34,7 +34,7 @@ class Findings:
         self.layers = 1 + max(run.kahan_layers for run in self._of)
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
 
     def seeds(self, format: str, update: str, kahan_layers: int = 0) -> list[Result[Run]]:
@@ -44,7 +44,7 @@ class Findings:
         return [self._of[made(self.settings, format, update, kahan_layers, seed)] for seed in range(self.settings.seeds)]
 
     def values(self, what: str, format: str, update: str, kahan_layers: int = 0) -> list[float]:
-        """One number of each seed."""
+        """One value for each seed."""
         return [float(result[what]) for result in self.seeds(format, update, kahan_layers)]
 
     def steps(self) -> list[int]:
@@ -52,7 +52,7 @@ class Findings:
         return [int(count[0]) for count in self.seeds(FULL, NEAREST)[0]["counts"]]
 
     def shares(self, format: str, update: str, *, lost: bool = False) -> NDArray[np.float64]:
-        """The share of updates that are cancelled, or that are so and not carried: seeds × steps."""
+        """The share of updates that are cancelled, or cancelled and not carried: seeds × steps."""
         counts = np.array([result["counts"] for result in self.seeds(format, update)], dtype=np.float64)
         _, updates, cancelled, carried = np.moveaxis(counts, 2, 0)
         found: NDArray[np.float64] = (cancelled - carried if lost else cancelled) / np.maximum(updates, 1)
@@ -62,14 +62,14 @@ class Findings:
         chosen = self.settings
         carriers = ", ".join(f"{name} ({qsim.format(name).bits} bits)" for name in chosen.formats)
         return (
-            f"Nets for {chosen.data} are trained by {chosen.steps} steps of SGD with momentum {chosen.momentum:g}, {chosen.batch} images a "
-            f"step; the learning rate falls from {chosen.rate:g} to zero in a straight line; there are {chosen.seeds} seeds. Weights are "
-            f"values of a format: {carriers}. Everything else, what Kahan's summation keeps too, is in the 16-bit dtype that holds it, and "
-            "PyTorch's own operators compute. An update counts where it is not zero, and is cancelled where the weight is the same number "
-            "after it. What Kahan's summation keeps of it is carried. The layers that have Kahan's updates in the mixed nets are the last "
-            "ones; memory is that of weights and of what is kept beside them. Of Appendix D.3 the page at hand has the list of what it "
-            "measures, not its numbers; of that list, stochastic rounding and Kahan's summation of one and the same weight are left out. "
-            "Intervals hold 95 %, over seeds."
+            f"Nets for {chosen.data} are trained for {chosen.steps} steps of SGD with momentum {chosen.momentum:g} and {chosen.batch} "
+            f"images per step; the learning rate decays linearly from {chosen.rate:g} to zero; there are {chosen.seeds} seeds. Weights "
+            f"are values of a format: {carriers}. Everything else, including what Kahan summation stores, is in the 16-bit dtype that "
+            "holds it, and PyTorch's own operators compute. An update counts if it is not zero, and is cancelled if it leaves the "
+            "weight unchanged. The part of it that Kahan summation stores is carried. In the mixed nets, the last layers have Kahan "
+            "updates; memory is that of weights and of what Kahan summation stores. Our source for Appendix D.3 lists what it measures, "
+            "without its numbers; of that list, stochastic rounding combined with Kahan summation of the same weight is left out. "
+            "Intervals are 95 %, over seeds."
         )
 
     def _tables(self) -> list[Table]:
@@ -88,8 +88,8 @@ class Findings:
         return [
             Table("Cancelled updates", header, rows),
             Table(
-                f"Stochastic and Kahan's updates mixed, {self.settings.mixed}",
-                ["layers with Kahan's", "bytes a weight", "test accuracy", "training loss"],
+                f"Mixtures of stochastic and Kahan updates, {self.settings.mixed}",
+                ["layers with Kahan updates", "bytes per weight", "test accuracy", "training loss"],
                 mixed,
             ),
         ]
@@ -98,18 +98,22 @@ class Findings:
         return self.values("memory", self.settings.mixed, STOCHASTIC, kahan_layers)[0]
 
     def _quarter(self, format: str, update: str, which: int) -> list[float]:
-        """The share in the first or the last quarter of training, of each seed."""
+        """The share in the first or the last quarter of training, for each seed."""
         return [float(part.mean()) for part in np.array_split(self.shares(format, update), 4, axis=1)[which]]
 
     def _pictures(self) -> list[Picture]:
         return [
             Picture(
                 "shares",
-                "Share of updates that are cancelled. Dashed: cancelled and not carried. Bands: from seed to seed.",
+                "Share of updates that are cancelled. Dashed: cancelled and not carried. Bands: range over seeds.",
                 self._over_time,
             ),
-            Picture("accuracy", "What is learnt, by the format of the weights. Bars: 95 % over seeds.", self._by_format),
-            Picture("memory", "Figure 5: layer by layer from stochastic to Kahan's updates. Bars: 95 % over seeds.", self._frontier),
+            Picture(
+                "accuracy", "Test error and training loss by the format of the weights. Bars: 95 % intervals over seeds.", self._by_format
+            ),
+            Picture(
+                "memory", "Figure 5: layer by layer from stochastic to Kahan updates. Bars: 95 % intervals over seeds.", self._frontier
+            ),
         ]
 
     def _over_time(self) -> Figure:
@@ -158,12 +162,12 @@ class Findings:
         losses = [self._loss(name, STOCHASTIC, count) for count in counts]
         references = ((FULL, figures.REFERENCE()), (name, figures.REFERENCE(linestyle=(0, (5, 2)))))
         for panel, found, label in ((left, right_of, "test accuracy in %"), (right, losses, "training loss")):
-            figures.band(panel, memory, found, figures.LOOKS[0], f"{name}, stochastic to Kahan's")
+            figures.band(panel, memory, found, figures.LOOKS[0], f"{name}, stochastic to Kahan")
             for own, look in references:
                 accuracy = 100 * mean(self.values("accuracy", own, NEAREST)).value
                 level = accuracy if panel is left else self._loss(own, NEAREST).value
                 panel.axhline(level, label=FULL if own == FULL else f"{own}, nearest", **look)
-            panel.set_xlabel("memory in bytes a weight")
+            panel.set_xlabel("memory in bytes per weight")
             panel.set_ylabel(label)
         right.set_yscale("log")
         figures.legend(figure, left, columns=3)
@@ -184,7 +188,7 @@ class Findings:
         gain = difference(self._quarter(name, NEAREST, -1), self._quarter(name, NEAREST, 0))
         return Claim(
             "Section 3.1",
-            "nearest rounding cancels updates above all late in training",
+            "nearest rounding cancels updates mostly late in training",
             f"{name}: {gain:+.1%} from the first to the last quarter, to {mean(self._quarter(name, NEAREST, -1)).value:.1%}",
             True if gain.low > 0 else False if gain.high < 0 else None,
         )
@@ -203,9 +207,9 @@ class Findings:
         lost = {update: self.shares(name, update, lost=True).mean(1).tolist() for update in (NEAREST, KAHAN)}
         return Claim(
             "Section 3.2",
-            "Kahan's summation records cancelled updates until they have grown large enough",
-            f"{name}: {mean(lost[KAHAN]):.1%} of updates are lost, with nearest {mean(lost[NEAREST]):.1%}; the former are too small for "
-            "the 16 bits of what is kept",
+            "Kahan summation accumulates cancelled updates until they are large enough",
+            f"{name}: {mean(lost[KAHAN]):.1%} of updates are lost, with nearest {mean(lost[NEAREST]):.1%}; those lost are too small for "
+            "the 16 bits of the compensation",
             _sign(difference(lost[NEAREST], lost[KAHAN])),
         )
 
@@ -215,7 +219,7 @@ class Findings:
         return Claim(
             "Section 4, Table 4",
             f"{name} with {update} updates matches 32-bit training",
-            f"accuracy {ahead:+.2%} beside {FULL}; the same counts what is no more than {_SAME:.0%} below",
+            f"accuracy {ahead:+.2%} relative to {FULL}; up to {_SAME:.0%} below counts as a match",
             True if ahead.low > -_SAME else False if ahead.high < -_SAME else None,
         )
 
@@ -229,7 +233,7 @@ class Findings:
                 Claim(
                     f"Section 4, Table 3{where}",
                     "nearest rounding of updates loses accuracy: 1.2 to 6.7 % in bf16",
-                    f"{name}: test accuracy of {FULL} {ahead:+.2%} above",
+                    f"{name}: accuracy lost relative to {FULL}: {ahead:+.2%}",
                     _sign(ahead),
                 ),
                 Claim(
@@ -246,7 +250,7 @@ class Findings:
         ahead = difference(self.values("accuracy", name, KAHAN), self.values("accuracy", name, STOCHASTIC))
         return Claim(
             "Figure 5",
-            "with up to twice the memory of weights, Kahan's updates in place of stochastic ones give up to 0.04 % more",
+            "with up to twice the memory of weights, Kahan updates instead of stochastic ones gain up to 0.04 %",
             f"{name}: {ahead:+.2%} for {self._memory(self.layers) / self._memory(0):.2f} times the memory",
             _sign(ahead),
         )
@@ -257,12 +261,12 @@ class Findings:
         nearest, stochastic, kahan = (mean(self.values("accuracy", self.coarse, update)).value for update in UPDATES)
         full = mean(self.values("accuracy", FULL, NEAREST)).value
         return (
-            f"Rounding to nearest cancels {fine:.0%} of the updates of {name} weights and {coarse:.0%} in {self.coarse}, where it tells "
-            f"{nearest:.1%} of test images right; stochastic and Kahan's updates tell {stochastic:.1%} and {kahan:.1%}, full precision "
+            f"Rounding to nearest cancels {fine:.0%} of the updates of {name} weights and {coarse:.0%} in {self.coarse}, where test "
+            f"accuracy falls to {nearest:.1%}; stochastic and Kahan updates reach {stochastic:.1%} and {kahan:.1%}, full precision "
             f"{full:.1%}."
         )
 
 
 def _sign(found: Interval) -> bool | None:
-    """Whether a difference is above zero."""
+    """Whether a difference is above zero; None if its interval contains zero."""
     return None if math.isnan(found.value) or found.low <= 0 <= found.high else found.low > 0

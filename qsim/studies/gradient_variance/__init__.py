@@ -1,4 +1,4 @@
-"""Lemmas 1 to 3 measured: how the error of a layer's gradients follows the batch size and the bits."""
+"""Lemmas 1 to 3 measured: how the error of a layer's gradients depends on the batch size and the bits."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
 
-#: What is rounded: the operands of the backward products, or the weights of both passes.
+#: Which tensors are rounded: the operands of the backward products, or the weights in both passes.
 BACKWARD, WEIGHTS = "backward", "weights"
-#: Exponents enough that all errors are relative, as in the analysis: nothing underflows, and float32 holds all values.
+#: Enough exponent bits to make all errors relative, as in the analysis: nothing underflows, and float32 holds all values.
 _EXPONENT = 7
-#: Bits of a weight above its steps: enough for all of them.
+#: Bits of a weight above its step: enough for all weights.
 _WHOLE = 8
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    mantissas: tuple[int, ...] = choice((0, 1, 2, 3, 4, 5), "bits of the backward pass's operands, one after the other")
-    batches: tuple[int, ...] = choice((4, 8, 16, 32, 64, 128), "images of a batch, from few to many")
-    fractions: tuple[int, ...] = choice((2, 4, 6), "bits behind the point of rounded weights")
-    images: int = choice(512, "that batches are made of, a multiple of the largest batch and at least 3 of them")
-    draws: int = choice(2, "of each batch, if it were the smallest; of larger ones as many more as they are larger")
-    steps: int = choice(50, "updates of the net before it is looked at")
-    seeds: int = choice(4, "how many")
+    mantissas: tuple[int, ...] = choice((0, 1, 2, 3, 4, 5), "mantissa bits of the backward pass's operands")
+    batches: tuple[int, ...] = choice((4, 8, 16, 32, 64, 128), "images per batch, in increasing order")
+    fractions: tuple[int, ...] = choice((2, 4, 6), "fractional bits of rounded weights")
+    images: int = choice(512, "number of images; a multiple of the largest batch, and at least 3 times as many")
+    draws: int = choice(2, "draws per batch of the smallest size; larger batches get proportionally more")
+    steps: int = choice(50, "updates of the net before the measurement")
+    seeds: int = choice(4, "number of seeds")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One way to round, of batches of one size."""
+    """One way to round, with batches of one size."""
 
     data: str
     rounded: str
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def points(self) -> FivePoint:
-        """What the layer rounds."""
+        """The points of the layer."""
         if self.rounded == WEIGHTS:
             return FivePoint(weight=Quantizer(Fixed(_WHOLE + self.bits, self.bits), self.rounding), weight_bwd="same")
         spec = Quantizer(Float(_EXPONENT, self.bits), self.rounding)
@@ -67,10 +67,10 @@ class Run:
 
 
 class GradientVariance(Study[Settings, Run]):
-    """Measures bias and variance of the last layer's gradients."""
+    """Measure bias and variance of the last layer's gradients."""
 
     name = "gradient-variance"
-    question = "How does the error of gradients follow the batch size and the bits of precision?"
+    question = "How does the error of gradients depend on the batch size and the bits of precision?"
     source = "Liu et al., Training with Fewer Bits, Lemmas 1 to 3, Theorem 1, Figure 4"
     settings = Settings
     run = Run
@@ -80,18 +80,18 @@ class GradientVariance(Study[Settings, Run]):
         return Settings(mantissas=(0, 1, 2), batches=(4, 64), fractions=(3, 5), images=256, draws=2, seeds=3)
 
     def full(self) -> Settings:
-        """More of everything; a GPU does not make a layer as small as this one faster."""
+        """More of everything; a GPU is no faster on a layer as small as this one."""
         return Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every bit at the middle batch size, and every batch size with the fewest and the middle bits; weights at three batch sizes."""
+        """All bits at the middle batch size, and all batch sizes with the fewest and the middle bits; weights at three batch sizes."""
         _check(settings)
         chosen, found = settings, []
         for seed in range(chosen.seeds):
             rest = (chosen.images, chosen.draws, chosen.steps, seed)
             for mantissa in chosen.mantissas:
                 for batch in chosen.batches if mantissa in swept(chosen) else (middle(chosen),):
-                    # As many gradients of every size: the time is the same, and so is the precision.
+                    # Equally many gradients at every size: the time is the same, and so is the precision.
                     draws = chosen.draws * batch // chosen.batches[0]
                     found.append(Run(chosen.data, BACKWARD, mantissa, "stochastic", batch, chosen.images, draws, *rest[2:]))
             for fraction in chosen.fractions:
@@ -100,12 +100,12 @@ class GradientVariance(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """Passes through the layer, and some for the net before."""
+        """Passes through the layer, and the training before them."""
         passes = run.images // run.batch * run.draws
         return 200 + passes * (4 if run.rounded == BACKWARD else 2) * (1 + run.batch / 200)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains a net a little, and looks at the gradients of its last layer."""
+        """Train a net briefly, and measure the gradients of its last layer."""
         with full_precision(device):
             layer, inputs, labels = last_layer(run, device)
             count = run.images // run.batch
@@ -116,7 +116,7 @@ class GradientVariance(Study[Settings, Run]):
             return _of_weights(layer, batches, run) | {"bound": bound_of_bias(layer.weight, inputs, run)}
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Variances over batch size and bits, the bias of weights beside its bound."""
+        """Variances over batch size and bits, and the bias of weights compared with its bound."""
         from qsim.studies.gradient_variance.findings import Findings
         from qsim.studies.gradient_variance.report import Writer
 
@@ -124,11 +124,11 @@ class GradientVariance(Study[Settings, Run]):
 
 
 def _check(settings: Settings) -> None:
-    """Refuses what no slope or factor can be computed of."""
+    """Raise an error for settings from which no slope or factor can be computed."""
     for name in ("mantissas", "batches"):
         given = getattr(settings, name)
         if len(given) < 2 or list(given) != sorted(set(given)):
-            raise ValueError(f"{name}: must be at least two, from few to many, got {given}")
+            raise ValueError(f"{name}: must be at least two, in increasing order, got {given}")
     largest, smallest = settings.batches[-1], settings.batches[0]
     if settings.images % largest or settings.images < 3 * largest:
         raise ValueError(f"images: must be a multiple of the largest batch and at least 3 of them, {largest} each, got {settings.images}")
@@ -140,22 +140,22 @@ def _check(settings: Settings) -> None:
 
 
 def middle(settings: Settings) -> int:
-    """The batch size at which bits are compared."""
+    """The batch size at which numbers of bits are compared."""
     return settings.batches[len(settings.batches) // 2]
 
 
 def swept(settings: Settings) -> tuple[int, ...]:
-    """The mantissas that are looked at with all batch sizes."""
+    """The mantissas that are measured at all batch sizes."""
     return tuple(sorted({settings.mantissas[0], settings.mantissas[len(settings.mantissas) // 2]}))
 
 
 def ends(settings: Settings) -> tuple[int, ...]:
-    """The batch sizes with which weights are rounded."""
+    """The batch sizes at which weights are rounded."""
     return tuple(sorted({settings.batches[0], middle(settings), settings.batches[-1]}))
 
 
 def last_layer(run: Run, device: torch.device) -> tuple[nn.Linear, Tensor, Tensor]:
-    """The last layer of a net after some updates, and what comes into it from images in an order that the seed says, with their labels."""
+    """The last layer of a net after some updates, and its inputs for images in an order that depends on the seed, with their labels."""
     data = images(run.data, device)
     torch.manual_seed(run.seed)
     net = data.net().to(device)
@@ -163,7 +163,7 @@ def last_layer(run: Run, device: torch.device) -> tuple[nn.Linear, Tensor, Tenso
     layer = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(run.seed))[: run.images].to(device)
     if len(order) < run.images:
-        raise ValueError(f"images: {run.data} has {len(order)} to learn from, got {run.images}")
+        raise ValueError(f"images: {run.data} has {len(order)} training images, got {run.images}")
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad():
@@ -173,7 +173,7 @@ def last_layer(run: Run, device: torch.device) -> tuple[nn.Linear, Tensor, Tenso
 
 
 def loss(layer: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean over a batch, as the sums of the lemmas are normalized."""
+    """The mean over a batch, normalized like the sums of the lemmas."""
     x, y = batch
     return F.cross_entropy(layer(x), y)
 
@@ -181,8 +181,8 @@ def loss(layer: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def bound_of_bias(weight: Tensor, inputs: Tensor, run: Run) -> float:
     """`B_W` of Lemma 1.
 
-    The loss is convex in the last layer's weight: its second derivative is the mean of `(diag(p) - p pᵀ) ⊗ x xᵀ`, whose first factor has no
-    eigenvalue above 1/2. So it is smooth with half the largest eigenvalue of the mean of `x xᵀ`.
+    The loss is convex in the last layer's weight: its second derivative is the mean of `(diag(p) - p pᵀ) ⊗ x xᵀ`, and no eigenvalue of the
+    first factor is above 1/2. So half the largest eigenvalue of the mean of `x xᵀ` is a smoothness constant.
     """
     second = inputs.double().T @ inputs.double() / len(inputs)
     smoothness = 0.5 * float(torch.linalg.eigvalsh(second)[-1])
@@ -213,7 +213,7 @@ def _of_inputs(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run)
         for k, (x, y) in enumerate(batches):
             drawn = []
             for j in range(run.draws):
-                # Weights, too, are drawn again: their seed follows from this one.
+                # The noise of weights is drawn again, too: its seed is derived from this one.
                 torch.manual_seed(qsim.random.stream("gradient of inputs", run.seed, k, j))
                 drawn.append(_gradient_of_input(layer, x, y, points))
             spread += float(torch.stack(drawn).double().var(0).sum())

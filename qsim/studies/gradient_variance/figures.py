@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def by_batch(found: Findings) -> Figure:
-    """Both gradients' variances against the batch size, and what the lemmas say."""
+    """The variances of both gradients against the batch size, and the lemmas' predictions."""
     figure, axes = figures.panels(1, 2)
     batches = found.settings.batches
     for panel, what, power in zip(axes, ("rounding", "inputs_gradient"), (-1, 0), strict=True):
@@ -24,7 +24,7 @@ def by_batch(found: Findings) -> Figure:
             points = [_middle(found.backward(what, bits, batch)) for batch in batches]
             figures.band(panel, batches, points, look, f"mantissa of {bits} bits")
             due = [points[0].value * (batch / batches[0]) ** power for batch in batches]
-            panel.plot(batches, due, **figures.REFERENCE(label="1/b, and no change" if bits == found.swept[-1] else None))
+            panel.plot(batches, due, **figures.REFERENCE(label="1/b, and constant" if bits == found.swept[-1] else None))
         panel.set_xscale("log", base=2)
         panel.set_xticks(batches, [str(batch) for batch in batches])
         panel.set_yscale("log")
@@ -41,9 +41,9 @@ def by_bits(found: Findings) -> Figure:
     bits, fractions = found.settings.mantissas, found.settings.fractions
     points = [_middle(found.backward("rounding", own, found.batch)) for own in bits]
     figures.band(left, bits, points, figures.LOOKS[0], "measured")
-    left.plot(bits, [points[0].value * 4.0 ** (bits[0] - own) for own in bits], **figures.REFERENCE(label="4 times a bit"))
+    left.plot(bits, [points[0].value * 4.0 ** (bits[0] - own) for own in bits], **figures.REFERENCE(label="4 times per bit"))
     left.set_xticks(bits)
-    left.set_xlabel("mantissa in bits")
+    left.set_xlabel("mantissa bits")
     left.set_ylabel("variance of rounding ∇W")
     steps = [2.0**-fraction for fraction in fractions]
     for rounding, look in zip(("nearest", "stochastic"), figures.LOOKS[1:], strict=False):

@@ -1,4 +1,4 @@
-"""What the runs of the study `gradient-variance` come to: slopes, factors and shares, each with its interval over seeds."""
+"""Slopes, factors and shares of the study `gradient-variance`, each with its interval over seeds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from qsim.studies.statistics import Interval, mean, slope
 
 
 class Findings:
-    """The results of a study, by what they belong to.
+    """The results of a study, grouped by run.
 
     Args:
-        settings: What was chosen.
-        results: Of all runs.
+        settings: The study's settings.
+        results: The results of all runs.
 
     Attributes:
-        batch: The batch size at which bits are compared.
-        swept: The mantissas that are looked at with all batch sizes.
+        batch: The batch size at which numbers of bits are compared.
+        swept: The mantissas that are measured at all batch sizes.
     """
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
@@ -28,15 +28,15 @@ class Findings:
         self._of = {(run.rounded, run.bits, run.rounding, run.batch, run.seed): result for run, result in runs}
 
     def backward(self, what: str, mantissa: int, batch: int) -> list[float]:
-        """One number of each seed, of the backward pass."""
+        """One value of the backward pass for each seed."""
         return [float(self._of[BACKWARD, mantissa, "stochastic", batch, seed][what]) for seed in range(self.settings.seeds)]
 
     def weights(self, what: str, fraction: int, rounding: str, batch: int) -> list[float]:
-        """One number of each seed, of rounded weights."""
+        """One value of rounded weights for each seed."""
         return [float(self._of[WEIGHTS, fraction, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
 
     def slope_in_batch(self, what: str, mantissa: int) -> Interval:
-        """The power of the batch size that a variance follows: least squares for each seed, then their mean."""
+        """The power of the batch size with which a variance scales: least squares for each seed, then their mean."""
         batches = self.settings.batches
         columns = [self.backward(what, mantissa, batch) for batch in batches]
         if len(batches) == 2:
@@ -45,12 +45,12 @@ class Findings:
         return mean([slope(batches, row).value for row in zip(*columns, strict=True)])
 
     def factor(self, fewer: int, more: int) -> Interval:
-        """What one bit less multiplies the variance of rounding with, on average over the bits between two mantissas."""
+        """The factor by which one bit less multiplies the variance of rounding, averaged over the bits between two mantissas."""
         pairs = zip(*(self.backward("rounding", bits, self.batch) for bits in (fewer, more)), strict=True)
         return mean([(coarse / fine) ** (1 / (more - fewer)) for coarse, fine in pairs])
 
     def batch_factor(self, fewer: int, more: int) -> Interval:
-        """How many times larger the batch must be for each bit less, for gradients that vary as little in all."""
+        """The factor by which the batch must grow per bit less, for gradients with the same total variance."""
         totals = [
             [a + b for a, b in zip(*(self.backward(what, bits, self.batch) for what in ("rounding", "sampling")), strict=True)]
             for bits in (fewer, more)
@@ -58,29 +58,29 @@ class Findings:
         return mean([(coarse / fine) ** (1 / (more - fewer)) for coarse, fine in zip(*totals, strict=True)])
 
     def product(self, mantissa: int) -> Interval:
-        """By how much the variance of rounding both operands exceeds the sum of rounding one at a time."""
+        """The excess of the variance of rounding both operands over the sum of rounding one at a time."""
         both, inputs, gradients = (
             self.backward(what, mantissa, self.batch) for what in ("rounding", "rounding_of_inputs", "rounding_of_gradients")
         )
         return mean([whole / (one + other) - 1 for whole, one, other in zip(both, inputs, gradients, strict=True)])
 
     def bias_beside_noise(self) -> Interval:
-        """The squared bias of stochastic rounding beside the variance that it adds."""
+        """The squared bias of stochastic rounding relative to the variance that it adds."""
         columns = [(self.backward("squared_bias", bits, self.batch), self.backward("rounding", bits, self.batch)) for bits in self.swept]
         return mean([bias / noise for biases, noises in columns for bias, noise in zip(biases, noises, strict=True)])
 
     def slope_of_bias(self, fraction: int, rounding: str) -> Interval:
-        """The power of the batch size that the squared bias follows."""
+        """The power of the batch size with which the squared bias scales."""
         first, *_, last = ends(self.settings)
         pairs = zip(*(self.weights("squared_bias", fraction, rounding, batch) for batch in (first, last)), strict=True)
         return mean([math.log(b / a) / math.log(last / first) if a > 0 and b > 0 else math.nan for a, b in pairs])
 
     def share_of_bound(self, fraction: int, rounding: str) -> Interval:
-        """The bias of rounded weights beside the bound."""
+        """The bias of rounded weights relative to the bound."""
         bias, bound = (self.weights(what, fraction, rounding, self.batch) for what in ("squared_bias", "bound"))
         return mean([math.sqrt(max(square, 0.0)) / limit for square, limit in zip(bias, bound, strict=True)])
 
     def relative_bias(self, fraction: int, rounding: str) -> Interval:
-        """The bias of rounded weights beside the gradient."""
+        """The bias of rounded weights relative to the gradient."""
         squares = (self.weights(what, fraction, rounding, self.batch) for what in ("squared_bias", "squared_gradient"))
         return mean([math.sqrt(max(bias, 0.0) / gradient) for bias, gradient in zip(*squares, strict=True)])

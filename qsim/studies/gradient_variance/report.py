@@ -1,4 +1,4 @@
-"""What the study `gradient-variance` says: slopes and factors beside those of the lemmas."""
+"""The report of the study `gradient-variance`: measured slopes and factors compared with those of the lemmas."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.statistics import Interval
 
-#: How far from what the lemmas say a slope over the batch size, and a factor for a bit, may lie.
+#: How far measured slopes over the batch size, and factors per bit, may deviate from the lemmas.
 SLOPE, FACTOR = 0.05, 0.3
 
 
 class Writer:
-    """Writes the report.
+    """Write the report.
 
     Args:
-        study: Whose.
-        found: What its runs come to.
+        study: The study.
+        found: The findings from its runs.
     """
 
     def __init__(self, study: GradientVariance, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         parts: list[str | Table | Picture] = [self._setting(), self._bits(), self._slopes(), self._biases(), *self._pictures()]
         return Report(self._study, parts, self._claims(), self._meaning())
 
     def _setting(self) -> str:
         chosen = self._settings
         return (
-            f"Nets for {chosen.data} are trained by {chosen.steps} steps of plain SGD, in full precision. Then the gradients of their last "
-            f"layer are looked at, on {chosen.images} images in batches, drawn again and again; there are {chosen.seeds} seeds, each with "
-            "a net and an order of its own. The last layer is the case that the lemmas are about: one product, whose operands' errors are "
-            "those of rounding alone, and a loss that is a mean over the batch. Both operands of a product round stochastically to the "
-            "same mantissa. Formats have 7 bits of exponent, so that all errors are relative and nothing underflows. The gradient of the "
-            "layer's inputs is measured relative to its own square, so that the 1/b of the mean cancels. Weights are rounded in uniform "
-            "steps, as Lemma 1 has it, the same in both passes. Intervals hold 95 %, over seeds."
+            f"Nets for {chosen.data} are trained for {chosen.steps} steps of plain SGD, in full precision. Then the gradients of their "
+            f"last layer are measured on {chosen.images} images in batches, drawn repeatedly; there are {chosen.seeds} seeds, each with "
+            "its own net and order. The last layer is the case that the lemmas cover: one product, whose operands have rounding errors "
+            "only, and a loss that is a mean over the batch. Both operands of a product round stochastically to the same mantissa. "
+            "Formats have 7 exponent bits, so that all errors are relative and nothing underflows. The gradient of the layer's inputs "
+            "is measured relative to its own square, so that the 1/b of the mean cancels. Weights are rounded in uniform steps, as in "
+            "Lemma 1, the same in both passes. Intervals are 95 %, over seeds."
         )
 
     def _bits(self) -> Table:
@@ -47,13 +47,13 @@ class Writer:
         for more, fewer in zip(bits[:0:-1], bits[-2::-1], strict=True):
             factors = [f"{factor(fewer, more):.2f}" for factor in (found.factor, found.batch_factor)]
             rows.append([f"{more} to {fewer}", *factors, f"{found.product(fewer):+.1%}"])
-        titles = ["bits", "variance of rounding ∇W", "batch, for the same variance in all", "more than both operands alone"]
-        return Table(f"What a bit less of mantissa multiplies, batches of {found.batch}", titles, rows)
+        titles = ["bits", "variance of rounding ∇W", "batch, for the same total variance", "excess over the operands one at a time"]
+        return Table(f"Factors for one mantissa bit less, batches of {found.batch}", titles, rows)
 
     def _slopes(self) -> Table:
         of_both = ("rounding", "inputs_gradient")
         rows = [[str(bits), *(f"{self._found.slope_in_batch(what, bits):.3f}" for what in of_both)] for bits in self._found.swept]
-        return Table("Power of the batch size that the variance of rounding follows", ["bits of mantissa", "∇W", "∇A, relative"], rows)
+        return Table("Power of the batch size with which the variance of rounding scales", ["mantissa bits", "∇W", "∇A, relative"], rows)
 
     def _biases(self) -> Table:
         rows = []
@@ -65,16 +65,16 @@ class Writer:
                     [f"2^-{fraction}", rounding, f"{relative:.2%}", f"{share:.2%}", f"{self._found.slope_of_bias(fraction, rounding):.3f}"]
                 )
         return Table(
-            "Bias of the gradient by rounded weights",
-            ["step", "rounding", "beside the gradient's norm", "beside the bound B_W", "power of the batch size, squared"],
+            "Bias of the gradient from rounded weights",
+            ["step", "rounding", "relative to the gradient's norm", "relative to the bound B_W", "power of the batch size for its square"],
             rows,
         )
 
     def _pictures(self) -> list[Picture]:
-        by_batch = "Variance of rounding against batch size. Bars: 95 % over seeds. Dotted: what the paper says."
+        by_batch = "Variance of rounding against batch size. Bars: 95 % intervals over seeds. Dotted: the paper's prediction."
         by_bits = (
-            f"Left: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Right: bias of the gradient by rounded "
-            "weights; dashed, the bounds of Lemma 1. Bars: 95 % over seeds."
+            f"Left: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Right: bias of the gradient from "
+            "rounded weights; dashed, the bounds of Lemma 1. Bars: 95 % intervals over seeds."
         )
         return [
             Picture("batch", by_batch, partial(figures.by_batch, self._found)),
@@ -88,8 +88,8 @@ class Writer:
         found = self._found.bias_beside_noise()
         return Claim(
             "Section 3.3, Lemma 2",
-            "stochastic rounding on the way back leaves the gradient unbiased",
-            f"squared bias beside the variance of rounding: {found:+.1%}",
+            "stochastic rounding in the backward pass leaves the gradient unbiased",
+            f"squared bias relative to the variance of rounding: {found:+.1%}",
             True if 0 in found and found.high < 0.05 else False if found.low > 0 else None,
         )
 
@@ -99,7 +99,7 @@ class Writer:
             Claim(
                 "Lemma 3",
                 "the variance that rounding adds to ∇W falls as 1/b",
-                f"{bits} bits of mantissa: as b to the {power:.3f}",
+                f"{bits} mantissa bits: as b^{power:.3f}",
                 _within(power, -1 - SLOPE, -1 + SLOPE),
             )
             for bits, power in found.items()
@@ -111,8 +111,8 @@ class Writer:
         return [
             Claim(
                 "Lemma 3",
-                "it grows 4 times for each bit of mantissa that is taken away",
-                f"from {bits[-1]} to {bits[0]} bits, each on average: {on_average:.2f} times",
+                "it grows 4 times for each mantissa bit that is removed",
+                f"from {bits[-1]} to {bits[0]} bits: {on_average:.2f} times per bit on average",
                 _within(on_average, 4 - FACTOR, 4 + FACTOR),
             ),
             Claim(
@@ -128,7 +128,7 @@ class Writer:
             Claim(
                 "Section 4.2",
                 "the variance that rounding adds to ∇A does not depend on the batch size",
-                f"{bits} bits of mantissa, relative to ∇A: as b to the {power:+.3f}",
+                f"{bits} mantissa bits, relative to ∇A: as b^{power:+.3f}",
                 _within(power, -SLOPE, SLOPE),
             )
             for bits, power in ((bits, self._found.slope_in_batch("inputs_gradient", bits)) for bits in self._found.swept)
@@ -139,7 +139,7 @@ class Writer:
         found = self._found.batch_factor(bits[0], bits[1])
         return Claim(
             "Figure 4, Theorem 1",
-            "a bit less is made up for by a batch at most 4 times as large, often less",
+            "a batch at most 4 times as large, often less, compensates for one bit less",
             f"from {bits[1]} to {bits[0]} bits, by the variance of sampling and rounding together: {found:.2f} times",
             True if found.high <= 4 else False if found.low > 4 else None,
         )
@@ -153,7 +153,7 @@ class Writer:
             claims.append(
                 Claim(
                     "Lemma 1",
-                    f"weights that are rounded {how} bias the gradient by no more than {bound}",
+                    f"weights that are rounded {how} bias the gradient by at most {bound}",
                     f"at most {worst:.2%} of the bound",
                     True if worst.high <= 1 else False if worst.low > 1 else None,
                 )
@@ -163,8 +163,8 @@ class Writer:
         claims.append(
             Claim(
                 "Section 4.1",
-                "no batch removes that bias",
-                f"its square follows b to the {farthest:+.3f} at most",
+                "no batch size removes that bias",
+                f"its square scales at most as b^{farthest:+.3f}",
                 _within(farthest, -SLOPE, SLOPE),
             )
         )
@@ -175,14 +175,14 @@ class Writer:
         power = self._found.slope_in_batch("rounding", self._found.swept[-1]).value
         factor, bias = self._found.factor(bits[0], bits[-1]).value, self._found.relative_bias(fraction, "nearest").value
         return (
-            f"Rounding on the way back is noise, which larger batches average out: its variance in ∇W goes as b to the {power:.2f}, and "
-            f"{factor:.2f} times up for each bit that is taken away; rounding weights to nearest, in steps of 2^-{fraction}, is a bias of "
-            f"{bias:.0%} of the gradient in batches of every size."
+            f"Rounding in the backward pass adds noise, which larger batches average out: its variance in ∇W scales as b^{power:.2f}, "
+            f"and grows {factor:.2f} times for each bit removed; rounding weights to nearest, in steps of 2^-{fraction}, adds "
+            f"a bias of {bias:.0%} of the gradient at every batch size."
         )
 
 
 def _within(found: Interval, low: float, high: float) -> bool | None:
-    """Whether an interval lies inside of bounds; `None` if only a part of it does."""
+    """Whether an interval is inside bounds; `None` if only a part of it is."""
     if low <= found.low and found.high <= high:
         return True
     return False if found.high < low or found.low > high else None

@@ -1,1 +1,1 @@
-"""What studies train: nets for images and language models, their data, and how they learn."""
+"""What studies train: image nets and language models, their data, and their training."""

@@ -1,4 +1,4 @@
-"""Training a GPT on text in several precisions: what is float32 and what bfloat16, and how weights are updated."""
+"""Training of a GPT on text in several precisions: which tensors are float32 or bfloat16, and how weights are updated."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import qsim
 from qsim.gpt import GPT, language_loss, size
 from qsim.studies.learners.text import VOCABULARY, Text
 
-#: Everything in bfloat16, by how weights are updated; or float32 weights and updates, and products in bfloat16.
+#: Everything in bfloat16, named by the update of weights; or float32 weights and updates, with products in bfloat16.
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
 MIXED = "mixed"
 METHODS = (MIXED, STOCHASTIC, KAHAN, NEAREST)
-#: AdamW's.
+#: Of AdamW.
 BETAS, DECAY = (0.9, 0.95), 0.1
 
 
 @dataclass(frozen=True)
 class GPTTraining:
-    """How to train.
+    """The training of a GPT.
 
     Attributes:
-        size: Of the GPT; see `gpt.SIZES`.
+        size: The size of the GPT; see `gpt.SIZES`.
         method: One of `METHODS`.
-        rate: The highest learning rate of AdamW. It rises in a straight line, and falls along half a cosine to a tenth.
-        steps: How many updates; the rate rises for a tenth of them.
-        batch: Sequences of an update.
+        rate: The highest learning rate of AdamW. It rises linearly, then decays along half a cosine to a tenth.
+        steps: The number of updates; the rate rises during the first tenth of them.
+        batch: Sequences per update.
         context: Their length.
-        clip: What the norm of all gradients may be; 0 for any.
-        seed: Of the first weights, of the batches and of rounding.
+        clip: The largest norm of all gradients; 0: no clipping.
+        seed: The seed of the initial weights, of the batches and of rounding.
     """
 
     size: str
@@ -52,12 +52,12 @@ class GPTTraining:
 
 
 def warmup(steps: int) -> int:
-    """In how many of the steps the learning rate rises."""
+    """The number of steps during which the learning rate rises."""
     return max(1, steps // 10)
 
 
 def rate_at(highest: float, steps: int, step: int) -> float:
-    """The learning rate of a step, counted from 0: up in a straight line, then down half a cosine to a tenth."""
+    """The learning rate of a step, counted from 0: a linear warm-up, then half a cosine down to a tenth."""
     rising = warmup(steps)
     if step < rising:
         return highest * (step + 1) / rising
@@ -66,10 +66,10 @@ def rate_at(highest: float, steps: int, step: int) -> float:
 
 
 def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Optimizer]:
-    """A model and its optimizer. All methods begin at the same weights, which are bfloat16 numbers.
+    """A model and its optimizer. All methods begin with the same weights, which are bfloat16 numbers.
 
     Raises:
-        ValueError: If there is no such size or method.
+        ValueError: If the size or the method is unknown.
     """
     if how.method not in METHODS:
         raise ValueError(f"method: must be one of {', '.join(METHODS)}; got {how.method!r}")
@@ -84,7 +84,7 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
 
 
 def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """What an optimizer moves: matrices decay, as nanoGPT has it; biases and what normalizes do not."""
+    """The optimizer's parameter groups: matrices decay, as in nanoGPT; biases and normalization weights do not."""
     return [
         {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},
         {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
@@ -94,13 +94,13 @@ def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
 def train_gpt(
     how: GPTTraining, model: nn.Module, optimizer: torch.optim.Optimizer, text: Text, look: Callable[[int, Tensor], None] | None = None
 ) -> None:
-    """Trains a model in place.
+    """Train a model in place.
 
     Args:
-        how: How.
-        model: Gives logits.
-        optimizer: Of the model's parameters.
-        text: What to learn.
+        how: The training.
+        model: A model that returns logits.
+        optimizer: The optimizer of its parameters.
+        text: The training text.
         look: Called after each backward pass, before the update, with the number of updates done and the loss.
     """
     order = torch.Generator().manual_seed(how.seed)
@@ -119,13 +119,13 @@ def train_gpt(
 
 @torch.no_grad()
 def validation_loss(how: GPTTraining, model: nn.Module, text: Text, count: int) -> float:
-    """The mean loss on sequences of the held-out text; infinite where it is no number."""
+    """The mean loss on sequences of the held-out text; infinite if it is NaN."""
     parts = text.validation(count, how.context).split(how.batch)
     found = torch.stack([autocast_loss(how.method, model, part).double() * len(part) for part in parts]).sum().item() / count
     return found if math.isfinite(found) else math.inf
 
 
 def autocast_loss(method: str, model: nn.Module, sequences: Tensor) -> Tensor:
-    """The loss as a method computes it."""
+    """The loss, computed in the precision of a method."""
     with torch.autocast(sequences.device.type, torch.bfloat16, enabled=method == MIXED):
         return language_loss(model, sequences)

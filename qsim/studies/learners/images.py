@@ -1,4 +1,4 @@
-"""Labelled images, and nets that learn them: scikit-learn's digits, which install with it, or files of Fashion-MNIST and CIFAR-10."""
+"""Labelled images, and nets for them: scikit-learn's digits, which come with it, or files of Fashion-MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DIGITS = "digits"
 
 @dataclass(frozen=True)
 class Images:
-    """Images to learn from and to be tested on.
+    """Training and test images.
 
     Attributes:
-        x: Pixels to learn from, with zero mean and unit variance: images × channels × height × width.
+        x: Training pixels, with zero mean and unit variance: images × channels × height × width.
         y: Their labels.
-        test_x: Pixels to be tested on.
+        test_x: Test pixels.
         test_y: Their labels.
-        classes: How many labels there are.
+        classes: The number of classes.
     """
 
     x: Tensor
@@ -55,14 +55,14 @@ class Images:
 
 @lru_cache(maxsize=2)
 def images(data: str, device: torch.device) -> Images:
-    """Images by what the option `--data` names.
+    """The images that the option `--data` names.
 
     Args:
         data: `"digits"`, or a folder with the files of MNIST's kind (idx, also gzipped) or of CIFAR-10 (its Python or binary version).
-        device: Where to keep them.
+        device: The device to keep them on.
 
     Raises:
-        ValueError: If the folder is not there or holds neither.
+        ValueError: If the folder does not exist or contains neither.
     """
     parts = _digits() if data == DIGITS else _from_files(Path(data))
     x, y, test_x, test_y = parts
@@ -84,7 +84,7 @@ _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _digits() -> _Parts:
-    """Half of scikit-learn's 1797 images to learn from, half to be tested on."""
+    """Half of scikit-learn's 1797 images for training, half for testing."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -136,7 +136,7 @@ def _cifar_python(folder: Path) -> _Parts | None:
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads arrays and plain values; other pickles may do anything."""
+    """Load arrays and plain values; other pickles could execute anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.partition(".")[0], name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "_reconstruct"), ("_codecs", "encode")}:
@@ -166,8 +166,8 @@ def _cifar_binary(folder: Path) -> _Parts | None:
 
 
 def _read_cifar_binary(file: Path) -> Tensor:
-    """Images, each with its label before its pixels."""
+    """Images, each preceded by its label."""
     content = file.read_bytes()
     if not content or len(content) % 3073:
-        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not some times 3073")
+        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())

@@ -1,4 +1,4 @@
-"""One net that learns images with points on its layers, and what full precision says of it afterwards."""
+"""Training of an image net with points on its layers, and its evaluation in full precision."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from qsim import FivePoint
 from qsim.studies.learners.images import Images, images
 from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, train
 
-#: A loss times this and the number of images: gradients of outputs are below it, well inside the range of formats with four exponent bits.
+#: Loss scale per image: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
 
 
 def in_range(format: str) -> float:
-    """What a mean loss is multiplied by, for each image, so that a format holds its gradients: those of outputs are below it.
+    """The factor per image for a mean loss that keeps gradients in the range of a format: those of outputs are below it.
 
     Example:
         >>> in_range("e4m0"), in_range("e3m0"), in_range("fp32")
@@ -30,21 +30,21 @@ def in_range(format: str) -> float:
 def outcome(
     data: str, points: FivePoint | None, how: Training, rate: float, seed: int, device: torch.device, looks: int = 10
 ) -> dict[str, Any]:
-    """Trains a net by plain SGD at a constant rate, as the papers' theorems have it.
+    """Train a net by plain SGD at a constant learning rate, as in the papers' theorems.
 
     Args:
-        data: What to learn; see `images`.
-        points: Of every layer; None: full precision.
-        how: Steps, batch and loss scale.
+        data: The name of the images; see `images`.
+        points: The points of every layer; None: full precision.
+        how: The steps, the batch size and the loss scale.
         rate: The learning rate.
-        seed: Decides on weights, batches and random bits.
-        device: Where.
-        looks: How often the true gradient is looked at, in the last quarter of the steps.
+        seed: The seed of weights, batches and random bits.
+        device: The device to train on.
+        looks: How often the true gradient is measured in the last quarter of the steps.
 
     Returns:
-        Of the net with its weights as they are, in full precision: `accuracy` and `loss` on the test images; `squared_gradient`, over all
-        images to learn from, in the mean over the looks. And `own_accuracy` and `own_loss`, on the test images, of the
-        net as it rounds.
+        For the final weights, evaluated in full precision: `accuracy` and `loss` on the test images; `squared_gradient` over all
+        training images, averaged over the measurements. For the rounding net: `own_accuracy` and `own_loss` on the
+        test images.
     """
     found = images(data, device)
     torch.manual_seed(seed)

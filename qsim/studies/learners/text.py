@@ -1,4 +1,4 @@
-"""Text as bytes, of which each is a token: the sources of Python's standard library, which are on every machine, or files of one's own."""
+"""Text as bytes, each of which is a token: the sources of Python's standard library, which every machine has, or other files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Text:
     """A text whose end is held out.
 
     Attributes:
-        tokens: All of it, as bytes.
-        held_out: Where the held-out end begins.
+        tokens: The whole text, as bytes.
+        held_out: The index at which the held-out end begins.
     """
 
     tokens: Tensor
     held_out: int
 
     def batch(self, count: int, context: int, generator: torch.Generator) -> Tensor:
-        """Sequences to learn from, from anywhere.
+        """Training sequences from random positions.
 
         Args:
-            count: How many.
-            context: Their length; there is one token more, for the targets are the tokens that follow.
-            generator: Of torch's on the CPU; it says where they begin.
+            count: The number of sequences.
+            context: Their length; each has one more token, because the targets are the following tokens.
+            generator: A torch generator on the CPU, which draws the positions.
 
         Returns:
             Bytes: `count` × (`context` + 1).
@@ -42,29 +42,29 @@ class Text:
         return self._windows(torch.randint(self.held_out - context, (count,), generator=generator), context)
 
     def validation(self, count: int, context: int) -> Tensor:
-        """Sequences of the held-out end, evenly spread; see `batch`."""
+        """Evenly spaced sequences of the held-out end; see `batch`."""
         last = len(self.tokens) - context - 1
         return self._windows(torch.linspace(self.held_out, last, count, dtype=torch.float64).long(), context)
 
     def _windows(self, starts: Tensor, context: int) -> Tensor:
         device = self.tokens.device
         if device.type == "cuda":
-            # From pinned memory nobody waits for the copy.
+            # From pinned memory, the copy does not block.
             starts = starts.pin_memory()
         return self.tokens[starts.to(device, non_blocking=True)[:, None] + torch.arange(context + 1, device=device)]
 
 
 @lru_cache(maxsize=2)
 def text(data: str, context: int, device: torch.device) -> Text:
-    """A text by what the option `--data` names.
+    """The text that the option `--data` names.
 
     Args:
-        data: `"library"`, or a file, or a folder, all files of which are read.
-        context: How long sequences will be; the held-out end is longer.
-        device: Where to keep it.
+        data: `"library"`, a file, or a folder, whose files are all read.
+        context: The length of sequences; the held-out end is longer.
+        device: The device to keep it on.
 
     Raises:
-        ValueError: If there is no such file, or too little in it.
+        ValueError: If the file does not exist or is too short.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def text(data: str, context: int, device: torch.device) -> Text:
         torch.Size([3, 65])
     """
     paths = _library() if data == LIBRARY else _files(Path(data))
-    # In alphabetical order the held-out end would be about other things than the rest.
+    # In alphabetical order, the held-out end would be about different things than the rest.
     random.Random(0).shuffle(paths)
     content = bytearray(b"\0".join(path.read_bytes() for path in paths))
     held_out = int(len(content) * (1 - _HELD_OUT))
@@ -89,5 +89,5 @@ def _library() -> list[Path]:
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise ValueError(f"data: must be {LIBRARY!r}, a file or a folder; there is nothing at {str(path)!r}")
+        raise ValueError(f"data: must be {LIBRARY!r}, a file or a folder; {str(path)!r} does not exist")
     return sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]

@@ -1,4 +1,4 @@
-"""Training on images as studies do it: a fixed number of steps, batches that follow from the seed, on a GPU replayed from a CUDA graph."""
+"""Training on images: a fixed number of steps, batches determined by the seed, on a GPU replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.nn import functional as F
 
 from qsim.studies.learners.images import Images
 
-#: Steps before the capture, in which kernels are compiled and the optimizer makes its state.
+#: Steps before the capture, in which kernels are compiled and the optimizer creates its state.
 _EAGER = 3
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train.
+    """The training of an image net.
 
     Attributes:
-        steps: How many updates.
-        batch: Images of an update.
-        micro_batches: In how many parts its gradient is summed up; each part is rounded by itself.
-        loss_scale: What the loss is multiplied by before the backward pass, and gradients divided by after it.
+        steps: The number of updates.
+        batch: Images per update.
+        micro_batches: The number of parts over which its gradient is accumulated; each part is rounded separately.
+        loss_scale: The factor by which the loss is multiplied before the backward pass, and gradients are divided after it.
     """
 
     steps: int
@@ -42,15 +42,15 @@ def train(
     look: Callable[[int], None] | None = None,
     every: int = 0,
 ) -> None:
-    """Trains a model in place.
+    """Train a model in place.
 
     Args:
-        model: Gives logits.
-        images: What to learn.
-        optimizer: Of the model's parameters.
-        how: How.
-        seed: Decides on the batches.
-        look: Called with the number of steps done, whenever that is a multiple of `every`.
+        model: A model that returns logits.
+        images: The training images.
+        optimizer: The optimizer of its parameters.
+        how: The training.
+        seed: The seed of the batches.
+        look: Called with the number of steps done whenever it is a multiple of `every`.
         every: See `look`.
     """
     order = torch.Generator().manual_seed(seed)
@@ -65,7 +65,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
-    """The share of test images that a model tells right."""
+    """The share of test images that a model classifies correctly."""
     model.eval()
     right = sum(int((model(x).argmax(1) == y).sum()) for x, y in _chunks(images.test_x, images.test_y))
     model.train()
@@ -73,9 +73,9 @@ def accuracy(model: nn.Module, images: Images) -> float:
 
 
 def squared_gradient(model: nn.Module, images: Images) -> float:
-    """The squared norm of the loss's gradient over all images to learn from; for a model without points this is the true one.
+    """The squared norm of the loss's gradient over all training images; without points, this is the true gradient.
 
-    Batch normalization sees its running statistics, so that the gradient does not depend on how the images are cut into pieces.
+    Batch normalization uses its running statistics, so that the gradient does not depend on how the images are split.
     """
     model.eval()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -90,7 +90,7 @@ def squared_gradient(model: nn.Module, images: Images) -> float:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """In here a GPU computes products of float32 numbers in float32, convolutions too."""
+    """Compute float32 products and convolutions in float32 on GPUs in this context."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = before and device.type != "cuda"
     try:
@@ -119,7 +119,7 @@ def _step(model: nn.Module, images: Images, optimizer: torch.optim.Optimizer, ho
 
 
 def _replayed(step: Callable[[], None]) -> Callable[[], None]:
-    """A step that is called some times, then captured, then replayed."""
+    """A step that is called a few times, then captured, then replayed."""
     aside = torch.cuda.Stream()
     graph: torch.cuda.CUDAGraph | None = None
     calls = 0
@@ -130,7 +130,7 @@ def _replayed(step: Callable[[], None]) -> Callable[[], None]:
         if graph is not None:
             graph.replay()
             return
-        # Capture wants what came before on a stream of its own, as PyTorch's documentation has it.
+        # Before a capture, PyTorch's documentation asks for a warm-up on a side stream.
         if calls <= _EAGER:
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):

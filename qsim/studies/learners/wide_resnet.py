@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class _Block(nn.Module):
-    """Normalization and rectification before each of two convolutions, beside a shortcut."""
+    """Two convolutions, each after normalization and ReLU, with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class _Block(nn.Module):
         self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """The sum of both branches."""
         seen = F.relu(self.norm1(x))
         beside = x if self.shortcut is None else self.shortcut(seen)
         return beside + cast(Tensor, self.conv2(F.relu(self.norm2(self.conv1(seen)))))
@@ -31,7 +31,7 @@ class WideResNet(nn.Module):
     """WideResNet-16-4 (Zagoruyko and Komodakis, 2016).
 
     Args:
-        classes: How many labels there are.
+        classes: The number of classes.
     """
 
     def __init__(self, classes: int) -> None:
@@ -46,6 +46,6 @@ class WideResNet(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits."""
         seen = F.relu(self.norm(self.blocks(self.stem(x))))
         return cast(Tensor, self.head(torch.mean(seen, (2, 3))))

@@ -1,11 +1,11 @@
-"""Learning rates up to which training is stable, in mixed precision and in BF16 with stochastic rounding; and Proposition 1, measured.
+"""Learning rates at which training is stable, in mixed precision and in BF16 with stochastic rounding; Proposition 1, measured.
 
-Proposition 1 is of weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn again, both are 0 or 1. From one step to
-the next the correlation of such gradients, over weights, is `var X / (var X + var Y)`. Stochastic rounding adds a perturbation `Z` to what
-a step does. By Lemma 1, for an update `g` shorter than the levels' distance `D`, in units of gradients, `Z` has mean 0 and variance
-`|g| * (D - |g|)`, whatever `g` is: it is correlated with nothing, and the correlation falls to `var X / (var X + var Y + E |g| (D - |g|))`.
-The paper takes `Z` for independent of the gradient; all that is needed is that its mean is 0 for each gradient. With `X` and `Y` of mean
-1/2, `E |g| = 1` and `E g**2 = 3/2`, so that this is `(1/4) / (1/2 + D - 3/2)`.
+Proposition 1 is about weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn again, both are 0 or 1. The
+correlation of such gradients from one step to the next, over weights, is `var X / (var X + var Y)`. Stochastic rounding adds a
+perturbation `Z` to each step. By Lemma 1, for an update `g` shorter than the distance `D` between levels, in units of gradients, `Z` has
+mean 0 and variance `|g| * (D - |g|)`, whatever `g` is: it is correlated with nothing, and the correlation falls to `var X / (var X + var
+Y + E |g| (D - |g|))`. The paper assumes that `Z` is independent of the gradient; a mean of 0 for each gradient is enough. If `X` and `Y`
+have mean 1/2, then `E |g| = 1` and `E g**2 = 3/2`, so that this is `(1/4) / (1/2 + D - 3/2)`.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from qsim.studies.result import Result
 from qsim.studies.study import Study
 
 TRAINING, TOY = "training", "toy"
-#: Of how many groups of weights the toy's correlation is taken, each by itself.
+#: The number of groups of weights over which the toy's correlation is computed, each separately.
 _GROUPS = 16
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
     data: str = choice(LIBRARY, "library, or a file or folder of text")
-    size: str = choice("tiny", "of the GPT: tiny, mini, small, medium")
-    methods: tuple[str, ...] = choice((MIXED, STOCHASTIC), "mixed, stochastic, kahan, nearest")
-    lowest: float = choice(2.0**-10, "learning rate")
-    highest: float = choice(2.0**-1, "learning rate; those between are powers of two times the lowest")
-    steps: int = choice(150, "updates")
-    batch: int = choice(8, "sequences of an update")
-    context: int = choice(32, "their length")
-    clip: float = choice(1.0, "what the norm of all gradients may be; 0: any")
-    validation: int = choice(256, "sequences of the held-out text")
-    levels: tuple[float, ...] = choice((4.0, 16.0, 64.0), "distance of levels in the toy, divided by the learning rate")
-    weights: int = choice(1 << 18, "in the toy")
-    seeds: int = choice(3, "how many")
+    size: str = choice("tiny", "size of the GPT: tiny, mini, small, medium")
+    methods: tuple[str, ...] = choice((MIXED, STOCHASTIC), "of mixed, stochastic, kahan, nearest")
+    lowest: float = choice(2.0**-10, "lowest learning rate")
+    highest: float = choice(2.0**-1, "highest learning rate; those between are powers of two times the lowest")
+    steps: int = choice(150, "number of updates")
+    batch: int = choice(8, "sequences per update")
+    context: int = choice(32, "length of sequences")
+    clip: float = choice(1.0, "largest norm of all gradients; 0: no clipping")
+    validation: int = choice(256, "number of held-out sequences")
+    levels: tuple[float, ...] = choice((4.0, 16.0, 64.0), "distance between levels in the toy, divided by the learning rate")
+    weights: int = choice(1 << 18, "number of weights in the toy")
+    seeds: int = choice(3, "number of seeds")
 
     @property
     def rates(self) -> list[float]:
-        """The learning rates, by factors of two."""
+        """The learning rates, in factors of two."""
         found = [self.lowest]
         while 2 * found[-1] <= self.highest:
             found.append(2 * found[-1])
@@ -62,8 +62,8 @@ class Settings:
 class Run:
     """A GPT that is trained, or the toy of Proposition 1.
 
-    In the toy `size`, `data`, `batch`, `context`, `clip` and `validation` say nothing, and `rate` is the learning rate in units of the
-    levels' distance.
+    The toy does not use `size`, `data`, `batch`, `context`, `clip` and `validation`, and `rate` is the learning rate in units of the
+    distance between levels.
     """
 
     experiment: str
@@ -81,15 +81,15 @@ class Run:
 
     @property
     def training(self) -> GPTTraining:
-        """How the GPT is trained."""
+        """The training of the GPT."""
         return GPTTraining(self.size, self.method, self.rate, self.steps, self.batch, self.context, self.clip, self.seed)
 
 
 class LearningRate(Study[Settings, Run]):
-    """Trains a small transformer at learning rates that double, until it learns nothing any more."""
+    """Train a small transformer at learning rates that double until it learns nothing."""
 
     name = "learning-rate"
-    question = "Does stochastic rounding stand higher learning rates than mixed precision?"
+    question = "Does stochastic rounding tolerate higher learning rates than mixed precision?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Table 3, Proposition 1"
     settings = Settings
     run = Run
@@ -112,13 +112,13 @@ class LearningRate(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """Optimizers in plain torch are what takes time on small models."""
+        """On small models, optimizers in plain torch take most of the time."""
         if run.experiment == TOY:
             return run.weights / 2000
         return run.steps * (1 if run.method == MIXED else 4)
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Trains and validates; in the last half gradients and updates are held against those before them."""
+        """Train and validate; in the last half, compare gradients and updates with those of the step before."""
         if run.experiment == TOY:
             return {"correlations": toy_correlations(run, device)}
         how, words = run.training, text(run.data, run.context, device)
@@ -141,7 +141,7 @@ class LearningRate(Study[Settings, Run]):
         }
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Loss against learning rate, and the rates up to which it is stable."""
+        """Loss against learning rate, and the largest stable rates."""
         from qsim.studies.learning_rate.report import Findings
 
         return Findings(self, settings, results).report()
@@ -155,11 +155,11 @@ def trained(settings: Settings, method: str, rate: float, seed: int) -> Run:
 
 def _check(settings: Settings) -> None:
     if not {MIXED, STOCHASTIC} <= set(settings.methods):
-        raise ValueError(f"methods: mixed and stochastic are compared; got {','.join(settings.methods) or 'none'}")
+        raise ValueError(f"methods: must contain mixed and stochastic; got {','.join(settings.methods) or 'none'}")
     if not 0 < settings.lowest <= settings.highest:
-        raise ValueError(f"lowest, highest: must be rates from low to high; got {settings.lowest:g}, {settings.highest:g}")
+        raise ValueError(f"lowest, highest: must be two rates, the lower one first; got {settings.lowest:g}, {settings.highest:g}")
     if not settings.levels or min(settings.levels) < 2:
-        raise ValueError(f"levels: must be at least 2, the longest update; got {','.join(map('{:g}'.format, settings.levels)) or 'none'}")
+        raise ValueError(f"levels: must be at least 2, the largest update; got {','.join(map('{:g}'.format, settings.levels)) or 'none'}")
 
 
 def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:
@@ -168,17 +168,17 @@ def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:
 
 
 def frequencies_loss(words: Text) -> float:
-    """The loss on the held-out text of who knows how frequent each byte is, and nothing else."""
+    """The loss of the unigram baseline on the held-out text: predictions from byte frequencies only."""
     learnt, held = (torch.bincount(part.long(), minlength=VOCABULARY).double() for part in words.tokens.tensor_split((words.held_out,)))
     learnt += 1
     return float(-(held / held.sum() * (learnt / learnt.sum()).log()).sum())
 
 
 def toy_correlations(run: Run, device: torch.device) -> list[float]:
-    """What two steps in a row do to weights whose gradients are alike in part, in groups of weights.
+    """Correlations of gradients and of updates over two consecutive steps in the toy, for groups of weights.
 
-    A weight's gradient is `X + Y`, both 0 or 1 at random: `X` is the same in both steps and `Y` is not. What a step has done is the change
-    of the weight divided by the learning rate: the gradient itself, and what rounding adds to it.
+    A weight's gradient is `X + Y`, both 0 or 1 at random: `X` is the same in both steps and `Y` is not. The effect of a step is the change
+    of the weight divided by the learning rate: the gradient itself plus the rounding error.
     """
     draw = torch.Generator().manual_seed(run.seed)
     lasting, *passing = (torch.randint(2, (run.weights,), generator=draw).float().to(device) for _ in range(3))

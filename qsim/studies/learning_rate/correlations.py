@@ -1,4 +1,4 @@
-"""How much what training does in one step is like what it did in the step before."""
+"""The similarity of consecutive training steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class Correlations:
-    """How much gradients and updates of a model are alike from one step to the next: the cosine of their angle.
+    """The similarity of a model's gradients and updates from one step to the next: the cosine of their angle.
 
     Args:
-        model: What is trained.
-        first: From which step on.
+        model: The model that is trained.
+        first: The first step to compare.
     """
 
     def __init__(self, model: nn.Module, first: int) -> None:
@@ -25,7 +25,7 @@ class Correlations:
 
     @torch.no_grad()
     def __call__(self, step: int) -> None:
-        """After a backward pass and before the update."""
+        """Record gradients after a backward pass, before the update."""
         if step < self._first:
             return
         gradients = [weight.grad.float() for weight in self._weights if weight.grad is not None]
@@ -42,12 +42,12 @@ class Correlations:
 
     @property
     def gradients(self) -> float | None:
-        """The mean over steps; None if there were none, or one was no number."""
+        """The mean over steps; None if there are no steps, or one is NaN."""
         return self._mean("gradients")
 
     @property
     def updates(self) -> float | None:
-        """The same of updates."""
+        """The same for updates."""
         return self._mean("updates")
 
     def _mean(self, name: str) -> float | None:

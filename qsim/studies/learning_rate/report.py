@@ -1,4 +1,4 @@
-"""What the transformers of the study `learning-rate` say: loss against learning rate, and correlations in time."""
+"""The report of the study `learning-rate`: loss against learning rate, and correlations in time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from qsim.studies.statistics import Interval, difference, mean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: The loss of who knows nothing: what is above counts as that.
+#: The loss of uniform predictions; higher losses are clipped to it.
 _NOTHING = math.log(VOCABULARY)
 
 
 class Findings:
-    """The results of a study, by what they belong to."""
+    """The results of a study, grouped by method and rate."""
 
     def __init__(self, study: LearningRate, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings, self.rates = study, settings, settings.rates
@@ -32,7 +32,7 @@ class Findings:
         self.frequencies = float(self._of[trained(settings, settings.methods[0], self.rates[0], 0)]["frequencies"])
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
 
     def losses(self, method: str, rate: float) -> list[float]:
@@ -41,7 +41,7 @@ class Findings:
         return [min(loss, _NOTHING) for loss in found]
 
     def stable(self, method: str) -> float:
-        """The largest rate up to which all seeds learn more than how frequent bytes are; NaN if there is none."""
+        """The largest rate up to which all seeds beat the unigram baseline; NaN if there is none."""
         found = math.nan
         for rate in self.rates:
             if max(self.losses(method, rate)) >= self.frequencies:
@@ -50,15 +50,15 @@ class Findings:
         return found
 
     def best(self, method: str) -> list[float]:
-        """For each seed the logarithm to the base of 2 of the rate with the lowest loss, by a parabola through its neighbours."""
+        """The base-2 logarithm of the rate with the lowest loss for each seed, by a parabola through its neighbours."""
         return [_lowest(np.log2(self.rates), losses) for losses in np.array([self.losses(method, rate) for rate in self.rates]).T]
 
     def lowest(self, method: str) -> list[float]:
-        """For each seed the lowest loss of all rates."""
+        """The lowest loss over all rates for each seed."""
         return [min(losses) for losses in zip(*(self.losses(method, rate) for rate in self.rates), strict=True)]
 
     def correlations(self, method: str, rate: float, what: str) -> list[float]:
-        """Of gradients or updates with those of the step before, for each seed; NaN where training diverged."""
+        """Correlations of gradients or updates with those of the step before, for each seed; NaN where training diverged."""
         found = [self._of[trained(self.settings, method, rate, seed)][what] for seed in range(self.settings.seeds)]
         return [math.nan if value is None else float(value) for value in found]
 
@@ -70,19 +70,19 @@ class Findings:
     def _setting(self) -> str:
         chosen = self.settings
         return (
-            f"A GPT ({chosen.size}) is trained on bytes of {chosen.data} by {chosen.steps} updates of AdamW, each of {chosen.batch} "
+            f"A GPT ({chosen.size}) is trained on bytes of {chosen.data} for {chosen.steps} updates of AdamW, each of {chosen.batch} "
             f"sequences of {chosen.context}; {chosen.seeds} seeds. `mixed` has float32 weights and products in bfloat16 (autocast), the "
-            "others have everything in bfloat16 and update weights as they are called. The learning rate rises for a tenth of the steps "
-            "and falls along half a cosine to a tenth. A rate counts as stable if, with it and all lower ones, every seed ends with a "
-            "lower loss on held-out text than who knows no more than how frequent each byte is "
-            f"({self.frequencies:.3f}). Intervals hold 95 %, over seeds; those of the toy, over groups of weights."
+            "others keep everything in bfloat16 and are named after their updates of weights. The learning rate rises for a tenth of "
+            "the steps and decays along half a cosine to a tenth. A rate counts as stable if, at it and all lower ones, every seed ends "
+            "with a lower loss on held-out text than the unigram baseline, which only knows the frequency of each byte "
+            f"({self.frequencies:.3f}). Intervals are 95 %, over seeds; for the toy, over groups of weights."
         )
 
     def _tables(self) -> list[Table]:
         methods = self.settings.methods
         rows = [[_power(rate), *(f"{mean(self.losses(method, rate)):.3f}" for method in methods)] for rate in self.rates]
         ends = [
-            [method, self._told_stable(method), f"2^{mean(self.best(method)):.2f}", f"{mean(self.lowest(method)):.3f}"]
+            [method, self._stable_rate(method), f"2^{mean(self.best(method)):.2f}", f"{mean(self.lowest(method)):.3f}"]
             for method in methods
         ]
         return [
@@ -90,7 +90,7 @@ class Findings:
             Table("Rates", ["method", "largest stable", "best, by a parabola", "loss at the best"], ends),
         ]
 
-    def _told_stable(self, method: str) -> str:
+    def _stable_rate(self, method: str) -> str:
         found = self.stable(method)
         if math.isnan(found):
             return "none of these"
@@ -100,12 +100,12 @@ class Findings:
         return [
             Picture(
                 "loss",
-                "Validation loss against learning rate. Bars: 95 % over seeds. Dotted: who knows how frequent each byte is.",
+                "Validation loss against learning rate. Bars: 95 % intervals over seeds. Dotted: unigram baseline.",
                 self._losses,
             ),
             Picture(
                 "correlation",
-                "Proposition 1. Left: the toy, measured (marks) and by the formula (lines). Right: gradients in training and those of the "
+                "Proposition 1. Left: the toy, measured (marks) and by the formula (lines). Right: gradients in training with those of the "
                 "step before. Bars: 95 %.",
                 self._correlations,
             ),
@@ -116,7 +116,7 @@ class Findings:
         for place, (method, look) in enumerate(zip(self.settings.methods, figures.LOOKS, strict=False)):
             figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
                           look, method)  # fmt: skip
-        panel.axhline(self.frequencies, label="frequencies of bytes", **figures.REFERENCE())
+        panel.axhline(self.frequencies, label="unigram baseline", **figures.REFERENCE())
         panel.set_xscale("log", base=2)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("validation loss in nats")
@@ -132,7 +132,7 @@ class Findings:
             points = figures.Look(look.color, look.marker, "")
             figures.band(left, levels, [self.toy(method, number) for number in levels], points)
         left.set_xscale("log", base=2)
-        left.set_xlabel("distance of levels / learning rate")
+        left.set_xlabel("distance between levels / learning rate")
         left.set_ylabel("correlation in time")
         left.set_title("toy: with and without rounding")
         for method, look in zip(self.settings.methods, figures.LOOKS, strict=False):
@@ -161,12 +161,12 @@ class Findings:
 
     def _larger(self) -> Claim:
         stochastic, mixed = self.stable(STOCHASTIC), self.stable(MIXED)
-        beyond = {method: self._told_stable(method) for method in (STOCHASTIC, MIXED)}
+        beyond = {method: self._stable_rate(method) for method in (STOCHASTIC, MIXED)}
         return Claim(
             "Table 3, Section 5.1",
             "stochastic rounding is stable at rates at which mixed precision diverges",
-            f"largest stable rate, of powers of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
-            # Rates are a factor of two apart: methods whose largest are the same may differ by less.
+            f"largest stable rate, among powers of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
+            # Rates are a factor of two apart, so methods with the same largest stable rate may still differ by less.
             True if stochastic > mixed else False if stochastic < mixed else None,
         )
 
@@ -176,8 +176,8 @@ class Findings:
         ahead = difference(*per_seed)
         return Claim(
             "Section 5.1",
-            "at rates above the best one of mixed precision, stochastic rounding is the more robust",
-            f"loss {ahead:+.3f} beside mixed precision, mean over {len(beyond)} rates",
+            "at rates above the best one of mixed precision, stochastic rounding is more robust",
+            f"loss {ahead:+.3f} relative to mixed precision, mean over {len(beyond)} rates",
             True if ahead.high < 0 else False if ahead.low > 0 else None,
         )
 
@@ -186,7 +186,7 @@ class Findings:
         return Claim(
             "Table 2",
             "each at its best rate, stochastic rounding reaches a slightly lower loss than mixed precision",
-            f"{ahead:+.3f} beside mixed precision",
+            f"{ahead:+.3f} relative to mixed precision",
             True if ahead.high < 0 else False if ahead.low > 0 else None,
         )
 
@@ -224,30 +224,30 @@ class Findings:
         return Claim(
             "Section 2.3",
             "stochastic rounding decorrelates gradients in training",
-            f"cosine with the step before, beside mixed precision: {gradients:+.4f} of gradients, {updates:+.4f} of updates; means over "
-            "rates and seeds",
+            f"cosine with the step before, relative to mixed precision: {gradients:+.4f} for gradients, {updates:+.4f} for updates; "
+            "means over rates and seeds",
             True if gradients.high < 0 else False if gradients.low > 0 else None,
         )
 
     def _meaning(self) -> str:
-        rates = ", ".join(f"{method} {self._told_stable(method)}" for method in self.settings.methods)
+        rates = ", ".join(f"{method} {self._stable_rate(method)}" for method in self.settings.methods)
         best = ", ".join(f"{method} 2^{mean(self.best(method)).value:.1f}" for method in self.settings.methods)
         return f"Largest stable learning rates: {rates}; best ones: {best}."
 
 
 def _formula(method: str, levels: float) -> float:
-    """The correlation of Proposition 1: in `learning_rate` it is derived."""
+    """The correlation of Proposition 1; the docstring of `learning_rate` derives it."""
     rounding = levels - 1.5 if method == STOCHASTIC else 0.0
     return 0.25 / (0.5 + rounding)
 
 
 def _near(found: Interval, expected: float) -> bool:
-    """Whether an estimate may be of a number: within twice its interval, which chance leaves about once in a thousand times."""
+    """Whether an estimate is compatible with a number: within twice its interval, which chance exceeds about once in a thousand times."""
     return abs(found.value - expected) <= found.high - found.low
 
 
 def _lowest(x: np.ndarray, y: np.ndarray) -> float:
-    """Where a parabola through the least of some values and its neighbours is lowest; at an end, the end."""
+    """The position of the minimum of a parabola through the least value and its neighbours; at an end, that end."""
     at = int(np.argmin(y))
     if at in (0, len(y) - 1):
         return float(x[at])
@@ -262,7 +262,7 @@ def _power(rate: float) -> str:
 
 
 def _drawn(losses: Sequence[float]) -> Interval:
-    """An interval that a figure can hold."""
+    """An interval clipped to what a figure can show."""
     found = mean(losses)
     return Interval(found.value, max(found.low, 0.0), min(found.high, _NOTHING))
 

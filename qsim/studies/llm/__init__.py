@@ -1,4 +1,4 @@
-"""Language models in BF16: what rounding the updates costs in perplexity, and what it saves in time and memory beside mixed precision."""
+"""Language models in BF16: the cost of rounded updates in perplexity, and their savings in time and memory over mixed precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
 
-#: The methods, and what the report calls them.
+#: The methods, and their names in the report.
 METHODS = {
     STOCHASTIC: "BF16 + stochastic",
     KAHAN: "BF16 + Kahan",
@@ -25,36 +25,34 @@ METHODS = {
     O1: "mixed, O1",
     O2: "mixed, O2",
 }
-#: States and gradients in more bits, under stochastic updates.
+#: Dtypes with more bits for states and gradients, under stochastic updates.
 MORE_BITS = ((BF16, FP32), (FP32, BF16), (FP32, FP32))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
-    data: str = choice("library", "library: the sources of Python's own; or a text file, or a folder of such")
-    size: str = choice("tiny", "of the GPT: tiny, mini, or GPT-2's small or medium")
-    vocabulary: int = choice(
-        VOCABULARY, "tokens of the model; a text has 256, the bytes, and more only cost what they cost in other models"
-    )
+    data: str = choice("library", "library (the sources of Python's standard library), a text file, or a folder of text files")
+    size: str = choice("tiny", "size of the GPT: tiny, mini, or GPT-2's small or medium")
+    vocabulary: int = choice(VOCABULARY, "vocabulary of the model; text needs 256 tokens, its bytes, and more only make costs realistic")
     context: int = choice(64, "length of sequences in bytes")
-    batch: int = choice(8, "sequences of an update")
-    micro_batches: int = choice(2, "in how many parts their gradient is summed up")
-    steps: int = choice(150, "updates")
-    rates: tuple[float, ...] = choice((1e-3, 2e-3), "largest learning rates; the last is the one at which more bits are tried")
-    seeds: int = choice(3, "how many")
+    batch: int = choice(8, "sequences per update")
+    micro_batches: int = choice(2, "number of parts over which gradients are accumulated")
+    steps: int = choice(150, "number of updates")
+    rates: tuple[float, ...] = choice((1e-3, 2e-3), "peak learning rates; more bits are tried at the last one")
+    seeds: int = choice(3, "number of seeds")
 
 
 class LLM(Study[Settings, Run]):
-    """Trains a GPT in BF16 and in mixed precision.
+    """Train a GPT in BF16 and in mixed precision.
 
-    Time and memory are measured, so that one run must follow the other: leave `--workers` at one for each GPU, and let nothing else run
+    Time and memory are measured, so runs must not overlap: leave `--workers` at one for each GPU, and let nothing else run
     there.
     """
 
     name = "llm"
-    question = "Does a language model train in BF16 alone as well as in mixed precision, and how much cheaper?"
+    question = "Does a language model train as well in pure BF16 as in mixed precision, and how much cheaper?"
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Tables 2 to 6, Figure 4"
     settings = Settings
     run = Run
@@ -64,9 +62,9 @@ class LLM(Study[Settings, Run]):
         return Settings(context=32, batch=4, steps=10, rates=(2e-3,), seeds=2)
 
     def full(self) -> Settings:
-        """GPT-2 small, for a GPU: as many tokens as nanoGPT has, for what memory and time a real model takes depends on them too.
+        """GPT-2 small, for a GPU, with nanoGPT's vocabulary, on which the memory and time of a real model depend.
 
-        After 150 steps such a model knows how often bytes follow each other and little else, and which seed learns more by then is luck.
+        After 150 steps such a model knows little more than the frequency of byte pairs, and differences between seeds are luck.
         """
         return Settings(size="small", vocabulary=50304, context=1024, batch=16, steps=500, rates=(3e-4, 6e-4))
 
@@ -74,7 +72,7 @@ class LLM(Study[Settings, Run]):
         """Every method at every rate; at the last one also more bits for states and gradients."""
         _check(settings)
         found = []
-        # Methods take turns, so that a GPU that gets slower does so for all of them.
+        # Methods take turns, so that a GPU that slows down affects all of them.
         for seed in range(settings.seeds):
             for rate in settings.rates:
                 for method in METHODS:
@@ -84,22 +82,22 @@ class LLM(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """By the token, for all methods alike, so that they keep their turns."""
+        """Proportional to the tokens and equal for all methods, so that they keep taking turns."""
         return run.steps * run.batch * run.context
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """The loss on the held-out text, tokens a second, memory."""
+        """The loss on the held-out text, tokens per second, and memory."""
         return outcome(run, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Perplexity, time and memory of the methods, and what more bits change."""
+        """Perplexity, time and memory of the methods, and the effect of more bits."""
         from qsim.studies.llm.report import Findings
 
         return Findings(self, settings, results).report()
 
 
 def run_of(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:
-    """One of the runs that settings ask for."""
+    """The run with these settings."""
     return Run(
         settings.data,
         settings.size,
@@ -119,8 +117,8 @@ def run_of(settings: Settings, method: str, rate: float, seed: int, states: str,
 def _check(settings: Settings) -> None:
     size(settings.size)
     if settings.vocabulary < VOCABULARY:
-        raise ValueError(f"vocabulary: must be at least {VOCABULARY}, for a text's tokens are its bytes; got {settings.vocabulary}")
+        raise ValueError(f"vocabulary: must be at least {VOCABULARY}, because a text's tokens are its bytes; got {settings.vocabulary}")
     if settings.micro_batches < 1 or settings.batch % settings.micro_batches:
         raise ValueError(f"micro_batches: must divide the batch of {settings.batch} sequences; got {settings.micro_batches}")
     if settings.steps < 2:
-        raise ValueError(f"steps: must be at least 2, for the first is not timed; got {settings.steps}")
+        raise ValueError(f"steps: must be at least 2, because the first is not timed; got {settings.steps}")

@@ -1,4 +1,4 @@
-"""One GPT that learns a text in some mixture of BF16 and FP32: where it ends, how fast it goes, how much memory that takes."""
+"""Training of one GPT in some mixture of BF16 and FP32: its final loss, speed and memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from qsim.gpt import GPT, language_loss, size
 from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at, warmup
 from qsim.studies.learners.text import Text, text
 
-#: Weights in FP32 and products in BF16 by autocast; weights in BF16 and the updates of a copy in FP32. Other methods are all in BF16.
+#: Weights in FP32 with products in BF16 by autocast; weights in BF16 with updates of an FP32 copy. Other methods are all in BF16.
 O1, O2 = "o1", "o2"
 BF16, FP32 = "bf16", "fp32"
 MIB = 2**20
-#: nanoGPT's, which the paper follows.
+#: nanoGPT's settings, which the paper uses.
 _CLIP = 1.0
-#: How often a model is looked at, and on how many sequences of the held-out text.
+#: How often a model is validated, and on how many sequences of the held-out text.
 _LOOKS, _VALIDATION = 5, 64
 _DTYPES = {BF16: torch.bfloat16, FP32: torch.float32}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One GPT that is trained; `states` and `gradients` say in which format moments and gradients are kept."""
+    """One GPT that is trained; `states` and `gradients` are the formats of moments and gradients."""
 
     data: str
     size: str
@@ -47,12 +47,12 @@ class Run:
 
 
 def outcome(run: Run, device: torch.device) -> dict[str, Any]:
-    """Trains.
+    """Train the GPT.
 
     Returns:
-        `curve`: pairs of steps done and the mean loss on the held-out text then, in nats a byte. `loss`: the last of them.
-        `tokens_per_second`: in training, without the steps of the warm-up and without validation. `peak_mib`: the most memory that torch
-        had handed out at one time, beyond what there was before; None where there is no GPU.
+        `curve`: pairs of steps done and the mean loss on the held-out text then, in nats per byte. `loss`: the last of them.
+        `tokens_per_second`: in training, without warm-up and validation. `peak_mib`: the most memory that torch
+        had allocated at one time, beyond what was allocated before; None without a GPU.
     """
     found = text(run.data, run.context, device)
     held_out = found.validation(_VALIDATION, run.context)
@@ -80,17 +80,17 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
 
 
 class Updates:
-    """Moves a model's weights by their gradients, which are clipped, by AdamW as a method does it.
+    """Update a model's weights with clipped gradients, by AdamW as a method does it.
 
-    Weights are given the method's dtype; all methods begin at the same ones, which are numbers of BF16.
+    Weights get the method's dtype; all methods begin with the same values, which BF16 can represent.
 
     Args:
-        run: Which method, with which states and gradients.
-        model: What is trained.
+        run: The method, and the formats of states and gradients.
+        model: The model that is trained.
 
     Attributes:
         weights: The model's parameters.
-        moved: What the optimizer moves: the weights, or copies of them in FP32.
+        moved: The tensors that the optimizer updates: the weights, or copies of them in FP32.
         optimizer: The optimizer.
     """
 
@@ -108,7 +108,7 @@ class Updates:
                 f"llm: gradients in {run.gradients} of weights in BF16 need torch 2.10 or later; this is {torch.__version__}"
             )
         for weight in self.weights:
-            # In this dtype autograd adds up the gradients of micro-batches.
+            # Autograd accumulates the gradients of micro-batches in this dtype.
             weight.grad_dtype = dtype
         groups = groups_of(self.moved)
         self.optimizer: torch.optim.Optimizer
@@ -118,7 +118,7 @@ class Updates:
             self.optimizer = qsim.optim.AdamW(groups, betas=BETAS, update=run.method, state=run.states, seed=run.seed)
 
     def step(self, rate: float) -> None:
-        """Moves the weights, and lets go of the gradients."""
+        """Update the weights, and release the gradients."""
         nn.utils.clip_grad_norm_(self.weights, _CLIP)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -152,13 +152,13 @@ def _validated(run: Run, model: nn.Module, held_out: Tensor) -> float:
 
 
 def _looks(run: Run) -> list[int]:
-    """After how many steps a model is looked at: when it is warm, and then in equal distances up to the last."""
+    """The steps after which a model is validated: after the warm-up, and then at equal distances up to the last."""
     warm = warmup(run.steps)
     return sorted({warm + round((run.steps - warm) * part / _LOOKS) for part in range(_LOOKS + 1)})
 
 
 def _allocated(device: torch.device) -> int:
-    """How much memory is handed out already, from where the peak is counted. Of runs before this nothing may be left."""
+    """The memory that is already allocated, from which the peak is counted. Earlier runs must not have left any."""
     if device.type != "cuda":
         return 0
     gc.collect()

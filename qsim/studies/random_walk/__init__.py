@@ -1,4 +1,4 @@
-"""Random walks: how many steps it takes to a level when updates are smaller than the levels' distance."""
+"""Random walks: the number of steps to a level when updates are smaller than the distance between levels."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from qsim.studies.result import Result
 from qsim.studies.study import Study
 
 EXACT, STOCHASTIC = "exact", "stochastic"
-#: The distance of bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as to 1.25.
+#: The distance between bfloat16's levels from 1 to 2; walks go down from 1.75, at most as far as 1.25.
 _DISTANCE, _START, MOST_LEVELS = 2.0**-7, 1.75, 64
-#: How many points a curve has.
+#: The number of points of a curve.
 _POINTS = 60
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen. Updates are in units of the levels' distance."""
+    """The settings of the study. Updates are in units of the distance between levels."""
 
-    constant: tuple[float, ...] = choice((0.5, 0.25, 0.0625, 0.015625), "updates that stay the same, to the next level")
-    floors: tuple[float, ...] = choice((0.015625, 0.125), "where updates that are halved at each step, from a half on, stop decaying")
-    harmonic_steps: int = choice(128, "for how long to look at updates of 1/2, 1/4, 1/6, …")
-    weights: int = choice(1 << 17, "that walk to the next level, for each seed")
-    levels: int = choice(64, "to go down the linear loss with Adam; at most 64")
-    first: float = choice(0.02576, "Adam's first update, which decays in a straight line")
-    length: int = choice(5000, "at which step it would be zero")
-    minima: tuple[float, ...] = choice((55 / 65536, 320 / 65536), "Adam's least update: a low one and a high one")
-    steps: int = choice(30000, "of Adam, at most")
-    adam_weights: int = choice(1 << 15, "that go down the linear loss, for each seed")
-    seeds: int = choice(2, "how many")
+    constant: tuple[float, ...] = choice((0.5, 0.25, 0.0625, 0.015625), "constant updates, to the next level")
+    floors: tuple[float, ...] = choice((0.015625, 0.125), "floors of updates that start at 1/2 and are halved at each step")
+    harmonic_steps: int = choice(128, "number of steps with updates of 1/2, 1/4, 1/6, …")
+    weights: int = choice(1 << 17, "number of weights that walk to the next level, per seed")
+    levels: int = choice(64, "number of levels to descend on the linear loss with Adam; at most 64")
+    first: float = choice(0.02576, "Adam's first update, which decays linearly")
+    length: int = choice(5000, "step at which it would reach zero")
+    minima: tuple[float, ...] = choice((55 / 65536, 320 / 65536), "minimum updates of Adam: a low one and a high one")
+    steps: int = choice(30000, "largest number of Adam steps")
+    adam_weights: int = choice(1 << 15, "number of weights that descend the linear loss, per seed")
+    seeds: int = choice(2, "number of seeds")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Run:
 
     @property
     def schedule(self) -> Updates:
-        """What each step adds."""
+        """The update of each step."""
         return Updates(self.updates, self.first, self.floor, self.length)
 
 
 class RandomWalk(Study[Settings, Run]):
-    """Counts the steps of weights to a level, with exact updates and with stochastic rounding."""
+    """Count the steps of weights to a level, with exact updates and with stochastic rounding."""
 
     name = "random-walk"
     question = "How long do small updates take under stochastic rounding?"
@@ -73,20 +73,20 @@ class RandomWalk(Study[Settings, Run]):
     run = Run
 
     def quick(self) -> Settings:
-        """Updates that are not so small."""
+        """Larger updates."""
         return Settings(
             constant=(0.5, 0.0625), floors=(0.0625, 0.125), harmonic_steps=64, weights=1 << 15,
             levels=16, first=0.0656, length=500, minima=(400 / 65536, 1024 / 65536), steps=3000, adam_weights=1 << 11, seeds=1,
         )  # fmt: skip
 
     def full(self) -> Settings:
-        """More weights, and updates that are smaller."""
+        """More weights, and smaller updates."""
         return Settings(constant=(0.5, 0.25, 0.0625, 0.015625, 2**-8), weights=1 << 20, adam_weights=1 << 17)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """To the next level by SGD, and down the linear loss by Adam."""
+        """To the next level with SGD, and down the linear loss with Adam."""
         if not 1 <= settings.levels <= MOST_LEVELS:
-            raise ValueError(f"levels: must lie in [1, {MOST_LEVELS}], where they are equally far apart; got {settings.levels}")
+            raise ValueError(f"levels: must be in [1, {MOST_LEVELS}], where they are equally far apart; got {settings.levels}")
         found = [run for seed in range(settings.seeds) for run in _next_level(settings, seed)]
         for minimum in settings.minima:
             down = ("adam", LINEAR, settings.first, minimum, settings.length, settings.levels)
@@ -95,11 +95,11 @@ class RandomWalk(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """A step costs something whatever its size, and then by the weight; those that have arrived are not moved any more."""
+        """A constant per step, plus a term per weight; weights that have arrived are no longer updated."""
         return exact_steps(run.schedule(run.steps), run.levels) * (run.weights + 20_000) + run.steps * 20_000
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Takes steps until all weights are there or the steps are taken."""
+        """Take steps until all weights have arrived or the limit is reached."""
         walk = _Walk(run, device)
         points = {round(step) for step in np.linspace(1, run.steps, _POINTS)} | {
             round(step) for step in np.geomspace(1, run.steps, _POINTS)
@@ -119,38 +119,38 @@ class RandomWalk(Study[Settings, Run]):
         return {"mean": mean, "variance": variance, "late": late / run.weights, "curve": curve}
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Means beside the closed form."""
+        """Means compared with the closed form."""
         from qsim.studies.random_walk.report import Findings
 
         return Findings(self, settings, results).report()
 
 
 class _Walk:
-    """The weights of a run, without those that have arrived long since."""
+    """The weights of a run, without those that have long since arrived."""
 
     def __init__(self, run: Run, device: torch.device) -> None:
         self._run, self._goal, self._dropped, self._drops = run, _START - run.levels * _DISTANCE, 0, 0
         self._optimizer = self._begin(torch.full((run.weights,), _START, device=device))
 
     def step(self, update: float) -> int:
-        """Goes down by an update.
+        """Take one step down.
 
         Returns:
-            How many weights have arrived so far.
+            The number of weights that have arrived so far.
         """
         self._optimizer.param_groups[0]["lr"] = update * _DISTANCE
         self._optimizer.step()
         there = self._weights.detach() <= self._goal
         arrived = int(there.sum())
         if 2 * arrived > len(there) > arrived:
-            # The others go on with a fresh optimizer. While gradients stay the same so do Adam's moments once their bias is corrected.
+            # The others continue with a new optimizer. While gradients are constant, so are Adam's bias-corrected moments.
             self._dropped, self._drops = self._dropped + arrived, self._drops + 1
             self._optimizer = self._begin(self._weights.detach()[~there])
             return self._dropped
         return self._dropped + arrived
 
     def left(self) -> tuple[float, float, float]:
-        """How many levels there are still to go: the mean, and between which numbers the middle 90 % of weights lie."""
+        """The number of levels still to go: the mean, and the range of the middle 90 % of weights."""
         left = ((self._weights.detach().double() - self._goal) / _DISTANCE).clamp(min=0).cpu().numpy()
         all_ = np.concatenate([np.zeros(self._dropped), left])
         low, high = np.quantile(all_, [0.05, 0.95]).tolist()
@@ -160,7 +160,7 @@ class _Walk:
         run = self._run
         self._weights = nn.Parameter(weights.to(torch.bfloat16 if run.method == STOCHASTIC else torch.float32))
         self._weights.grad = torch.ones_like(self._weights)
-        # Each run draws noise of its own: what is off in one is not off in the others as well.
+        # Each run draws its own noise, so that their deviations are independent.
         seed = (zlib.crc32(repr(run).encode()) << 20) + self._drops
         update = "stochastic" if run.method == STOCHASTIC else "nearest"
         if run.optimizer == "adam":
@@ -170,10 +170,10 @@ class _Walk:
 
 def _next_level(settings: Settings, seed: int) -> list[Run]:
     """The runs to the next level."""
-    # Of updates p, a share of exp(-20) takes more than 20 / p steps.
+    # For constant updates p, a share of exp(-20) takes more than 20 / p steps.
     count = settings.weights
     ways = [(CONSTANT, update, 0.0, round(20 / update), count) for update in settings.constant]
     ways += [(HALVED, 0.5, floor, round(20 / floor), count) for floor in settings.floors]
-    # Of decaying updates numbers of steps spread far: more weights, for a mean as exact.
+    # For decaying updates, step counts vary widely: an equally exact mean needs more weights.
     ways.append((HARMONIC, 0.5, 0.0, settings.harmonic_steps, 8 * count))
     return [Run("sgd", updates, first, floor, 0, 1, STOCHASTIC, weights, steps, seed) for updates, first, floor, steps, weights in ways]

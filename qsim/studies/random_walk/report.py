@@ -1,4 +1,4 @@
-"""What the weights of the study `random-walk` say: mean numbers of steps beside the closed form of `walks`."""
+"""The report of the study `random-walk`: mean numbers of steps compared with the closed form of `walks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qsim.studies.statistics import Interval
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of a normal distribution, in standard errors: 95 %, and what a mean exceeds once in a million times.
+#: Quantiles of a normal distribution, in standard errors: 95 %, and what a mean exceeds once in a million times.
 _NORMAL, _RARE = 1.96, 4.9
 
 
@@ -28,29 +28,29 @@ class Way:
     """The weights of all seeds that walk in one way.
 
     Attributes:
-        results: Of each seed.
+        results: The result of each seed.
     """
 
     results: Sequence[Result[Run]]
 
     @property
     def run(self) -> Run:
-        """One of the runs."""
+        """The run of the first seed."""
         return self.results[0].run
 
     @property
     def label(self) -> str:
-        """The updates in words."""
+        """A description of the updates."""
         run = self.run
         if run.updates == CONSTANT:
-            return f"1/{1 / run.first:g}, the same"
+            return f"1/{1 / run.first:g}, constant"
         if run.updates == HALVED:
             return f"1/2, halved down to 1/{1 / run.floor:g}"
         return "1/2, 1/4, 1/6, …" if run.updates == HARMONIC else f"decaying down to {run.floor * _DISTANCE:.2g}"
 
     @property
     def measured(self) -> Interval:
-        """The mean number of steps, of at most as many as were taken."""
+        """The mean number of steps, where late weights count as arriving at the last step."""
         mean = float(np.mean([result["mean"] for result in self.results]))
         variance = float(np.mean([result["variance"] for result in self.results]))
         half = _NORMAL * math.sqrt(variance / (self.run.weights * len(self.results)))
@@ -63,13 +63,13 @@ class Way:
 
     @property
     def off(self) -> float:
-        """By how many of its standard errors, which the closed form gives too, the measured mean is off."""
+        """The deviation of the measured mean in its standard errors, which also come from the closed form."""
         mean, variance = moments(self.late())
         return abs(self.measured.value - mean) / math.sqrt(variance / (self.run.weights * len(self.results)))
 
     @property
     def exact(self) -> int:
-        """The steps of exact weights."""
+        """The number of steps of exact weights."""
         return exact_steps(self.run.schedule(self.run.steps), self.run.levels)
 
     def late(self) -> Array:
@@ -78,7 +78,7 @@ class Way:
 
 
 class Findings:
-    """The results of a study, by what they belong to."""
+    """The results of a study, grouped by way."""
 
     def __init__(self, study: RandomWalk, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
@@ -92,26 +92,24 @@ class Findings:
         self.exact = [way for way in found if way.run.method == EXACT]
 
     def of(self, updates: str) -> list[Way]:
-        """The ways to the next level with updates of a kind."""
+        """The ways to the next level with one kind of updates."""
         return [way for way in self.next_level if way.run.updates == updates]
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
 
     def _setting(self) -> str:
         chosen = self.settings
         return (
-            "To the next level: bfloat16 weights, each by itself, under plain SGD whose updates are less than the distance of two levels; "
-            f"{chosen.weights * chosen.seeds} of them or more for each kind of updates. Down a linear loss: weights from 1.75 down by "
-            f"{chosen.levels} levels, of 2^-7 each, under Adam, for which a gradient that stays the same makes updates of the learning "
-            f"rate. That falls in a straight line from {chosen.first * _DISTANCE:.4g}, to be zero at step {chosen.length}, but not below "
-            f"its minimum; {chosen.adam_weights * chosen.seeds} weights. What constants the paper took is not known: these were fitted "
-            "to the numbers of steps that it reports, 4600, 7700 and 4600, so that the claims show that such constants exist, and how much "
-            "a minimum rate does, but confirm no number. Means count weights that have not arrived at "
-            "the last step as if they had then, and so does the closed form (`qsim/studies/random_walk/walks.py` derives it). "
-            "Intervals hold 95 %, "
-            "over weights."
+            "To the next level: independent bfloat16 weights under plain SGD, with updates smaller than the distance between levels; "
+            f"{chosen.weights * chosen.seeds} of them or more for each kind of update. Down a linear loss: weights from 1.75 down by "
+            f"{chosen.levels} levels of 2^-7 each, under Adam, for which a constant gradient makes updates equal to the learning rate. "
+            f"It decays linearly from {chosen.first * _DISTANCE:.4g} towards zero at step {chosen.length}, but not below its minimum; "
+            f"{chosen.adam_weights * chosen.seeds} weights. The paper does not give its constants: these were fitted to the numbers of "
+            "steps that it reports, 4600, 7700 and 4600, so the claims show that such constants exist, and the effect of a minimum "
+            "rate, but do not confirm any number. In means, weights that have not arrived at the last step count as arriving there, "
+            "also in the closed form (`qsim/studies/random_walk/walks.py` derives it). Intervals are 95 %, over weights."
         )
 
     def _tables(self) -> list[Table]:
@@ -120,7 +118,7 @@ class Findings:
              f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late()[-1]:.1%}"]
             for way in self.next_level
         ]  # fmt: skip
-        header = ["updates in levels", "steps at most", "exact", "stochastic, mean", "closed form", "off", "late at the last step"]
+        header = ["updates in levels", "step limit", "exact", "stochastic, mean", "closed form", "off", "late at the last step"]
         down = [
             [f"{way.run.floor * _DISTANCE:.3g}", str(way.run.steps), f"{exact.measured.value:g}", f"{way.measured:.4g}",
              f"{way.expected:.4g}", f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late()[-1]:.1%}"]
@@ -138,8 +136,7 @@ class Findings:
             ),
             Picture(
                 "linear",
-                "Down the linear loss: levels still to go, with exact updates and rounded stochastically (mean, and the middle 90 % of "
-                "weights).",
+                "Down the linear loss: levels still to go, with exact and with stochastic updates (mean, and the middle 90 % of weights).",
                 self._linear,
             ),
         ]
@@ -149,7 +146,7 @@ class Findings:
         for panel, ways, title in zip(
             axes,
             (self.of(CONSTANT), self.of(HALVED) + self.of(HARMONIC)),
-            ("updates that stay the same", "updates that decay"),
+            ("constant updates", "decaying updates"),
             strict=True,
         ):
             for way, look in zip(ways, figures.LOOKS, strict=False):
@@ -195,21 +192,21 @@ class Findings:
         return [
             Claim(
                 "Section 2.2",
-                "updates that stay the same reach the next level after as many steps on average as exact ones: of 1/2, after 2",
+                "constant updates reach the next level after as many steps on average as exact ones: updates of 1/2, after 2",
                 "; ".join(f"{way.run.first:g}: {way.measured:.4g} against {way.exact}" for way in constant),
                 all(abs(way.measured.value - way.exact) <= _RARE * math.sqrt(moments(way.late())[1] / _count(way)) for way in constant),
             ),
             Claim(
                 "Section 2.2",
-                "updates that decay take longer than exact ones",
+                "decaying updates take longer than exact ones",
                 "; ".join(f"{way.label}: {way.measured:.4g} against {way.exact}" for way in late_ones),
                 all(way.measured.low > way.exact for way in late_ones),
             ),
             Claim(
                 "Section 2.2, the closed form derived here",
                 "the mean number of steps follows from the updates alone",
-                f"of {len(self.next_level + self.stochastic)} means the one that is most off is so by "
-                f"{max(way.off for way in self.next_level + self.stochastic):.1f} of its standard errors, and the largest difference is "
+                f"of {len(self.next_level + self.stochastic)} means, the largest deviation is "
+                f"{max(way.off for way in self.next_level + self.stochastic):.1f} standard errors, and the largest difference "
                 f"{max(abs(way.measured.value / way.expected - 1) for way in self.next_level + self.stochastic):.2%}",
                 all(way.off <= _RARE for way in self.next_level + self.stochastic),
             ),
@@ -232,9 +229,9 @@ class Findings:
     def _meaning(self) -> str:
         slow, fast, exact = self.stochastic[0], self.stochastic[-1], self.exact[0]
         return (
-            "Stochastic rounding takes no longer on average while updates stay the same, but who is late when they decay stays late: down "
-            f"a linear loss {slow.measured.value:.0f} steps instead of {exact.measured.value:.0f}, and {fast.measured.value:.0f} with a "
-            f"minimum rate {fast.run.floor / slow.run.floor:.1f} times as high."
+            "Stochastic rounding takes no longer on average with constant updates, but with decaying ones weights that fall behind stay "
+            f"behind: down a linear loss {slow.measured.value:.0f} steps instead of {exact.measured.value:.0f}, and "
+            f"{fast.measured.value:.0f} with a minimum rate {fast.run.floor / slow.run.floor:.1f} times as high."
         )
 
 

@@ -1,4 +1,4 @@
-"""Stagnation: gradient descent on least squares, whose weights are rounded to nearest, stochastically, with Kahan's summation, or not."""
+"""Stagnation: gradient descent on least squares, with weights rounded to nearest, stochastically, with Kahan summation, or not at all."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from qsim.studies.result import Result
 from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
 from qsim.studies.study import Study
 
-#: How many points a curve has.
+#: The number of points of a curve.
 _POINTS = 48
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What may be chosen."""
+    """The settings of the study."""
 
-    format: str = choice("bf16", "of what is rounded")
+    format: str = choice("bf16", "format of rounded tensors")
     rates: tuple[float, ...] = choice((0.3, 0.1, 0.03, 0.01), "learning rates with the gradient of all samples, from large to small")
-    length: float = choice(25.0, "steps times learning rate, with the gradient of all samples")
+    length: float = choice(25.0, "number of steps times learning rate, with the gradient of all samples")
     sample_rate: float = choice(0.01, "learning rate with the gradient of one sample")
-    sample_steps: int = choice(3000, "steps with the gradient of one sample")
-    noise: float = choice(0.5, "standard deviation of the labels' noise, where there is some")
-    problems: int = choice(32, "how many are drawn for each seed")
-    samples: int = choice(1000, "of each problem")
-    dimensions: int = choice(10, "of each problem")
-    seeds: int = choice(2, "how many")
+    sample_steps: int = choice(3000, "number of steps with the gradient of one sample")
+    noise: float = choice(0.5, "standard deviation of the noise in noisy labels")
+    problems: int = choice(32, "number of problems per seed")
+    samples: int = choice(1000, "samples per problem")
+    dimensions: int = choice(10, "dimensions per problem")
+    seeds: int = choice(2, "number of seeds")
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Run:
 
     @property
     def descent(self) -> Descent:
-        """How to go down."""
+        """The settings of the descent."""
         return Descent(self.method, self.format, self.gradient, self.rate, self.seed)
 
 
 class Stagnation(Study[Settings, Run]):
-    """Measures how close to the optimum weights come, beside how close Theorem 1 lets them come if they are rounded to nearest."""
+    """Measure how close weights come to the optimum, compared with the limit of Theorem 1 for round-to-nearest."""
 
     name = "stagnation"
     question = "Which roundings keep gradient descent away from the optimum?"
@@ -86,11 +86,11 @@ class Stagnation(Study[Settings, Run]):
         return found
 
     def work(self, run: Run) -> float:
-        """A step costs something whatever its size, and then by the number."""
+        """A constant per step, plus a term per number."""
         return run.steps * (30_000 + run.problems * run.dimensions * (run.samples if run.gradient == ALL else 1))
 
     def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
-        """Goes down, and looks at the distance from the optimum at every step."""
+        """Descend, and record the distance from the optimum at every step."""
         drawn = problems(run.problems, run.samples, run.dimensions, run.noise, run.format, run.seed)
         data = Problems(drawn.x.to(device), drawn.y.to(device), drawn.optimum.to(device))
         largest = 1 / data.lipschitz(run.gradient).max().item()
@@ -122,7 +122,7 @@ class Stagnation(Study[Settings, Run]):
         }
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """Distances beside the theorems' bounds."""
+        """Distances compared with the theorems' bounds."""
         from qsim.studies.stagnation.report import Findings
 
         return Findings(self, settings, results).report()

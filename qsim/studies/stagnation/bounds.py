@@ -1,17 +1,17 @@
-"""Descents beside the bounds of the theorems of *Revisiting BFloat16 Training*.
+"""Descents compared with the bounds of the theorems of *Revisiting BFloat16 Training*.
 
-Theorem 1 bounds the distance of weights that are rounded to nearest from below by `e * (1 - a) / (a + e) * m`: `a` is the learning rate
-times the Lipschitz constant L, `m` the smallest magnitude in the optimum, `e` the most by which rounding is off, relative to the number.
-Two steps of its proof do not hold as they stand:
+Theorem 1 is a lower bound of the distance from the optimum for weights that are rounded to nearest: `e * (1 - a) / (a + e) * m`, where
+`a` is the learning rate times the Lipschitz constant L, `m` the smallest magnitude in the optimum, and `e` the largest relative rounding
+error. Two steps of its proof do not hold as published:
 
-- It takes an update up to `e * |w|` for lost. But neighbours may be as little as `e * |w|` apart, and what is lost for certain is half of
-  that. With `h = e / 2`, the ball of weights that stay where they are is `h / (a + h) * m` wide.
-- It takes the step that enters this ball as it was before rounding. Rounding to nearest may double it, not more: the old weight is a level
-  as well, so the new one is no farther from the exact one than the old one is. So a step from outside the ball ends no closer to the
-  optimum than `1 - 2 * a` times the distance from which it began.
+- It assumes that updates up to `e * |w|` are lost. But neighbours may be as close as `e * |w|`, and only half of that is certain to be
+  lost. With `h = e / 2`, the ball of weights that do not move has radius `h / (a + h) * m`.
+- It considers the step that enters this ball before rounding. Rounding to nearest can at most double it: the old weight is a level as
+  well, so the new one is no farther from the exact one than the old one is. So a step from outside the ball ends no closer to the optimum
+  than `1 - 2 * a` times its initial distance.
 
-What does hold is `h * (1 - 2 * a) / (a + h) * m`, about half of what is printed. In ten dimensions weights reach neither: the norm over all
-dimensions stands against the smallest weight alone. With a single weight the difference shows.
+The bound that holds is `h * (1 - 2 * a) / (a + h) * m`, about half of the published one. In ten dimensions weights reach neither: the
+norm over all dimensions is compared with the smallest weight only. With a single weight the difference is visible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Curves:
     """The problems of all seeds, solved in one way.
 
     Args:
-        results: Of one run for each seed.
+        results: The result of one run per seed.
         epsilon: The relative error of rounding.
     """
 
@@ -46,14 +46,14 @@ class Curves:
 
     @property
     def printed(self) -> Array:
-        """The bound of Theorem 1."""
+        """The bound of Theorem 1, as published."""
         a, e = self._rate * self.lipschitz, self._epsilon
         bound: Array = np.minimum(e * (1 - a) / (a + e) * self._smallest, self.start)
         return bound
 
     @property
     def holding(self) -> Array:
-        """The bound that its proof gives once it is corrected."""
+        """The bound that its corrected proof gives."""
         a, h = self._rate * self.lipschitz, self._epsilon / 2
         bound: Array = np.minimum(h * (1 - 2 * a) / (a + h) * self._smallest, self.start)
         return bound
@@ -65,9 +65,9 @@ class Curves:
         return last
 
     def beside_theorem_2(self) -> Array:
-        """At each point of each problem: the squared distance, in units of Theorem 2's bound."""
+        """The squared distance in units of Theorem 2's bound, for each problem at each point of the curve."""
         exponent = -self._rate * (self.convexity - 4 * self._epsilon * self.lipschitz) * self.steps[:, None]
-        # In logarithms: the bound falls below any number. A squared distance of 0 is below any bound.
+        # In logarithms, because the bound underflows. A squared distance of 0 is below any bound.
         with np.errstate(divide="ignore"):
             beside: Array = np.exp(2 * np.log(self.distances / self.start) - exponent)
         return beside

@@ -1,4 +1,4 @@
-"""Least squares for many problems at once: data, gradients with and without rounding, and updates with and without rounding."""
+"""Least squares for many problems at once: data, and gradients and updates with and without rounding."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 import qsim
 from qsim.formats import holders
 
-#: What is rounded: nothing; the weights, in three ways; or all but the weights.
+#: What is rounded: nothing; the weights, in three ways; or everything except the weights.
 EXACT, NEAREST, COMPUTE, STOCHASTIC, KAHAN = "no rounding", "nearest", "forward and backward", "stochastic", "kahan"
 METHODS = (EXACT, NEAREST, COMPUTE, STOCHASTIC, KAHAN)
-#: Of how many samples a step's gradient is: of all, or of one.
+#: The samples of a step's gradient: all, or one.
 ALL, ONE = "all", "one"
 
 
 @dataclass(frozen=True)
 class Problems:
-    """Some least-squares problems of the same shape, in float64.
+    """Least-squares problems of the same shape, in float64.
 
     Attributes:
         x: Data: problems × samples × dimensions.
         y: Labels: problems × samples.
-        optimum: What the labels were made from: problems × dimensions.
+        optimum: The weights from which the labels were made: problems × dimensions.
     """
 
     x: Tensor
@@ -32,7 +32,7 @@ class Problems:
     optimum: Tensor
 
     def lipschitz(self, gradient: str) -> Tensor:
-        """The constant L of assumption A2 for each problem: of the mean loss, or the largest one of a sample's."""
+        """The constant L of assumption A2 for each problem: for the mean loss, or the largest one for a single sample."""
         return self._eigenvalues()[:, -1] if gradient == ALL else self.x.square().sum(2).amax(1)
 
     def convexity(self) -> Tensor:
@@ -45,17 +45,17 @@ class Problems:
 
 
 def problems(count: int, samples: int, dimensions: int, noise: float, format: str, seed: int) -> Problems:
-    """Problems as Section 3.1 of the paper draws them: normal data, optimal weights uniform in [0, 100).
+    """Problems drawn as in Section 3.1 of the paper: normal data, optimal weights uniform in [0, 100).
 
-    Without noise the optimum is rounded to the format, for only then can weights of that format fit the data perfectly (assumption A1).
+    Without noise the optimum is rounded to the format, because only then can weights in it fit the data perfectly (assumption A1).
 
     Args:
-        count: How many.
-        samples: Of each.
-        dimensions: Of each.
-        noise: The standard deviation of what is added to the labels.
-        format: Of the weights.
-        seed: Decides on all of it.
+        count: The number of problems.
+        samples: The samples of each.
+        dimensions: The dimensions of each.
+        noise: The standard deviation of the noise in the labels.
+        format: The format of the weights.
+        seed: The seed of everything that is drawn.
     """
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(count, samples, dimensions, dtype=torch.float64, generator=draw)
@@ -68,14 +68,14 @@ def problems(count: int, samples: int, dimensions: int, noise: float, format: st
 
 @dataclass(frozen=True)
 class Descent:
-    """How to go down.
+    """The settings of a descent.
 
     Attributes:
         method: One of `METHODS`.
-        format: What is rounded to.
+        format: The format to round to.
         gradient: `ALL` or `ONE`.
-        rate: The learning rate, which stays the same.
-        seed: Of the samples and of stochastic rounding.
+        rate: The constant learning rate.
+        seed: The seed of the samples and of stochastic rounding.
     """
 
     method: str
@@ -86,18 +86,18 @@ class Descent:
 
 
 class Weights:
-    """The weights of some problems on their way down from zero.
+    """The weights of some problems during their descent from zero.
 
     Args:
         data: The problems.
-        how: How to go down.
+        how: The settings of the descent.
     """
 
     def __init__(self, data: Problems, how: Descent) -> None:
         self.data, self.how = data, how
         exact = how.method in (EXACT, COMPUTE)
-        # Float64 where weights are not rounded. Else float32, which the values of the format lie in, so that gradients need not be rounded
-        # too; but what Kahan's summation keeps has the weights' dtype, and is to have no more bits than they.
+        # Float64 if weights are not rounded. Otherwise float32, which contains the values of the format, so that gradients need not be
+        # rounded too; but the compensation of Kahan summation has the weights' dtype, and must not have more bits than they.
         dtype = torch.float64 if exact else carrier(how.format) if how.method == KAHAN else torch.float32
         self._weights = nn.Parameter(torch.zeros(data.optimum.shape, dtype=dtype, device=data.x.device))
         self._optimizer: torch.optim.Optimizer = (
@@ -113,10 +113,10 @@ class Weights:
         return self._weights.detach().double()
 
     def step(self) -> Tensor:
-        """Goes down once.
+        """Take one step.
 
         Returns:
-            The loss of each problem before that, on the samples that were looked at.
+            The loss of each problem before the step, on the samples that were used.
         """
         x, y = self._samples()
         residuals = (x @ self.values[:, :, None]).squeeze(2) - y
@@ -141,6 +141,6 @@ class Weights:
 
 
 def carrier(format: str) -> torch.dtype:
-    """The narrowest dtype of weights that holds a format; what Kahan's summation keeps has this dtype too."""
+    """The narrowest dtype of weights that holds a format; the compensation of Kahan summation has the same dtype."""
     able = holders(qsim.format(format))
     return next(dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if dtype in able)

@@ -1,4 +1,4 @@
-"""What the problems of the study `stagnation` say: how close to the optimum weights come, beside how close Theorem 1 lets them come."""
+"""The report of the study `stagnation`: how close weights come to the optimum, compared with the limit of Theorem 1."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 _BELOW = 100
 _NAMES = {
     EXACT: "without rounding",
-    COMPUTE: "with nearest rounding on forward and backward alone",
+    COMPUTE: "with nearest rounding only in the forward and backward passes",
     STOCHASTIC: "with stochastic updates",
-    KAHAN: "with Kahan's updates",
+    KAHAN: "with Kahan updates",
 }
 _WHERE = {EXACT: "Section 3.1", COMPUTE: "Section 3.1", STOCHASTIC: "Section 3.2", KAHAN: "Section 3.2"}
-#: Where curves on a logarithmic axis end that go down to zero.
+#: Where curves that reach zero end on a logarithmic axis.
 _FLOOR = 1e-5
 
 
 class Findings:
-    """The results of a study, by what they belong to."""
+    """The results of a study, grouped by method."""
 
     def __init__(self, study: Stagnation, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {result.run: result for result in results}
-        # Formats call the distance of 1 and the next number epsilon; rounding is off by half of it at most.
+        # The epsilon of formats is the distance between 1 and the next number; the rounding error is at most half of it.
         self._epsilon = qsim.format(settings.format).epsilon / 2
         self._shown = settings.rates[-1]
 
     def whole(self, method: str, rate: float) -> Curves:
-        """With the gradient of all samples."""
+        """Runs with the gradient of all samples."""
         return self._curves([whole(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
 
     def single(self, method: str, noise: float = 0.0) -> Curves:
-        """With the gradient of one sample."""
+        """Runs with the gradient of one sample."""
         return self._curves([single(self.settings, method, noise, seed) for seed in range(self.settings.seeds)])
 
     def lone(self, rate: float) -> Curves:
-        """Single weights, rounded to nearest."""
+        """Runs of single weights, rounded to nearest."""
         runs = [whole(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
         return self._curves([Run(**{**vars(run), "dimensions": 1}) for run in runs])
 
@@ -58,26 +58,26 @@ class Findings:
         return Curves([self._of[run] for run in runs], self._epsilon)
 
     def report(self) -> Report:
-        """All of it."""
+        """The complete report."""
         return Report(self.study, [self._setting(), self._table(), *self._pictures()], self._claims(), self._meaning())
 
     def _setting(self) -> str:
         chosen = self.settings
         return (
             f"{chosen.problems * chosen.seeds} least-squares problems in {chosen.dimensions} dimensions: {chosen.samples} samples of "
-            "normal data, optimal weights uniform in [0, 100), descent from zero. The gradient is that of all samples, or of one as in "
-            f"Figure 2 of the paper. Rounding is to {chosen.format}. Without noise in the labels the optimum is rounded too: assumption "
-            "A1, that the model fits every sample, holds for weights of a format only if the best ones are in it. Distances are plain, not "
-            "squared, in units of Theorem 1's bound as printed, problem by problem. With the gradient of one sample L is the largest of "
-            "all samples', and so small is the bound that it lies below the distance of the format's levels from each other; with the "
-            "gradient of all samples it lies above."
+            "normal data, optimal weights uniform in [0, 100), descent from zero. The gradient is computed from all samples, or from "
+            f"one as in Figure 2 of the paper. Rounding is to {chosen.format}. Without noise in the labels the optimum is rounded too: "
+            "assumption A1, that the model fits every sample, holds for weights in a format only if it contains the best ones. "
+            "Distances are not squared, and are in units of Theorem 1's published bound, problem by problem. With the gradient of one "
+            "sample, L is the largest of all samples', and the bound is so small that it is below the distance between the format's "
+            "levels; with the gradient of all samples it is above."
         )
 
     def _table(self) -> Table:
         ways = [("all samples", f"{rate:g}", [self.whole(method, rate) for method in METHODS]) for rate in self.settings.rates]
         ways.append(("one sample", f"{self.settings.sample_rate:g}", [self.single(method) for method in METHODS]))
         rows = [[of, rate, *(_spread(curves.final / curves.printed) for curves in found)] for of, rate, found in ways]
-        title = "Distance at the end in units of Theorem 1's bound: median (least to most) over problems"
+        title = "Distance at the end in units of Theorem 1's bound: median (range) over problems"
         return Table(title, ["gradient of", "rate", *METHODS], rows)
 
     def _pictures(self) -> list[Picture]:
@@ -85,16 +85,18 @@ class Findings:
             Picture(
                 "distance",
                 "Distance from the optimum in units of Theorem 1's bound; medians, and the middle 90 % of problems. "
-                f"What falls below {_FLOOR:g} is not drawn.",
+                f"Values below {_FLOOR:g} are not drawn.",
                 self._distances,
             ),
             Picture(
                 "rate",
-                "Where rounding to nearest stops, with the gradient of all samples; geometric means. Bars: 95 %, over problems.",
+                "Where rounding to nearest stops, with the gradient of all samples; geometric means. Bars: 95 % intervals over problems.",
                 self._rates,
             ),
             Picture(
-                "loss", "Figure 2: training loss with noise in the labels, one sample a step; means over problems and steps.", self._losses
+                "loss",
+                "Figure 2: training loss with noise in the labels, one sample per step; means over problems and steps.",
+                self._losses,
             ),
         ]
 
@@ -126,7 +128,7 @@ class Findings:
         figures.band(panel, rates, [_geometric(curves.final) for curves in found], figures.LOOKS[1], "nearest")
         printed, holding = ([_geometric(getattr(curves, name)).value for curves in found] for name in ("printed", "holding"))
         panel.plot(rates, printed, label="Theorem 1's bound", **figures.REFERENCE())
-        panel.plot(rates, holding, label="bound, proof mended", **figures.REFERENCE(linestyle=(0, (5, 2))))
+        panel.plot(rates, holding, label="bound, corrected proof", **figures.REFERENCE(linestyle=(0, (5, 2))))
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
@@ -158,7 +160,7 @@ class Findings:
         return Claim(
             "Theorem 1",
             "weights that are rounded to nearest never come closer to the optimum than the bound",
-            f"of {sum(len(curves.lowest) for curves in found)} descents the closest ever came to {lowest:.3g} times the bound",
+            f"of {sum(len(curves.lowest) for curves in found)} descents, the closest came within {lowest:.3g} times the bound",
             lowest >= 1,
         )
 
@@ -168,9 +170,9 @@ class Findings:
         share = float(np.mean(np.concatenate([curves.lowest < curves.printed for curves in found])))
         return Claim(
             "Theorem 1, of a single weight",
-            "the same, with the constants that are printed",
+            "the same, with the published constants",
             f"{share:.0%} of the descents come closer, down to {lowest:.3g} times the bound; to {held:.3g} times the bound "
-            "that the proof gives when an update counts as lost up to half a distance and the last step is rounded as well",
+            "that the proof gives if updates are lost only up to half a distance and the last step is rounded as well",
             lowest >= 1,
         )
 
@@ -179,7 +181,7 @@ class Findings:
         worst = max(float((curves.final / curves.printed).max()) for curves in found)
         return Claim(
             _WHERE[method],
-            f"{_NAMES[method]} the optimum is approached beyond where nearest rounding stops; here: to {_BELOW} times below the bound",
+            f"{_NAMES[method]}, weights approach the optimum beyond where nearest rounding stops; here: to {_BELOW} times below the bound",
             f"gradient of all samples: the descent that ends farthest is at {worst:.2g} times the bound",
             worst <= 1 / _BELOW,
         )
@@ -189,9 +191,9 @@ class Findings:
         ratio = mean((stochastic.final / nearest.final).tolist())
         return Claim(
             "Section 3.2",
-            "with stochastic updates progress goes on where nearest rounding halts, also with one sample a step",
+            "with stochastic updates progress continues where nearest rounding halts, also with one sample per step",
             f"at {ratio:.3g} of the distance of nearest, which is a median of {np.median(stochastic.final / stochastic.printed):.2g} times "
-            "the bound: samples that disagree keep weights moving among the levels next to the optimum",
+            "the bound: disagreeing samples keep weights moving among the levels next to the optimum",
             True if ratio.high < 1 else False if ratio.low > 1 else None,
         )
 
@@ -201,8 +203,8 @@ class Findings:
         found = mean(slopes.tolist())
         return Claim(
             "Section 3.1",
-            "the smaller the learning rate, the farther from the optimum does nearest rounding stop",
-            f"as the rate to the {found:.2f}",
+            "the smaller the learning rate, the farther from the optimum nearest rounding stops",
+            f"as the rate to the power {found:.2f}",
             True if found.high < 0 else False if found.low > 0 else None,
         )
 
@@ -211,7 +213,7 @@ class Findings:
         worst = max((mean(row.tolist()) for curves in found for row in curves.beside_theorem_2()), key=lambda interval: interval.value)
         return Claim(
             "Theorem 2",
-            "with nearest rounding on forward and backward alone the mean squared distance stays below a bound that goes to 0",
+            "with nearest rounding only in the forward and backward passes, the mean squared distance stays below a bound that goes to 0",
             f"at most {worst:.3g} times the bound, at any step",
             True if worst.high <= 1 else False if worst.low > 1 else None,
         )
@@ -231,7 +233,7 @@ class Findings:
             ),
             Claim(
                 "Figure 2",
-                "with nearest rounding on forward and backward alone it saturates close to the one without rounding",
+                "with nearest rounding only in the forward and backward passes, it saturates close to the one without rounding",
                 f"{compute:.4g} times as high at the end",
                 True if compute.high < 1.1 else False if compute.low > 1.1 else None,
             ),
@@ -243,8 +245,8 @@ class Findings:
         farthest = max(float((curves.final / curves.printed).max()) for curves in others)
         return (
             f"At a rate of {self._shown:g} {self.settings.format} weights that are rounded to nearest stop after a median of "
-            f"{1 - np.median(nearest.final / nearest.start):.0%} of the way to the optimum. With unrounded, stochastic and Kahan's "
-            f"updates, and with rounding of all but the weights, descents end within {farthest:.0e} of Theorem 1's bound."
+            f"{1 - np.median(nearest.final / nearest.start):.0%} of the way to the optimum. With unrounded, stochastic and Kahan "
+            f"updates, and with everything except the weights rounded, descents end within {farthest:.0e} of Theorem 1's bound."
         )
 
 
@@ -259,5 +261,5 @@ def _spread(values: Array) -> str:
 
 
 def _drawn(look: figures.Look, method: str, place: int) -> dict[str, Any]:
-    """How a curve is drawn that others lie upon: markers take turns, and dashes let through the one without rounding."""
+    """The style of a curve that others cover: markers alternate, and dashes show the one without rounding."""
     return (look.dashed() if method == COMPUTE else look)(markevery=(2 * place, 10))
