@@ -1,4 +1,4 @@
-"""Interfaces of other packages over qsim, for scripts that were written for those.
+"""Interfaces of other packages on top of qsim, for scripts written for those packages.
 
-Nothing here is imported with `qsim`; say which one you mean: `from qsim.compat import qtorch`.
+`import qsim` does not import them; import the one you need: `from qsim.compat import qtorch`.
 """

@@ -418,7 +418,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: float_quantize(torch.ones(3, dtype=torch.int64), 4, 3), TypeError, r"x must be float32, .* got torch\.int64"),
     (lambda: float_quantize(torch.ones(3).half(), 8, 7), ValueError, r"float16 cannot hold every value of Float\(8, 7"),
     (lambda: float_quantize(torch.ones(3), 32, 3), ValueError, r"float_quantize: exp must lie in 1…31, got 32"),
-    (lambda: float_quantize(torch.ones(3).double(), 9, 3), ValueError, r"float_quantize: exp must lie in 1…8 for float64, .* got 9"),
+    (lambda: float_quantize(torch.ones(3).double(), 9, 3), ValueError, r"float_quantize: exp must be in 1…8 for float64, .* got 9"),
     (lambda: float_quantize(torch.ones(3).half(), 9, 3), ValueError, r"float16 cannot hold every value of Float\(8, 3"),
     (lambda: fixed_point_quantize(torch.ones(3).half(), 32, 16), ValueError, r"float16 cannot hold every value of Fixed\(32, 16\)"),
     (

@@ -1,4 +1,4 @@
-"""QPyTorch's numbers: each has a format of qsim and rounds tensors to it."""
+"""QPyTorch's numbers: each has a qsim format and rounds tensors to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Number", "FixedPoint", "BlockFloatingPoint", "FloatingPoint"]
 
 Made = TypeVar("Made")
 
-#: The longest words. A word of this length rounds no float32 any more.
+#: The longest word length. Longer words would not round any float32.
 LONGEST = 256
 
 # Words of up to this length go through `quantize`: float32 holds all their values, and `Fixed` ends at 32 bits.
@@ -84,8 +84,8 @@ class Number:
 class FixedPoint(Number):
     """Fixed point: integers of `wl` bits, in steps of `2**-fl`.
 
-    Words of more than 25 bits have values that no float32 is. A float32 tensor is rounded to the multiples of `2**-fl` all the same, each
-    exactly, and the limits of the range are rounded to float32, as in QPyTorch. For float64 the same holds beyond 54 bits.
+    Words of more than 25 bits have values that float32 lacks. A float32 tensor is still rounded to the multiples of `2**-fl`, each
+    exactly, and the limits of the range are rounded to float32, as in QPyTorch. The same applies to float64 above 54 bits.
 
     Args:
         wl: Word length in bits, 1 to 256.
@@ -240,7 +240,7 @@ class BlockFloatingPoint(Number):
 
 
 def _is_long(owner: str, wl: int, dtype: torch.dtype) -> bool:
-    """Return whether words have more bits than `quantize` takes. Which of the shorter ones bfloat16 and float16 hold, it checks itself."""
+    """Whether words have more bits than `quantize` takes. For shorter words, `quantize` checks whether bfloat16 and float16 hold them."""
     if dtype not in _QUANTIZED and wl > max(_QUANTIZED.values()):
         raise ValueError(f"{owner}: {dtype} cannot hold words of {wl} bits; float32 and float64 take words of up to {LONGEST}")
     return wl > _QUANTIZED.get(dtype, wl)
@@ -284,9 +284,9 @@ def _block_scale(dim: int) -> scaling.Scaling:
 
 
 def _made(kind: Callable[..., Made], *facts: int | str | None) -> Made:
-    """Scripts make the same formats at every call; compiled code makes them once, and has no use for a cache."""
+    """Eager code creates the same formats at every call; compiled code creates them once, and needs no cache."""
     if torch.compiler.is_compiling():
-        # A number whose word length has changed arrives as a symbol here; as an index it is an integer again, and guarded.
+        # When a word length has changed, it arrives here as a symbol; used as an index it becomes an integer, with a guard.
         return kind(*[operator.index(fact) if isinstance(fact, int) and not isinstance(fact, bool) else fact for fact in facts])
     made: Made = _kept(kind, *facts)
     return made

@@ -1,4 +1,4 @@
-"""Rounding behind the layers of a model, without writing a new one."""
+"""Rounding of the outputs of a model's layers, without rewriting the model."""
 
 from qsim.compat.qtorch.auto_low.auto_low import lower, sequential_lower
 

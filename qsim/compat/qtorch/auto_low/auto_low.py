@@ -1,4 +1,4 @@
-"""QPyTorch's ways to round behind the layers of a model."""
+"""QPyTorch's functions that round the outputs of a model's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsim.rounding import Rounding
 
 __all__ = ["lower", "sequential_lower"]
 
-#: The kinds of layers, and the modules of torch.nn.modules that they are in.
+#: The layer types, and the modules of torch.nn.modules that define them.
 _HOMES = {
     "conv": ("conv", "fold"),
     "linear": ("linear",),
@@ -25,7 +25,7 @@ _HOMES = {
     "dropout": ("dropout",),
     "loss": ("loss",),
 }
-# They compute nothing, or more than one tensor.
+# These compute nothing, or more than one tensor.
 _LEFT_OUT = (nn.Identity, nn.MultiheadAttention)
 
 
@@ -37,20 +37,20 @@ def lower(
     forward_rounding: str | Rounding = "stochastic",
     backward_rounding: str | Rounding = "stochastic",
 ) -> None:
-    """Round what layers of a model give, in place: the model has the same modules and parameters as before.
+    """Round the outputs of a model's layers in place: the model has the same modules and parameters as before.
 
     Args:
         model: The model.
-        layer_types: Kinds of layers: any of `"conv"`, `"linear"`, `"pool"`, `"pad"`, `"activation"`, `"normalization"`, `"dropout"`,
-            `"loss"`. torch's own layers are meant, and no classes derived from them.
+        layer_types: Layer types: any of `"conv"`, `"linear"`, `"pool"`, `"pad"`, `"activation"`, `"normalization"`, `"dropout"`,
+            `"loss"`. Only torch's own layers are rounded, not subclasses.
         forward_number: See `quantizer`.
         backward_number: See `quantizer`.
         forward_rounding: See `quantizer`.
         backward_rounding: See `quantizer`.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If there is no such kind of layers.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a layer type does not exist.
 
     Example:
         >>> import torch
@@ -77,10 +77,10 @@ def sequential_lower(
     forward_rounding: str | Rounding = "stochastic",
     backward_rounding: str | Rounding = "stochastic",
 ) -> nn.Module:
-    """A copy of a model, in which `Sequential(layer, Quantizer(…))` stands in the place of layers.
+    """A copy of a model in which layers are replaced by `Sequential(layer, Quantizer(…))`.
 
     Args:
-        model: The model; it stays as it is.
+        model: The model; it is not changed.
         layer_types: See `lower`.
         forward_number: See `quantizer`.
         backward_number: See `quantizer`.
@@ -88,8 +88,8 @@ def sequential_lower(
         backward_rounding: See `quantizer`.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If there is no such kind of layers.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a layer type does not exist.
 
     Example:
         >>> import torch
@@ -109,7 +109,7 @@ def sequential_lower(
     copied = copy.deepcopy(model)
     if _stands_alone(copied, kinds):
         return nn.Sequential(copied, quantizer)
-    # Found before any is exchanged; a layer that stands in several places does so afterwards.
+    # Find all layers before replacing any; a layer that is used in several places stays shared.
     found = [(parent, name, child) for parent in copied.modules() for name, child in parent._modules.items()]
     places = [(parent, name, child) for parent, name, child in found if child is not None and _stands_alone(child, kinds)]
     exchanged: dict[nn.Module, nn.Module] = {}
@@ -119,7 +119,7 @@ def sequential_lower(
 
 
 class _Behind:
-    """A hook that rounds what a layer gives."""
+    """A hook that rounds a layer's output."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer = quantizer
@@ -140,7 +140,7 @@ def _check_model(owner: str, model: object) -> None:
 
 
 def _kinds(owner: str, layer_types: Iterable[str]) -> set[type[nn.Module]]:
-    """The classes that kinds of layers are."""
+    """The classes of some layer types."""
     if isinstance(layer_types, str):
         raise TypeError(f"{owner}: layer_types must be a list of names, got the text {layer_types!r}")
     homes: set[str] = set()

@@ -1,4 +1,4 @@
-"""QPyTorch's optimizer in low precision: functions of the user's round weights, gradients, momentum and accumulators."""
+"""QPyTorch's low-precision optimizer: the user's functions round weights, gradients, momentum and accumulators."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _STEPS, _SEED = "low_precision_steps", "low_precision_seed"
 
 
 class OptimLP(DrawsSeed, Wrapper):
-    """SGD or Adam in low precision; `qsim.optim.Quantized` is the same of any optimizer, with formats in the place of functions.
+    """SGD or Adam in low precision; `qsim.optim.Quantized` does the same for any optimizer, with formats instead of functions.
 
-    A step multiplies gradients by `grad_scaling` and rounds them; has the optimizer do its step, on copies of the weights if there is an
-    `acc_quant`; and rounds the copies, the weights (from the copies, if there are any) and the momentum. Nothing is rounded before.
+    A step multiplies gradients by `grad_scaling` and rounds them; runs the optimizer's step, on copies of the weights if there is an
+    `acc_quant`; and rounds the copies, the weights (from the copies, if there are any) and the momentum. Nothing is rounded earlier.
 
-    The functions draw their random bits from the number of the step and from a seed that all processes of a distributed run have, so that
-    replicas stay alike. It follows from `torch.manual_seed` and the weights. What else draws from torch's generator is not disturbed.
+    The functions derive their random bits from the number of the step and a seed that all processes of a distributed run share, so that
+    replicas stay identical. It depends on `torch.manual_seed` and the weights. Other users of torch's generator are not affected.
 
     Args:
-        optim: The optimizer, torch's `SGD` or `Adam`; it and this share parameter groups and state.
-        weight_quant: Rounds a weight, as `quantizer` makes functions to do; `None` for not at all.
-        grad_scaling: What gradients are multiplied by before they are rounded, with a `grad_quant` alone.
-        grad_quant: Rounds a gradient.
-        momentum_quant: Rounds SGD's momentum, or Adam's two moments.
-        acc_quant: Rounds a copy of a weight, which the optimizer updates in its place. Copies are taken at the first step.
+        optim: The optimizer, torch's `SGD` or `Adam`, which shares its parameter groups and state with this one.
+        weight_quant: A function that rounds a weight, such as `quantizer` creates; `None` for no rounding.
+        grad_scaling: The factor by which gradients are multiplied before they are rounded, if there is a `grad_quant`.
+        grad_quant: A function that rounds a gradient.
+        momentum_quant: A function that rounds SGD's momentum, or Adam's two moments.
+        acc_quant: A function that rounds a copy of a weight, which the optimizer updates in its place. Copies are taken at the first step.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If `grad_scaling` is not positive.
 
     Example:
@@ -80,7 +80,7 @@ class OptimLP(DrawsSeed, Wrapper):
         roles = {"weight_quant": weight_quant, "grad_quant": grad_quant, "momentum_quant": momentum_quant, "acc_quant": acc_quant}
         for name, role in roles.items():
             if role is not None and not callable(role):
-                raise TypeError(f"OptimLP: {name} must be a function of a tensor, as quantizer(…) makes them, or None, got {role!r}")
+                raise TypeError(f"OptimLP: {name} must be a function of a tensor, such as quantizer(…) creates, or None, got {role!r}")
         if isinstance(grad_scaling, bool) or not isinstance(grad_scaling, (int, float)):
             raise TypeError(f"OptimLP: grad_scaling must be a number, got {grad_scaling!r}")
         if not 0 < grad_scaling < math.inf:
@@ -91,17 +91,17 @@ class OptimLP(DrawsSeed, Wrapper):
 
     @property
     def optim(self) -> Optimizer:
-        """The optimizer that is wrapped, by QPyTorch's name for it."""
+        """The wrapped optimizer, under QPyTorch's name."""
         return self.optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do a step.
+        """Take a step.
 
         Args:
-            closure: Computes the loss and its gradients again.
+            closure: Recomputes the loss and its gradients.
 
         Returns:
-            What the closure returns.
+            The closure's result.
         """
         loss = None
         if closure is not None:
@@ -119,7 +119,7 @@ class OptimLP(DrawsSeed, Wrapper):
 
     @contextmanager
     def _noise(self) -> Iterator[None]:
-        """Has torch's generator on the CPU draw what all processes draw in this step, and then go on as if nothing had been."""
+        """Seed torch's CPU generator identically in all processes for this step, and restore its state afterwards."""
         group = self.param_groups[0]
         group[_SEED] = self._agreed_seed(group[_SEED], self._parameters())
         number = group[_STEPS] = group.get(_STEPS, 0) + 1

@@ -1,4 +1,4 @@
-"""QPyTorch's functions that round, and its maker of functions that round values forward and gradients backward."""
+"""QPyTorch's rounding functions, and `quantizer`, which creates functions that round values forward and gradients backward."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def float_quantize(x: Tensor, exp: int, man: int, rounding: str | Rounding = "st
     check_integer("float_quantize", "exp", exp, 1, 31)
     check_input("float_quantize", x)
     if exp > 8 and x.dtype == torch.float64:
-        raise ValueError(f"float_quantize: exp must lie in 1…8 for float64, which holds more than float32's exponents, got {exp}")
+        raise ValueError(f"float_quantize: exp must be in 1…8 for float64, whose exponents have more bits than float32's, got {exp}")
     return FloatingPoint(min(exp, 8), man).round(x, rounding)
 
 
@@ -92,19 +92,19 @@ def quantizer(
 ) -> Callable[[Tensor], Tensor]:
     """Create a function that rounds values in the forward pass and gradients in the backward pass.
 
-    The function reads its numbers at every call: to change a precision during training, set `number.wl` and the like.
+    The function reads its numbers at every call: to change a precision during training, set attributes such as `number.wl`.
 
     Args:
-        forward_number: What values are rounded to; `None` for not at all.
-        backward_number: What gradients are rounded to; `None` for not at all.
+        forward_number: The number that values are rounded to; `None` for no rounding.
+        backward_number: The number that gradients are rounded to; `None` for no rounding.
         forward_rounding: `"stochastic"`, `"nearest"`, or any other of qsim's.
         backward_rounding: The same for gradients.
-        clamping_grad_zero: Make the gradient zero where a number was beyond the range after it was rounded. For a `FixedPoint` that clamps.
-        backward_hooks: What else happens to gradients, one after the other, before they are rounded.
+        clamping_grad_zero: Whether the gradient is zero where a rounded value was out of range. Only for a `FixedPoint` that clamps.
+        backward_hooks: Functions applied to gradients, in order, before they are rounded.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If a rounding does not exist, or the gradient cannot be zero where nothing is clamped.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rounding does not exist, or `clamping_grad_zero` is set but nothing is clamped.
 
     Example:
         >>> import torch
@@ -144,7 +144,7 @@ class _Quantization:
     backward_hooks: tuple[Callable[[Tensor], Tensor], ...]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Quantization:
-        """Copies of a model share its functions, and with them the numbers that a script changes, as in QPyTorch."""
+        """Share the function with copies of a model, and with it the numbers that a script changes, as in QPyTorch."""
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -153,13 +153,13 @@ class _Quantization:
         return rounded
 
     def _seeds(self, x: Tensor) -> list[Tensor | None]:
-        """Of values and of gradients; drawn together, so that checkpoints replay both."""
+        """The seeds of values and of gradients; drawn together, so that checkpoints replay both."""
         ways = ((self.forward_number, self.forward_rounding), (self.backward_number, self.backward_rounding))
         is_drawn = [number is not None and rounding.is_stochastic for number, rounding in ways]
         return [seeds.seed_tensor(None, None, x.device) if drawn else None for drawn in is_drawn]
 
     def rounded(self, x: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The values, and where they were clamped, if that is asked for."""
+        """The values, and where they were clamped, if needed."""
         if self.forward_number is None:
             return x.view_as(x), None
         if not (self.clamping_grad_zero and isinstance(self.forward_number, FixedPoint)):
@@ -169,7 +169,7 @@ class _Quantization:
         return steps.clamp(low, high), (steps < low) | (steps > high)
 
     def gradient(self, g: Tensor, seed: Tensor | None, clamped: Tensor | None) -> Tensor:
-        """The gradient on its way back."""
+        """The rounded gradient."""
         for hook in self.backward_hooks:
             g = hook(g)
         if self.backward_number is not None:
@@ -181,7 +181,7 @@ _FORWARD, _BACKWARD = (streams.stream("qtorch", name) for name in ("forward", "b
 
 
 class _RoundBothWays(torch.autograd.Function):
-    """Rounds values, and gradients when they come back."""
+    """Round values in the forward pass, and gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seed: Tensor | None, backward_seed: Tensor | None, how: _Quantization) -> Tensor:

@@ -1,4 +1,4 @@
-"""QPyTorch's module that rounds what passes through it."""
+"""QPyTorch's module that rounds its input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Quantizer"]
 
 
 class Quantizer(nn.Module):
-    """Rounds values on the way forward and gradients on the way back: `quantizer` as a module.
+    """Round values in the forward pass and gradients in the backward pass: `quantizer` as a module.
 
     Args:
         forward_number: See `quantizer`.
