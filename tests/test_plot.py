@@ -199,7 +199,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: plot.rounding("fp32"), ValueError, r"has 32 bits: values\(\) lists formats of at most 20 bits"),
     (lambda: plot.monitor(3, "0"), TypeError, r"monitor: monitor must be a qsim.diagnostics.Monitor, got 3"),  # type: ignore[arg-type]
-    (lambda: plot.monitor(monitored(), "1"), ValueError, r"nothing was seen of a layer '1'; seen were '0'"),
+    (lambda: plot.monitor(monitored(), "1"), ValueError, r"the layer '1' was not sampled; sampled were '0'"),
     (lambda: plot.monitor(monitored(), "0", "weight"), ValueError, r"nothing was rounded at 'weight' .* points there are 'act', 'grad'"),
     (lambda: plot.monitor(monitored(), "0", step=7), ValueError, r"step 7 was not sampled"),
 ]

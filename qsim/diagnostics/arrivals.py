@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Arrival:
-    """An asynchronous copy of a tensor to the host; nothing waits for it before it is read.
+    """An asynchronous copy of a tensor to the host; nothing blocks until it is read.
 
     Args:
         x: The tensor; it may change afterwards.
@@ -26,16 +26,16 @@ class Arrival:
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be read without waiting."""
+        """Whether it can be read without blocking."""
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """The copy; waits for it."""
+        """The copy; blocks until it has arrived."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
 
 
 def is_capturing() -> bool:
-    """Whether what the host does now goes into a CUDA graph."""
+    """Whether the host is currently capturing a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model: nn.Module | None = None) -> CancelledUpdates:
     """Count, in every `every`-th step of an optimizer, the updates that leave their weight unchanged.
 
-    An update counts where the exact update is not zero: where the learning rate is not, and the gradient, the momentum (`momentum_buffer`,
-    `exp_avg`), or the weight to decay is not. It is cancelled where the step leaves the weight's value unchanged. The loss depends on how
+    An update counts if the exact update is not zero: if the learning rate is not, and the gradient, the momentum (`momentum_buffer`,
+    `exp_avg`), or the weight to decay is not. It is cancelled if the step leaves the weight's value unchanged. The loss depends on how
     weights are updated. With round-to-nearest, a cancelled update is lost. With stochastic rounding, it is lost in this step, and the mean
     over many is right. With Kahan summation or an `accumulator`, it is `carried` if the compensation or the copy has changed.
 
-    Works with `qsim.optim`'s optimizers, with `Quantized`, and with torch's own; of others it knows the gradient, the weight decay and
-    states of those two names. In a sampled step the weights are kept twice. Nothing waits for the device until counts are asked for; steps
+    Works with `qsim.optim`'s optimizers, with `Quantized`, and with torch's own; for others it uses the gradient, the weight decay and
+    states of those two names. In a sampled step the weights are stored twice. Nothing waits for the device until counts are read; steps
     that are captured in a CUDA graph are not counted.
 
     Args:
         optimizer: The optimizer.
         every: The sampling interval in steps; the first step is sampled.
-        model: Gives parameters their names; otherwise they have those that the optimizer was given, or their numbers.
+        model: The source of parameter names; otherwise they have the names that the optimizer was given, or their numbers.
 
     Raises:
         TypeError: If `optimizer` is not an optimizer.
@@ -139,14 +139,14 @@ class CancelledUpdates:
 
     @property
     def totals(self) -> list[Updates]:
-        """The counts of all parameters together, for each step that was sampled."""
+        """The counts of all parameters together, for each sampled step."""
         by_step: dict[int, list[Updates]] = {}
         for entry in self.updates:
             by_step.setdefault(entry.step, []).append(entry)
         return [_sum(step, entries) for step, entries in by_step.items()]
 
     def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary for each step and parameter, as a study keeps them."""
+        """A plain dictionary for each step and parameter, for storage."""
         return [entry.to_dict() for entry in self.updates]
 
     def table(self) -> str:

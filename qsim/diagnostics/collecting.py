@@ -1,4 +1,4 @@
-"""Collecting counts from layers: summed on the device, copied to the host when the sample ends, read after they have arrived."""
+"""Collection of counts from layers: summed on the device, copied to the host when the sample ends, read once they have arrived."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from qsim_kernels import tallies
 
 #: The order in which points are reported.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "forward", "backward")
-#: Points of the way forward, which activation checkpointing goes twice.
+#: Points of the forward pass, which activation checkpointing runs twice.
 _FORWARD = ("act", "weight", "forward")
 
 
 class Tally(NamedTuple):
-    """What the operator has counted, on the device where it was."""
+    """The operator's counts, on their device."""
 
     format: Format
     counts: Tensor
     sums: Tensor
 
     def plus(self, other: Tally) -> Tally:
-        """Both together. A tally may be used twice, and stays what it is."""
+        """The sum of two tallies, as a new one: a tally may be used twice."""
         with aside():
             return self._replace(counts=self.counts + other.counts, sums=self.sums + other.sums)
 
 
 class Source(NamedTuple):
-    """What counts belong to: the number of the layer in the model, the number of the point, and the format there."""
+    """The key of counts: the number of the layer in the model, the number of the point, and the format there."""
 
     layer: int
     point: int
@@ -45,16 +45,16 @@ class Source(NamedTuple):
 
 
 class Collector:
-    """Takes the tallies of one sample until it is closed."""
+    """A collector of one sample's tallies, until it is closed."""
 
     def __init__(self) -> None:
         self.is_open = True
         self.tallies: dict[tuple[Source, torch.device], Tally] = {}
 
     def add(self, layer: int, point: str, tally: Tally) -> None:
-        """Add a tally to those of its place."""
+        """Add a tally to those with the same key."""
         if not self.is_open:
-            return  # of a backward pass that comes later than the sample's end
+            return  # from a backward pass after the end of the sample
         key = Source(layer, POINTS.index(point), tally.format), tally.counts.device
         known = self.tallies.get(key)
         self.tallies[key] = tally if known is None else known.plus(tally)
@@ -62,13 +62,13 @@ class Collector:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Computes beside what is watched: without gradients, and unseen by what looks at or changes every operator, as `qsim.fpu` does."""
+    """Compute without gradients, and unseen by modes that observe or change every operator, such as `qsim.fpu`."""
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
 class LayerObserver:
-    """An `Observer` of the points of one layer. What layers round is rounded once more, with the same bits."""
+    """An `Observer` of the points of one layer. It repeats the layer's rounding with the same random bits."""
 
     def __init__(self, collector: Collector, layer: int) -> None:
         self._collector, self._layer = collector, layer
@@ -77,13 +77,13 @@ class LayerObserver:
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
         """The tally of a tensor that is rounded without scales."""
         point = site.quantizer
-        assert point is not None  # what rounds nothing is not shown
+        assert point is not None  # points that round nothing are not reported
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in point.spelt.holders)
         rounded = round_plainly(x, point, seed, site.stream, dtype, site.place)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
     def used(self, name: str, measured: Any) -> None:
-        """A tally counts."""
+        """Count a tally."""
         self._collector.add(self._layer, name, measured)
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
@@ -94,14 +94,14 @@ class LayerObserver:
     @aside()
     def _measured_elements(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
         """The tally of a tensor that is rounded after a transform or under scales."""
-        assert site.quantizer is not None  # what rounds nothing is not shown
+        assert site.quantizer is not None  # points that round nothing are not reported
         fmt = site.quantizer.format
         before, after, scales = elements_of(site, x, seed)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
     def _counts(self, name: str) -> bool:
-        """Whether this is not a forward pass that a backward pass has asked for once more."""
+        """Whether this is not a forward pass that is recomputed for a backward pass."""
         return self._collector.is_open and not (name in _FORWARD and torch._C._current_graph_task_id() != -1)
 
 
@@ -124,12 +124,12 @@ class Label(NamedTuple):
 
 
 class Pending:
-    """A sample that is over, on its way to the host; nothing waits for it before it is read.
+    """A finished sample on its way to the host; nothing blocks until it is read.
 
     Args:
         step: Number of the step.
-        collector: What was counted.
-        label: Gives the name of a place.
+        collector: The collector of its counts.
+        label: A function that returns the name of a place.
     """
 
     def __init__(self, step: int, collector: Collector, label: Callable[[Source], Label]) -> None:
@@ -143,11 +143,11 @@ class Pending:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether it can be read without waiting."""
+        """Whether it can be read without blocking."""
         return all(counts.is_here and sums.is_here for _, counts, sums in self._parts)
 
     def read(self) -> Sample:
-        """The sample; waits for it."""
+        """The sample; blocks until it has arrived."""
         counts: dict[Source, tuple[Tensor, Tensor]] = {}
         for places, rows, sums in self._parts:
             for place, row, own in zip(places, rows.read(), sums.read(), strict=True):

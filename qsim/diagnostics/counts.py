@@ -13,14 +13,14 @@ from qsim.text.columns import aligned
 from qsim_kernels import tallies
 
 #: The text before the first sample.
-NO_SAMPLE = "no sample yet: it ends with its step, which monitor.step() tells, or an optimizer that Monitor was given"
+NO_SAMPLE = "no sample yet: a sample ends with its step, at monitor.step() or at the step of the optimizer given to Monitor"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Counts of outcomes for the elements rounded at one point of a layer.
 
-    An element is what the format sees: after the transform and divided by its scale, if there are such. Each is one of five: NaN,
+    An element is the number that is rounded: after the transform and divided by its scale, if any. Each is one of five: NaN,
     saturated, underflowed, exact, or rounded to another number.
 
     Attributes:
@@ -37,8 +37,8 @@ class Counts:
         infinite: Infinities.
         below: Magnitudes below 2**-126 that are not zero.
         lowest: The exponent of the first number of `histogram`.
-        histogram: How many finite magnitudes lie between each power of two and the next.
-        signal: The sum of squares, in the units of the tensor, of what is finite before and after.
+        histogram: The number of finite magnitudes between each power of two and the next.
+        signal: The sum of squares, in the units of the tensor, of elements that are finite before and after.
         noise: The sum of squared rounding errors there.
     """
 
@@ -61,9 +61,9 @@ class Counts:
 
     @classmethod
     def of(cls, layer: str, point: str, quantizer: str, range: tuple[float, float], counts: Sequence[int], sums: Sequence[float]) -> Counts:
-        """What the operator `tally` has counted, by names."""
+        """The counts of the operator `tally`, by names."""
         zero, nan = counts[tallies.ZERO], counts[tallies.NAN]
-        # Field 0 are numbers below all powers of two that there are here.
+        # Field 0 counts numbers below all powers of two of the histogram.
         used = [field for field in _POWERS if counts[field]]
         first, last = (used[0], used[-1]) if used else (tallies.BIAS, tallies.BIAS - 1)
         return cls(
@@ -93,25 +93,25 @@ class Counts:
 
     @property
     def sqnr(self) -> float:
-        """The ratio of signal to rounding errors in dB: infinite where there are none, NaN where there is no signal."""
+        """The ratio of signal to rounding errors in dB: infinite without errors, NaN without a signal."""
         if not self.signal > 0:
             return math.nan
         return 10 * math.log10(self.signal / self.noise) if self.noise > 0 else math.inf
 
     @property
     def exponents(self) -> dict[int, int]:
-        """How many finite magnitudes lie in `[2**e, 2**(e + 1))`, for each `e` where there are some."""
+        """The number of finite magnitudes in `[2**e, 2**(e + 1))`, for each `e` that has any."""
         return {exponent: count for exponent, count in enumerate(self.histogram, self.lowest) if count}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in plain strings and numbers that JSON can hold: `sqnr` is `None` where it is not finite."""
+        """Everything as plain strings and numbers for JSON: `sqnr` is `None` if it is not finite."""
         plain = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "nan", "infinite", "below")
         found: dict[str, Any] = {name: getattr(self, name) for name in plain}
         found |= {"sqnr": self.sqnr if math.isfinite(self.sqnr) else None, "smallest": self.range[0], "largest": self.range[1]}
         return found | {"exponents": {str(exponent): count for exponent, count in self.exponents.items()}}
 
     def summary(self) -> dict[str, Any]:
-        """The scalars that a study keeps: layer, point, elements, shares, that of zeros among them, and SQNR."""
+        """The scalars to store: layer, point, elements, shares, that of zeros among them, and SQNR."""
         zero = self.zero / self.elements if self.elements else math.nan
         sqnr = self.sqnr if math.isfinite(self.sqnr) else None
         return {"layer": self.layer, "point": self.point, "elements": self.elements, **self.shares, "zero": zero, "sqnr": sqnr}
@@ -128,7 +128,7 @@ class Sample:
     """The counts of one sampled step.
 
     Attributes:
-        step: Its number, from 0 on.
+        step: Its number, starting at 0.
         points: The counts, in the order of the model's layers.
     """
 
@@ -143,15 +143,15 @@ class Sample:
             if (counts.layer, counts.point) == place:
                 return counts
         points = [counts.point for counts in self.points if counts.layer == place[0]]
-        there = f"points that rounded there are {', '.join(points)}" if points else "no point of that layer rounded, or there is no such"
+        there = f"points that rounded there are {', '.join(points)}" if points else "no point of that layer rounded, or it does not exist"
         raise KeyError(f"nothing was rounded at {place[1]!r} of {place[0]!r} in step {self.step}: {there}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The sample as JSON has it."""
+        """The sample as JSON values."""
         return {"step": self.step, "points": [counts.to_dict() for counts in self.points]}
 
     def to_json(self) -> str:
-        """One line."""
+        """The sample as one line of JSON."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def summary(self) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ class Sample:
         return [{"step": self.step, **counts.summary()} for counts in self.points]
 
     def worst(self, by: str) -> tuple[Counts, ...]:
-        """The counts, from where most is lost to where least is: by `"sqnr"`, or by a share such as `"underflowed"`.
+        """The counts, starting with the largest loss: by `"sqnr"`, or by a share such as `"underflowed"`.
 
         Raises:
             ValueError: If it is neither.
@@ -185,7 +185,7 @@ def _cells(counts: Counts) -> tuple[str, ...]:
 
 
 def per_cent(share: float) -> str:
-    """A share for people; only none at all looks like none, and only all like all.
+    """A share for people: only none at all is shown as 0 %, and only all as 100 %.
 
     Example:
         >>> per_cent(0.0), per_cent(1e-7), per_cent(0.25), per_cent(0.99999), per_cent(1.0)

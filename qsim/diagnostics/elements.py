@@ -19,8 +19,8 @@ class Elements(NamedTuple):
 
     Attributes:
         before: The elements after the transform, divided by their scales.
-        after: What they are rounded to, before they are multiplied with anything again.
-        scales: What they were divided by, to be broadcast; nothing if by nothing.
+        after: The rounded elements, before they are multiplied by their scales again.
+        scales: The scales that they were divided by, to be broadcast; None without scales.
     """
 
     before: Tensor
@@ -31,10 +31,10 @@ class Elements(NamedTuple):
 def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
     """The elements of a site before and after rounding, from the same values and without changing histories.
 
-    Where the tensor is distributed, all that hold shares of it must call this, for some scales are found together.
+    If the tensor is distributed, all processes that hold shards must call this, because some scales are computed together.
     """
     how = site.quantizer
-    assert how is not None  # what rounds nothing is not shown
+    assert how is not None  # points that round nothing are not reported
     seen = as_it_lies(x, site)
     turned = seen if site.transform is None else torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
     spelt = how.spelt
@@ -43,11 +43,11 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
     if how.scale is None or not x.numel():
         return Elements(turned, round_plainly(turned, how, seed, site.stream, dtype, site.place), None)
     how = replace(how, scale=how.scale.repeated)
-    # Scales are wanted of what is held, and values with the random bits of whole rows.
+    # Scales are those of the local elements, values use the random bits of whole rows.
     site = replace(site, layouts={})
     held = replace(site, place=Place(site.place.offset))
     values, scales, under = quantized(seen, held, how, seed, dtype, Restore.NOTHING)
-    assert scales is not None  # nothing was multiplied with them
+    assert scales is not None  # there are no scales
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
         values = quantized(seen, site, how, seed, dtype, Restore.NOTHING).values

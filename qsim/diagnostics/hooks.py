@@ -19,13 +19,13 @@ _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Watch:
-    """Lets observers look at layers while these run.
+    """Let observers watch layers while these run.
 
     Args:
         layers: The layers; no other watcher is allowed at the same time.
 
     Raises:
-        ValueError: If one is.
+        ValueError: If another watcher is active.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -37,7 +37,7 @@ class Watch:
         self._running: list[tuple[nn.Module, Observer | None]] = []
 
     def begin(self, looking: Sequence[Observer]) -> None:
-        """From now on, while a layer runs, its observer looks on."""
+        """Start observation: while a layer runs, its observer is active."""
         for layer, observer in zip(self._layers, looking, strict=True):
             enter = _Hook(partial(self._enter, observer), layer)
             leave = _Hook(self._leave, layer)
@@ -58,7 +58,7 @@ class Watch:
             handle.remove()
         self._handles.clear()
         if self._running:
-            # Somebody has interrupted the layer in a way that calls no hooks.
+            # The layer was interrupted in a way that calls no hooks.
             observers.exchange(self._running[0][1])
             self._running.clear()
 
@@ -88,4 +88,4 @@ def _of_a_copy() -> Callable[..., None]:
 
 
 def _nothing(*arguments: Any) -> None:
-    """What is left of a hook on a copy of a layer."""
+    """The hook that copies of a layer get: it does nothing."""

@@ -1,4 +1,4 @@
-"""A monitor: what rounding does at each point of each layer of a model, every so many steps of its training."""
+"""A monitor of the effects of rounding at each point of each layer of a model, at intervals during training."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 class Monitor:
     """Count the effects of rounding on a model, in every `every`-th step of its training.
 
-    For each point of each layer with points, and of each `qsim.nn.Quantize`: how many elements saturated, underflowed to zero, were exact
-    already, were NaN; the ratio of signal to rounding errors; and how many magnitudes lie between each power of two and the next. Counted
-    is what the format sees, after a transform and divided by scales. A point that reuses what the forward pass rounded (`"same"`) rounds
-    nothing and is not reported; backward points are counted when the backward pass takes them.
+    Counts for each point of each layer with points, and of each `qsim.nn.Quantize`: elements that saturated, underflowed to zero, were
+    exact already, or were NaN; the ratio of signal to rounding errors; and a histogram of magnitudes over powers of two. It counts the
+    numbers that are rounded, after a transform and divided by scales. A point that reuses what the forward pass rounded (`"same"`) rounds
+    nothing and is not reported; backward points are counted during the backward pass.
 
-    A step is what happens between two calls of `step()`, which belongs behind the optimizer's; given the `optimizer`, its steps are counted
-    and nothing need be called. So the micro-batches of a step are added up, and so are the calls of a layer that is called several times.
-    What activation checkpointing computes once more counts once. The first step is sampled. In distributed runs each process counts what it
-    holds; where tensors are distributed under scales of the whole, all processes must sample the same steps, for they find those together.
+    A step is the time between two calls of `step()`, which should follow the optimizer's; given the `optimizer`, its steps are counted
+    automatically. Counts are added up over the micro-batches of a step, and over the calls of a layer that is called several times.
+    Recomputation by activation checkpointing is not counted again. The first step is sampled. In distributed runs each process counts its
+    own shard; if distributed tensors have per-tensor scales, all processes must sample the same steps, because they compute those together.
 
-    Training goes on with the same bits as without: what a layer rounds is rounded once more for the monitor, with the same random bits, and
-    none are drawn. Counts are added up on the device; they are copied to the host when a sample ends, and nothing waits for that until
-    `samples` are asked for. Between sampled steps the model has no hooks.
+    A monitor does not change training by a single bit: what a layer rounds is rounded again for the monitor, with the same random bits, and
+    no others are drawn. Counts are summed on the device and copied to the host when a sample ends, and nothing waits for that until
+    `samples` is read. Between sampled steps the model has no hooks.
 
-    Compiled code is not watched, and neither is what a CUDA graph replays, for there no Python runs: let the steps that are to be sampled
-    run eagerly. Functions of `qsim.nn.functional` are counted for the layer that calls them.
+    Compiled code and replays of CUDA graphs are not watched, because they run no Python: run the steps to be sampled
+    eagerly. Functions of `qsim.nn.functional` are counted for the layer that calls them.
 
     Args:
-        model: The model, converted. One monitor at a time can watch it.
+        model: The converted model. Only one monitor at a time can watch it.
         every: The sampling interval in steps.
         optimizer: The optimizer whose steps are counted.
-        writer: Gets all that is sampled once it has arrived: a TensorBoard writer, or whatever else has `add_scalar` and, if it wants
+        writer: The receiver of all samples: a TensorBoard writer, or any object with `add_scalar` and, to receive
             histograms, `add_histogram_raw` or `add_histogram`.
 
     Raises:
@@ -93,7 +93,7 @@ class Monitor:
             RuntimeError: If the monitor is closed.
         """
         if self._is_closed:
-            raise RuntimeError("Monitor: it is closed, and counts no more steps")
+            raise RuntimeError("Monitor: it is closed and counts no more steps")
         if self._collector is not None:
             self._end(self._collector)
         self._steps += 1
@@ -135,7 +135,7 @@ class Monitor:
         self._arrive(wait=False)
 
     def _arrive(self, wait: bool) -> None:
-        """Take over the samples that have arrived, and hands them on."""
+        """Take over the samples that have arrived, and pass them on."""
         while self._pending and (wait or self._pending[0].has_arrived):
             self._samples.append(self._pending.pop(0).read())
         if self._writer is not None:
@@ -148,7 +148,7 @@ class Monitor:
         point = POINTS[source.point]
         holder = module.points if isinstance(module, FivePointModule) else module
         own = getattr(holder, point if isinstance(module, FivePointModule) else f"{point}_point")
-        # Points may have been exchanged for others meanwhile.
+        # Points may have been replaced meanwhile.
         fits = isinstance(own, Quantizer) and own.format == source.format
         return Label(name, point, short(own) if fits else name_of(source.format))
 
@@ -164,20 +164,20 @@ class Monitor:
         return tuple(self._samples)
 
     def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary for each step, layer and point: shares and SQNR, as a study keeps them."""
+        """A plain dictionary for each step, layer and point with shares and SQNR, for storage."""
         return [entry for sample in self.samples for entry in sample.summary()]
 
     def table(self, step: int | None = None, *, by: str | None = None, rows: int | None = None) -> str:
         """A table of one sample: the last one, or that of a step.
 
         Args:
-            step: Which sample.
-            by: What comes first: where `"sqnr"` is lowest, or a share, such as `"saturated"` or `"underflowed"`, highest. In the order of
+            step: The step of the sample.
+            by: The sort key: lowest `"sqnr"` first, or highest share, such as `"saturated"` or `"underflowed"`, first. In the order of
                 the model by default.
             rows: Number of rows; all by default.
 
         Raises:
-            ValueError: If that step was not sampled, or there is no such share.
+            ValueError: If that step was not sampled, or the share does not exist.
         """
         samples = {sample.step: sample for sample in self.samples}
         if step is None and not samples:
@@ -199,7 +199,7 @@ class Monitor:
 
         Args:
             layer: The layer's name.
-            step: Which sample; the last one by default.
+            step: The step of the sample; the last one by default.
         """
         from qsim.diagnostics.plots import exponents
 
@@ -213,15 +213,15 @@ class Monitor:
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Whatever rounds in a model, each module once, by the first of its names."""
+    """All modules that round, each once, by the first of its names."""
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             where = f"its module {name!r}" if name else "the model"
             raise ValueError(
-                f"Monitor: {where} is compiled, and compiled code is not watched: watch the model as it was, and run it eagerly"
+                f"Monitor: {where} is compiled, and compiled code is not watched: watch the original model, and run it eagerly"
             )
     rounding = (FivePointModule, Quantize)
     found: list[tuple[str, nn.Module]] = [(name, module) for name, module in model.named_modules() if isinstance(module, rounding)]
     if not any(not isinstance(module, FivePointModule) or not module.points.is_identity for _, module in found):
-        raise ValueError("Monitor: the model has no layer with points, and nothing to count: convert it first")
+        raise ValueError("Monitor: the model has no layer with points, so there is nothing to count: convert it first")
     return found

@@ -13,12 +13,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place, per_cent
 from qsim.figures import LOOKS, style
 
-#: Lines have dashes of their own beside.
+#: Each line also has its own dashes.
 COLOURS = tuple(look.color for look in LOOKS)
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
-#: What the horizontal axis is where magnitudes are distributed.
+#: The label of the horizontal axis of magnitudes.
 EXPONENTS = r"exponent $e$: magnitudes in $[2^e, 2^{e+1})$, after transform and scale"
-#: From so many parameters on, they are not named one by one.
+#: From this many parameters on, they are not named individually.
 _NAMED = len(COLOURS) - 1
 
 
@@ -28,15 +28,15 @@ def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) ->
     Args:
         samples: The samples.
         layer: The layer's name.
-        step: Which sample; the last one with the layer by default.
+        step: The step of the sample; the last one with the layer by default.
 
     Raises:
-        ValueError: If nothing was seen of the layer, or not in that step.
+        ValueError: If the layer was not sampled, or not in that step.
     """
     chosen, points = sampled(samples, layer, step)
     with style():
         figure = Figure(figsize=(6.0, 0.9 + 1.3 * len(points)), layout="constrained")
-        # All points over the same powers of two, as wide as what there is and what the formats hold.
+        # All points share the same powers of two, wide enough for all counts and formats.
         places: list[Axes] = list(figure.subplots(len(points), 1, sharex=True, squeeze=False)[:, 0])
         for axes, counts in zip(places, points, strict=True):
             draw_exponents(axes, counts)
@@ -50,17 +50,17 @@ def exponents(samples: Sequence[Sample], layer: str, step: int | None = None) ->
 
 
 def sampled(samples: Sequence[Sample], layer: str, step: int | None = None) -> tuple[int, list[Counts]]:
-    """Which step is meant, and what it has seen of a layer.
+    """The selected step, and its counts of a layer.
 
     Raises:
-        ValueError: If nothing was seen of the layer, or not in that step.
+        ValueError: If the layer was not sampled, or not in that step.
     """
     at_step = {sample.step: [counts for counts in sample.points if counts.layer == layer] for sample in samples}
     steps = [number for number, points in at_step.items() if points]
     _check_layer(samples, layer)
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
-        raise ValueError(f"step {chosen} was not sampled with the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
+        raise ValueError(f"step {chosen} has no sample of the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
     return chosen, at_step[chosen]
 
 
@@ -84,10 +84,10 @@ def draw_exponents(axes: Axes, counts: Counts) -> None:
 
 
 def shares(samples: Sequence[Sample], layer: str) -> Figure:
-    """For each point of a layer, what saturated, what underflowed, and SQNR, over the steps.
+    """For each point of a layer, the shares of saturated and underflowed elements, and SQNR, over the steps.
 
     Raises:
-        ValueError: If nothing was seen of the layer.
+        ValueError: If the layer was not sampled.
     """
     _check_layer(samples, layer)
     places = {point: series for (name, point), series in by_place(samples).items() if name == layer}
@@ -104,7 +104,7 @@ def shares(samples: Sequence[Sample], layer: str) -> Figure:
             axes.set_title(title, loc="left")
             axes.set_ylabel("share of\nelements (%)")
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
-            # Where there is next to nothing, the axis does not make much of it.
+            # Tiny shares do not fill the axis.
             axes.set_ylim(0, max(0.01, axes.get_ylim()[1]))
         quality.set_title("signal to quantization noise", loc="left")
         quality.set_ylabel("SQNR (dB)")
@@ -113,17 +113,17 @@ def shares(samples: Sequence[Sample], layer: str) -> Figure:
 
 
 def cancelled(shares: Mapping[str, list[tuple[int, float]]], totals: list[tuple[int, float]]) -> Figure:
-    """The share of updates that are cancelled, over the steps: of each parameter if they are few, else of the whole and the spread.
+    """The share of cancelled updates over the steps: of each parameter if they are few, else of all parameters, with the spread.
 
     Args:
         shares: For each parameter, steps and shares.
-        totals: The same of all of them together.
+        totals: The same for all parameters together.
 
     Raises:
         ValueError: If there is nothing to draw.
     """
     if not totals:
-        raise ValueError("no step has been sampled yet: there is nothing to draw")
+        raise ValueError("no step has been sampled yet, so there is nothing to draw")
     with style():
         figure = Figure(figsize=(6.0, 3.2), layout="constrained")
         axes = figure.subplots()
@@ -142,10 +142,10 @@ def cancelled(shares: Mapping[str, list[tuple[int, float]]], totals: list[tuple[
 
 
 def _look(number: int, label: str, length: int) -> dict[str, Any]:
-    """How the line of a number is drawn; a line of one point would not be seen."""
+    """The style of a line by its number; a line of a single point gets a marker, to be visible."""
     kind = number % len(COLOURS)
     look = {"color": COLOURS[kind], "linestyle": _DASHES[kind], "label": label, "linewidth": 1.4}
-    # Lines along the edge of the axes are not cut in half.
+    # Lines along the edge of the axes are not clipped.
     return {**look, "marker": "o" if length == 1 else None, "clip_on": False}
 
 
@@ -166,4 +166,4 @@ def _check_layer(samples: Sequence[Sample], layer: str) -> None:
         raise ValueError(NO_SAMPLE)
     known = dict.fromkeys(counts.layer for sample in samples for counts in sample.points)
     if layer not in known:
-        raise ValueError(f"nothing was seen of a layer {layer!r}; seen were {', '.join(map(repr, known)) or 'none'}")
+        raise ValueError(f"the layer {layer!r} was not sampled; sampled were {', '.join(map(repr, known)) or 'none'}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim.optim import Quantized
 from qsim.random.shards import local
 
-#: States of a parameter that its updates go along, by the names that torch's optimizers and qsim's give them.
+#: Momentum states of a parameter, by the names that torch's and qsim's optimizers use.
 DIRECTIONS = ("momentum_buffer", "exp_avg")
 
 
@@ -22,11 +22,11 @@ class Updates:
 
     Attributes:
         parameter: Its name, or its number in the optimizer.
-        step: The number of the step, from 0 on.
+        step: The number of the step, starting at 0.
         elements: Number of its elements.
-        updates: Those whose exact update is not zero.
-        cancelled: Those of them whose weight did not change.
-        carried: Those of the cancelled ones whose update is kept next to the weight: in Kahan's compensation, or in an accumulator.
+        updates: Number of elements whose exact update is not zero.
+        cancelled: Number of these updates whose weight did not change.
+        carried: Number of cancelled updates that are stored next to the weight: in Kahan's compensation, or in an accumulator.
     """
 
     parameter: str
@@ -38,7 +38,7 @@ class Updates:
 
     @property
     def share(self) -> float:
-        """The share of updates that were cancelled; NaN where there were none."""
+        """The share of updates that were cancelled; NaN without updates."""
         return self.cancelled / self.updates if self.updates else math.nan
 
     @property
@@ -47,7 +47,7 @@ class Updates:
         return (self.cancelled - self.carried) / self.updates if self.updates else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything in plain strings and numbers that JSON can hold; a share of nothing is `None`."""
+        """Everything as plain strings and numbers for JSON; a share of nothing is `None`."""
         facts = {name: getattr(self, name) for name in ("parameter", "step", "elements", "updates", "cancelled", "carried")}
         return facts | {"share": self.share if self.updates else None, "lost": self.lost if self.updates else None}
 
@@ -61,7 +61,7 @@ class Before:
 
 
 def kept_beside(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor | None:
-    """The tensor next to a weight that keeps updates too small for the weight."""
+    """The tensor next to a weight that stores updates too small for the weight."""
     if isinstance(optimizer, Quantized):
         copy = optimizer.copies.get(parameter)
         if copy is not None:
@@ -76,7 +76,7 @@ def counted(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: 
     cancelled = moves & (local(parameter.detach()) == before.weight)
     kept, earlier = kept_beside(optimizer, parameter), before.kept
     if kept is not None and earlier is None:
-        # The first step has made it: a compensation of zeros, or a copy of the weight.
+        # The first step created it: a compensation of zeros, or a copy of the weight.
         earlier = before.weight if isinstance(optimizer, Quantized) else torch.zeros_like(before.weight)
     carried = torch.zeros_like(cancelled) if kept is None or earlier is None else cancelled & (local(kept.detach()) != earlier)
     return torch.stack([moves.sum(), cancelled.sum(), carried.sum()])
@@ -93,13 +93,13 @@ def _moves(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: T
             moves = moves | (local(state.detach()) != 0)
     moves = moves | (_is_not_zero(group.get("weight_decay", 0.0), weight) & (weight != 0))
     moves = moves & _is_not_zero(group.get("lr", 1.0), weight)
-    # A step in which a scaler has found infinities moves nothing.
+    # If a scaler has found infinities, the step changes nothing.
     found_inf = getattr(optimizer, "found_inf", None)
     return moves if found_inf is None else moves & ~_is_not_zero(found_inf, weight)
 
 
 def _is_not_zero(number: float | Tensor, weight: Tensor) -> Tensor:
-    """On the weight's device, where a number that is a tensor may be already."""
+    """Whether a number is not zero, computed on the weight's device, where a tensor may already be."""
     if isinstance(number, Tensor):
         return number.to(weight.device, non_blocking=True) != 0
     return torch.full((), number != 0, device=weight.device)

@@ -12,7 +12,7 @@ import torch
 
 from qsim.diagnostics.counts import Counts, Sample
 
-#: Where only a list of values is taken for a histogram, it has about so many.
+#: The approximate number of values in a histogram for writers that only take lists of values.
 _VALUES = 10_000
 
 
@@ -24,7 +24,7 @@ class Writer(Protocol):
 
 
 def log(writer: Writer, sample: Sample) -> None:
-    """Hands a sample to a writer: the shares, SQNR where it is finite, and the histogram of exponents, under `layer/point/…`."""
+    """Write a sample to a writer: the shares, SQNR if it is finite, and the histogram of exponents, under `layer/point/…`."""
     for counts in sample.points:
         tag = f"{counts.layer}/{counts.point}"
         scalars = counts.shares | {"sqnr_db": counts.sqnr}
@@ -36,7 +36,7 @@ def log(writer: Writer, sample: Sample) -> None:
 
 
 def _log_exponents(writer: Any, tag: str, counts: Counts, step: int) -> None:
-    """The histogram, over exponents; exactly where the writer takes counts, else by values that stand for it in proportion."""
+    """Write the histogram over exponents: exactly if the writer takes counts, otherwise as a proportional list of values."""
     exponents = list(range(counts.lowest, counts.lowest + len(counts.histogram)))
     number = sum(counts.histogram)
     if hasattr(writer, "add_histogram_raw"):

@@ -141,7 +141,7 @@ def test_only_sampled_steps_have_hooks() -> None:
     assert observers.current() is None
     model(torch.randn(2, 32))
     assert len(monitor.samples) == 3
-    with pytest.raises(RuntimeError, match="Monitor: it is closed, and counts no more steps"):
+    with pytest.raises(RuntimeError, match="Monitor: it is closed and counts no more steps"):
         monitor.step()
 
 

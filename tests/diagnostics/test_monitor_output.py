@@ -101,7 +101,7 @@ def test_tables() -> None:
     with pytest.raises(ValueError, match=r"step 1 was not sampled; sampled were 0, 2"):
         monitor.table(1)
     with Monitor(net()) as empty:
-        assert str(empty).startswith("no sample yet: it ends with its step, which monitor.step() tells")
+        assert str(empty).startswith("no sample yet: a sample ends with its step, at monitor.step()")
     with pytest.raises(KeyError, match="nothing was rounded at 'grad_w' of '0' in step 0: points that rounded there are act, weight, "):
         monitor.samples[0]["0", "grad_w"]
     last = monitor.samples[-1]
@@ -116,7 +116,7 @@ def test_tables() -> None:
         monitor.table(by="worst")
     with pytest.raises(TypeError, match=r"a sample is asked for a layer and a point, as in sample\['0', 'act'\], got '0'"):
         monitor.samples[0]["0"]  # type: ignore[index]
-    with pytest.raises(KeyError, match="at 'act' of 'head' in step 0: no point of that layer rounded, or there is no such"):
+    with pytest.raises(KeyError, match="at 'act' of 'head' in step 0: no point of that layer rounded, or it does not exist"):
         monitor.samples[0]["head", "act"]
 
 
@@ -133,9 +133,9 @@ def test_figures(tmp_path: Path) -> None:
     assert heights == pytest.approx(100.0)
     assert [axes.get_ylabel() for axes in shares.axes][2] == "SQNR (dB)"
     assert [len(axes.lines) for axes in shares.axes] == [5, 5, 5]
-    with pytest.raises(ValueError, match="nothing was seen of a layer '1'; seen were '0', '2'"):
+    with pytest.raises(ValueError, match="the layer '1' was not sampled; sampled were '0', '2'"):
         monitor.plot_shares("1")
-    with Monitor(net()) as fresh, pytest.raises(ValueError, match="no sample yet: it ends with its step"):
+    with Monitor(net()) as fresh, pytest.raises(ValueError, match="no sample yet: a sample ends with its step"):
         fresh.plot_exponents("0")
-    with pytest.raises(ValueError, match="step 1 was not sampled with the layer '2'; sampled were 0, 2"):
+    with pytest.raises(ValueError, match="step 1 has no sample of the layer '2'; sampled were 0, 2"):
         monitor.plot_exponents("2", 1)

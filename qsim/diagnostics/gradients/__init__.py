@@ -1,1 +1,1 @@
-"""How far rounding moves a gradient: bias and variance, by point and by layer, and what a larger batch repairs."""
+"""The effect of rounding on gradients: bias and variance, by point and by layer, and the batch size that compensates."""

@@ -31,12 +31,12 @@ class BatchFactor:
 
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
-        factor: The variance under the points over that under the others.
-        sampling: Under the points, the variance from batch to batch.
-        rounding: Under the points, the variance from draw to draw.
-        like: Under the others, the variance in all.
+        factor: The ratio of the variance under the points to that under the points for comparison.
+        sampling: The variance from batch to batch under the points.
+        rounding: The variance from draw to draw under the points.
+        like: The total variance under the points for comparison.
         bias: The squared norm of the gradient's mean error, which no batch size removes.
-        gradient: The squared norm of the gradient in full precision, to compare with.
+        gradient: The squared norm of the gradient in full precision, for comparison.
     """
 
     layer: str
@@ -53,12 +53,12 @@ class BatchFactors:
     """The factors by which the batch must grow; prints as a table.
 
     Attributes:
-        factors: One for each layer, and last that of all weights.
+        factors: One for each layer, followed by that of all weights.
         points: The points at which the model rounds.
         like: The points for comparison.
-        bound: `4**k` if `points` has `k` mantissa bits less than `like` wherever the two differ (Theorem 1), else `None`. That is what
-            steps twice as wide come to for numbers that lie anywhere between two neighbours; for given ones it can be some more or less.
-            Where both operands of ∇W round to very few bits, the product of their errors adds to it.
+        bound: `4**k` if `points` has `k` mantissa bits fewer than `like` wherever the two differ (Theorem 1), else `None`. This is the
+            effect of steps twice as wide for numbers spread evenly between two neighbours; for given numbers it can be somewhat more or
+            less. If both operands of ∇W are rounded to very few bits, the product of their errors adds to it.
         level: The confidence level of the intervals.
     """
 
@@ -85,15 +85,15 @@ class BatchFactors:
         lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
         lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
-            lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each bit of mantissa, to leading order")
+            lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each mantissa bit, to leading order")
         return "\n".join([*lines, _of_bias(self.factors[-1])])
 
 
 def _of_bias(factor: BatchFactor) -> str:
     if factor.bias.low > 0:
         share = max(factor.bias.value, 0.0) ** 0.5 / factor.gradient.value**0.5 if factor.gradient.value > 0 else float("nan")
-        return f"no batch removes the bias: {percent(float(f'{share:.2g}'))} of the gradient's norm"
-    return "no bias was found that a larger batch would leave: the interval of the squared bias holds 0"
+        return f"no batch size removes the bias: {percent(float(f'{share:.2g}'))} of the gradient's norm"
+    return "no bias found: the interval of the squared bias contains 0"
 
 
 def batch_for(
@@ -110,28 +110,28 @@ def batch_for(
     """Measure the factor by which the batch must grow with some points for gradients to vary as little as with others.
 
     That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
-    falls as the reciprocal of its size where samples round independently (Lemma 3). So it does for `act_bwd` and `grad`; not where samples
+    falls as the reciprocal of its size if samples are rounded independently (Lemma 3). This holds for `act_bwd` and `grad`, unless samples
     share a scale. Weights are rounded once, not for each draw, because all samples of a batch share that rounding: its effect on the
-    gradient is counted as bias (Lemma 1), which no batch removes. A loss that is a mean makes each sample's gradient smaller in a larger
-    batch, and formats of few exponent bits then underflow: give them a scale.
+    gradient is counted as bias (Lemma 1), which no batch size removes. A loss that is a mean makes each sample's gradient smaller in a
+    larger batch, and formats with few exponent bits then underflow: give them a scale.
 
-    The model and all else is left as it was, as `gradient_error` does; so is what batches and losses must be.
+    The requirements for batches and losses are those of `gradient_error`, which also leaves the model unchanged.
 
     Args:
         model: A model converted by `qsim.convert`; its own points are ignored during the measurement.
-        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding.
+        loss: `loss(model, batch)`, a scalar; rounding must be its only source of random numbers.
         batches: At least 3 batches, of one size.
-        points: Where all converted layers round: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
-            stay in full precision. `None`: nowhere.
-        like: The same for what they are compared with.
+        points: The points of all converted layers: a `FivePoint`, a dictionary that describes one, or a recipe, whose first and last layers
+            stay in full precision. `None`: no rounding.
+        like: The points for comparison.
         draws: Number of draws per batch.
         seed: The seed of all random bits.
         level: The confidence level of the intervals.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If the model has no points, a layer cannot round at those given, batches or draws are too few, batches differ in size,
-            gradients do not vary at all, or the loss is no scalar or draws.
+            gradients do not vary at all, or the loss is not a scalar or draws random numbers.
 
     Example:
         >>> import torch, qsim
@@ -177,7 +177,7 @@ def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: 
     parts = sampling(found, counts[0]), rounding(found)
     total, like = parts[0].plus(parts[1]), sampling(other, counts[1]).plus(rounding(other))
     if float(like.value) <= 0:
-        raise ValueError(f"batch_for: the gradient of {layer} does not vary under like: batches must differ, got the same ones")
+        raise ValueError(f"batch_for: the gradient of {layer} does not vary under like: batches must differ, got identical ones")
     measured = (*parts, like, squared_bias(found), squared_bias(norms))
     return BatchFactor(layer, total.over(like).ratio_estimate(level), *(part.estimate(level) for part in measured))
 
@@ -187,7 +187,7 @@ def _words(points: Points) -> str:
 
 
 def _bound(points: Points, like: Points) -> float | None:
-    """4 for each bit of mantissa that one has less than the other, if that is as many at every point that differs."""
+    """4 for each mantissa bit by which `points` is below `like`, if that number is the same at every point that differs."""
     removed = set()
     for name in NAMES:
         few, many = (quantizer_of(resolve_points(given), name) for given in (points, like))

@@ -1,4 +1,4 @@
-"""A model that is borrowed for a measurement and given back as it was."""
+"""Borrowing a model for a measurement, and restoring it afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsim.recipes.five_point import FivePoint
 
 
 class Borrowed:
-    """What has to be put back: buffers, the histories of delayed scales, points and streams."""
+    """The state to restore: buffers, the histories of delayed scales, points and streams."""
 
     def __init__(self, model: nn.Module, layers: Sequence[FivePointModule]) -> None:
         self._layers = [(layer, layer.points, layer.stream_source) for layer in layers]
@@ -31,23 +31,23 @@ class Borrowed:
             layer.points = own
 
     def set_streams(self, numbers: Sequence[int]) -> None:
-        """Has each layer draw the bits of its weight again: these follow from the weight itself and a number of the layer's own."""
+        """Make each layer draw the bits of its weight again: these depend on the weight itself and on a number of the layer."""
         for (layer, _, source), number in zip(self._layers, numbers, strict=True):
             layer.stream_source = source
             layer.stream ^= number
 
     def forget(self) -> None:
-        """Undo what a pass has recorded, in normalization layers and for delayed scales."""
+        """Undo the effects of a pass on normalization layers and delayed scales."""
         for module, name, buffer, content in self._buffers:
             if module._buffers[name] is not buffer:
                 setattr(module, name, buffer)
-            # As data: it is what it was, so no graph that keeps it need be told.
+            # Through `data`: the value is restored, so graphs that saved it need not be invalidated.
             buffer.data.copy_(content)
         for history, mark in self._histories:
             history.return_to(mark)
 
     def give_back(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for layer, points, source in self._layers:
             layer.points, layer.stream_source = points, source
         self.forget()
@@ -55,16 +55,16 @@ class Borrowed:
 
 @contextmanager
 def borrowed(model: nn.Module, layers: Sequence[FivePointModule], seed: int) -> Iterator[Borrowed]:
-    """Borrows a model; it and torch's generators are as they were afterwards, whatever happens.
+    """Borrow a model; it and torch's generators are restored afterwards, also after errors.
 
     Args:
         model: The model.
-        layers: Those of its layers that get other points.
-        seed: Of what torch's own generator draws meanwhile.
+        layers: The layers that get other points.
+        seed: The seed of torch's own generator meanwhile.
     """
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices=[device.index for device in devices]):
-        # The CPU's alone: it is where layers draw their seeds, on every device.
+        # Only the CPU's generator: layers draw their seeds from it on every device.
         torch.default_generator.manual_seed(seed)
         state = Borrowed(model, layers)
         try:

@@ -1,4 +1,4 @@
-"""Gradients of a model's weights, drawn again and again under points."""
+"""Repeated draws of gradients of a model's weights."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from qsim.recipes.five_point import FivePoint
 
 Loss = Callable[[Any, Any], Tensor]
 
-#: Two gradients of one batch in full precision that are further apart than this, relative to their norm, have noise that is not rounding's.
+#: If two gradients of one batch in full precision differ by more than this, relative to their norm, there is noise other than rounding's.
 _SAME = 1e-4
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights whose gradients are looked at: matrices, tables and kernels of the layers that `convert` made round.
+    """The weights whose gradients are measured: matrices, tables and kernels of converted layers.
 
     Attributes:
         names: The name of each layer.
         layers: The layers.
-        tensors: All their weights that want gradients, each once.
-        owned: Of each layer that has such weights, the name and which they are.
+        tensors: All their weights that require gradients, each once.
+        owned: The name and the indices of the weights of each layer that has any.
     """
 
     names: tuple[str, ...]
@@ -43,8 +43,8 @@ def weights_of(owner: str, model: nn.Module) -> Weights:
     """The weights of a converted model.
 
     Raises:
-        TypeError: If it is no model.
-        ValueError: If no layer was converted, or none has a weight that wants a gradient.
+        TypeError: If it is not a model.
+        ValueError: If no layer was converted, or none has a weight that requires a gradient.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{owner}: model must be a torch.nn.Module, got {model!r}")
@@ -63,15 +63,15 @@ def weights_of(owner: str, model: nn.Module) -> Weights:
 
 
 class Gradients:
-    """Draws gradients of a borrowed model.
+    """Draws of gradients from a borrowed model.
 
     Args:
-        owner: Who asks, as errors say it.
+        owner: The name of the caller in errors.
         model: The model.
-        loss: Gives a batch's loss, a scalar.
+        loss: A function that returns a batch's loss, a scalar.
         batches: The batches.
-        weights: Whose gradients.
-        state: The model's loan.
+        weights: The weights whose gradients are drawn.
+        state: The state of the borrowed model.
     """
 
     def __init__(self, owner: str, model: nn.Module, loss: Loss, batches: Sequence[Any], weights: Weights, state: Borrowed) -> None:
@@ -81,11 +81,11 @@ class Gradients:
         self.reference = self._in_full_precision()
 
     def moments(self, points: Sequence[FivePoint], draws: int, redraw_weights: bool) -> Moments:
-        """The moments of each layer's weights, as rows, and last those of all weights.
+        """The moments of each layer's weights, as rows, followed by those of all weights.
 
         Args:
-            points: Those of each layer, as `in_use` gives them.
-            draws: How often each batch's gradient is drawn.
+            points: The points of each layer, as `in_use` returns them.
+            draws: The number of draws of each batch's gradient.
             redraw_weights: Whether weights are rounded again for each draw, or once for all.
         """
         self._state.set_points(points)
@@ -102,7 +102,7 @@ class Gradients:
         return self._by_layer(means, spreads)
 
     def full_precision(self) -> Moments:
-        """The same for the gradients in full precision."""
+        """The same for gradients in full precision."""
         return self._by_layer(self.reference, torch.zeros(len(self.reference), len(self._batches), dtype=torch.float64))
 
     def squared_norms(self) -> Moments:
@@ -122,12 +122,12 @@ class Gradients:
         again = self._pass(self._batches[0], False)
         apart = sum(float((one - other).double().square().sum()) for one, other in zip(rows[0], again, strict=True))
         if apart > _SAME**2 * sum(float(one.double().square().sum()) for one in again):
-            what = "the loss of a batch in full precision differs from call to call, by noise that is not rounding's"
-            raise ValueError(f"{self._owner}: {what}: take dropout out, by model.eval() or p=0, and draw nothing in loss")
+            what = "the loss of a batch in full precision differs from call to call, by noise other than rounding's"
+            raise ValueError(f"{self._owner}: {what}: disable dropout with model.eval() or p=0, and draw no random numbers in loss")
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
     def _pass(self, batch: Any, redraw_weights: bool) -> list[Tensor]:
-        """One gradient of each weight, flat, in float32 or what is wider."""
+        """One gradient of each weight, flat, in float32 or a wider dtype."""
         self._passes += redraw_weights
         number = streams.stream("diagnostics", self._passes) if redraw_weights else 0
         self._state.set_streams([number] * len(self._weights.layers))
@@ -143,11 +143,11 @@ class Gradients:
     def _check(self, value: object) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             got = f"shape {tuple(value.shape)}, requires_grad={value.requires_grad}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"{self._owner}: loss must give one number that gradients can be taken of, got {got}")
+            raise ValueError(f"{self._owner}: loss must return one differentiable number, got {got}")
 
 
 class _Spread:
-    """Mean and variance of vectors that come one by one (Welford)."""
+    """Running mean and variance of vectors (Welford)."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -170,12 +170,12 @@ class _Spread:
 
 
 def check_arguments(owner: str, draws: int, seed: int, level: float) -> None:
-    """Raise an error for numbers with which nothing can be measured."""
+    """Raise an error for numbers too small for a measurement."""
     for name, number in (("draws", draws), ("seed", seed)):
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"{owner}: {name} must be an int, got {number!r}")
     if draws < 2:
-        raise ValueError(f"{owner}: draws must be 2 or more, or there is no spread to see, got {draws}")
+        raise ValueError(f"{owner}: draws must be 2 or more, to measure a variance, got {draws}")
     if not isinstance(level, float) or not 0 < level < 1:
         raise ValueError(f"{owner}: level must be a probability between 0 and 1, got {level!r}")
 
@@ -184,15 +184,15 @@ def batches_of(owner: str, batches: Iterable[Any]) -> list[Any]:
     """All batches.
 
     Raises:
-        ValueError: If they are too few, or not of one size.
+        ValueError: If they are too few, or differ in size.
     """
     found = list(batches)
     if len(found) < 3:
-        raise ValueError(f"{owner}: batches must be 3 or more, or there are no intervals, got {len(found)}")
+        raise ValueError(f"{owner}: there must be 3 or more batches, to compute intervals, got {len(found)}")
     sizes = [_size(batch) for batch in found]
     for number, size in enumerate(sizes):
         if size != sizes[0]:
-            raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: leave that one out")
+            raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: omit that one")
     return found
 
 

@@ -14,7 +14,7 @@ class GradientError:
     Attributes:
         layer: The layer whose gradient it is, or `"all weights"`.
         point: The point that rounds, in all layers, or `"all"`, or `"none"`.
-        bias: How far off the gradient is on average: `|E[h] - E[g]|²`, `g` being the gradient in full precision.
+        bias: The squared mean error of the gradient: `|E[h] - E[g]|²`, `g` being the gradient in full precision.
         sampling: `T^s`: its variance from batch to batch.
         rounding: `T^Q`: its variance from draw to draw.
         gradient: `|E[g]|²`, to compare with.

@@ -22,9 +22,9 @@ from qsim.text.columns import aligned
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The row of all weights together, and the two that are no point: everything rounded, and nothing.
+#: The row of all weights together, and the two rows that are not points: everything rounded, and nothing.
 ALL_WEIGHTS, ALL, NONE = "all weights", "all", "none"
-#: What an error is made of.
+#: The parts of an error.
 PARTS = ("bias", "sampling", "rounding")
 
 
@@ -52,7 +52,7 @@ class GradientErrors:
         """The error of a layer at a point.
 
         Raises:
-            KeyError: If there is none.
+            KeyError: If it does not exist.
         """
         for error in self.errors:
             if (error.layer, error.point) == (layer, point):
@@ -71,7 +71,7 @@ class GradientErrors:
         """
         if by not in PARTS:
             raise ValueError(f"by: must be one of {', '.join(PARTS)}; got {by!r}")
-        # A layer without a gradient to speak of may have an estimate of it below zero.
+        # The squared gradient of a layer with almost no gradient can have a negative estimate.
         return tuple(sorted(self.errors, key=lambda e: -getattr(e, by).value / max(e.gradient.value, sys.float_info.min)))
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
@@ -95,7 +95,7 @@ class GradientErrors:
         """Draw a layer's squared bias and both variances as bars, for each point, relative to its squared gradient.
 
         Args:
-            ax: Where to draw; new axes by default.
+            ax: The axes to draw on; new ones by default.
             layer: The layer.
         """
         from qsim.diagnostics.gradients.figure import bars
@@ -116,22 +116,23 @@ def gradient_error(
     Gradients are those of the weights of converted layers: matrices, tables, kernels. Each draw rounds again, including weights. Estimates
     are unbiased, so that an estimate of zero can be negative as well as positive; intervals come from leaving out one batch at a time, and
     hold for batches drawn independently. The model, its gradients and buffers, the histories of delayed scales and torch's generators are
-    left as they were; `seed` decides all draws, also those of a loader that shuffles. Gradients of all batches are held at once, twice.
+    restored; `seed` determines all draws, also those of a loader that shuffles. Gradients of all batches are stored at once, twice.
 
     Args:
         model: A model converted by `qsim.convert`.
-        loss: `loss(model, batch)`, a scalar; it must not draw random numbers other than those of rounding, so no dropout.
+        loss: `loss(model, batch)`, a scalar; rounding must be its only source of random numbers, so no dropout.
         batches: At least 3 batches, of one size.
         draws: Number of draws per batch where rounding is stochastic.
         seed: The seed of all random bits.
         level: The confidence level of the intervals.
 
     Returns:
-        An error of each layer for each point that the model rounds at, for `"all"` and for `"none"`; and the same of all weights together.
+        An error of each layer for each point that rounds, for `"all"` and for `"none"`; and the same for all weights together.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If the model has no points, batches or draws are too few, batches differ in size, or the loss is no scalar or draws.
+        TypeError: If an argument has the wrong type.
+        ValueError: If the model has no points, batches or draws are too few, batches differ in size, or the loss is not a scalar or draws
+            random numbers.
 
     Example:
         >>> import torch, qsim
@@ -167,7 +168,7 @@ def gradient_error(
 
 
 def _settings(weights: Weights) -> dict[str, list[FivePoint]]:
-    """The points of each layer, for each point that one of them has, alone, and for all."""
+    """The points of each layer, for each point that any layer has, on its own, and for all."""
     own = [layer.points for layer in weights.layers]
     names = [name for name in NAMES if any(quantizer_of(points, name) is not None for points in own)]
     chosen = {name: [alone(points, name) for points in own] for name in names} | {ALL: own}

@@ -11,7 +11,7 @@ from qsim.diagnostics.gradients.statistics import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Light to dark, so that they are told apart in grey as well.
+# From light to dark, to be distinguishable in grey as well.
 _PARTS = (
     ("sampling", "variance of sampling", "#bdd7e7", ""),
     ("rounding", "variance of rounding", "#3182bd", "//"),
@@ -24,13 +24,13 @@ _INTERVAL = {"ecolor": "#737373", "capsize": 2, "elinewidth": 1}
 def bars(errors: Sequence[GradientError], ax: Axes | None) -> Axes:
     """Bars for each point, relative to the squared gradient, on a logarithmic scale, with their intervals.
 
-    Of what cannot be told from nothing, because its interval holds 0, only the interval's upper end is marked.
+    If an interval contains 0, only its upper end is marked.
     """
     import matplotlib.pyplot as plt
 
     ax = plt.subplots(figsize=(6.8, 3.8), layout="constrained")[1] if ax is None else ax
     norm = errors[0].gradient.value
-    marks = "upper end of an interval that holds 0"
+    marks = "upper end of an interval that contains 0"
     for k, (name, label, colour, hatch) in enumerate(_PARTS):
         placed: list[tuple[float, Estimate]] = [(i + (k - 1) * _WIDTH, getattr(error, name)) for i, error in enumerate(errors)]
         found = [(x, estimate) for x, estimate in placed if estimate.low > 0]

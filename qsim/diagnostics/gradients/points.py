@@ -1,4 +1,4 @@
-"""Points of which one rounds alone, and layers that have other points for a while."""
+"""Points with only one that rounds, and points of layers during a measurement."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAMES = tuple(field.name for field in fields(FivePoint))
 
 
 def alone(points: FivePoint, name: str) -> FivePoint:
-    """Points of which one rounds as it does and the others do not.
+    """Points of which only the named one rounds.
 
-    A backward point that is `"same"` rounds as the forward point does, with bits of its own. Where operands are transformed all stay so,
-    and are rounded to fp32 instead, for a transform cancels only against its own. In the same way the product that gives ∇A keeps its
-    gradient in fp32 when `grad_w` is alone, and the other one when `grad` is.
+    A backward point that is `"same"` rounds like the forward point, with its own random bits. Transformed operands stay transformed,
+    and are rounded to fp32 instead, because the two transforms of a product must cancel. Likewise the product that gives ∇A keeps its
+    gradient in fp32 if only `grad_w` rounds, and the other one if only `grad` does.
 
     Example:
         >>> import qsim
@@ -36,19 +36,19 @@ def alone(points: FivePoint, name: str) -> FivePoint:
 
 
 def quantizer_of(points: FivePoint, name: str) -> Quantizer | None:
-    """What rounds at a point, that of the forward pass where it is to be the same."""
+    """The quantizer of a point; for `"same"`, that of the forward pass."""
     point = getattr(points, name)
     found: Quantizer | None = getattr(points, name.removesuffix("_bwd")) if isinstance(point, str) else point
     return found
 
 
 def _exact(transform: Hadamard | None) -> Quantizer:
-    """A quantizer that leaves float32 as it is."""
+    """A quantizer that leaves float32 unchanged."""
     return Quantizer("fp32", overflow="nonfinite", transform=transform)
 
 
 def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
-    """Points for a layer of which delayed scales follow from the histories that the layer has.
+    """Points for a layer whose delayed scales are fixed at the values that its histories give.
 
     Raises:
         ValueError: If a point has a delayed scale and the layer has no history for it.
@@ -57,7 +57,7 @@ def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
     for name in NAMES:
         point = getattr(points, name)
         if isinstance(point, Quantizer) and isinstance(point.scale, Delayed):
-            # What rounded as the forward point did shares its history.
+            # A point that was the same as the forward point shares its history.
             shared = getattr(layer.points, name) == "same"
             found[name] = layer.with_history(name.removesuffix("_bwd") if shared else name, point)
     return replace(points, **found) if found else points

@@ -1,14 +1,14 @@
-"""Bias and variance of gradients from repeated draws: estimators without bias, and intervals by leaving out one batch at a time.
+"""Bias and variance of gradients from repeated draws: unbiased estimators, with intervals by leaving out one batch at a time.
 
 Batch `i` of `n` has a gradient `g_i` in full precision and, drawn `m` times, gradients `h_ij` under rounding, whose mean over draws is
 `h_i`. Batches are independent, draws are independent given the batch, and all norms are Euclidean: every number is a sum over elements.
 
 - rounding, `T^Q`: `E |h_ij - E[h_ij | i]|²`, as the mean over batches of the variance between draws, divided by `m - 1`;
-- sampling, `T^s`: the variance between batches of `E[h_ij | i]`. The means `h_i` vary by `T^Q / m` more than that, which is taken off;
+- sampling, `T^s`: the variance between batches of `E[h_ij | i]`. The means `h_i` vary by `T^Q / m` more, which is subtracted;
 - bias: `|E[h_ij - g_i]|²`. With `d_i = h_i - g_i` it is the mean of the products `<d_i, d_k>` of two *different* batches, which are
   independent; `|mean d|²` would be too large by the variance of the mean.
 
-Estimates that are differences can come out below zero where there is nothing to find.
+Estimates that are differences can be negative if the true value is zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was measured, with its interval of confidence.
+    """A measured number with its confidence interval.
 
     Attributes:
         value: The estimate.
@@ -43,7 +43,7 @@ class Estimate:
 
 
 class Moments(NamedTuple):
-    """What is kept of the gradients of one or more weights: numbers for each batch, which add up over weights.
+    """Statistics of the gradients of one or more weights: numbers for each batch, which add up over weights.
 
     Attributes:
         spread: The variance between a batch's draws.
@@ -80,7 +80,7 @@ def added(parts: Sequence[Moments]) -> Moments:
 class Jackknife(NamedTuple):
     """An estimate from all batches, and from all but each one.
 
-    How much these differ tells how uncertain the estimate is. By Efron and Stein's inequality the variance that is told is, on average, not
+    Their spread shows how uncertain the estimate is. By Efron and Stein's inequality the reported variance is, on average, not
     too small for any of the estimates here; the quantile is Student's, because batches are few.
     """
 
@@ -88,20 +88,20 @@ class Jackknife(NamedTuple):
     without: Tensor
 
     def plus(self, other: Jackknife) -> Jackknife:
-        """The estimate of a sum."""
+        """The estimate of a sum of two numbers."""
         return Jackknife(self.value + other.value, self.without + other.without)
 
     def over(self, other: Jackknife) -> Jackknife:
-        """The estimate of a ratio."""
+        """The estimate of the ratio of two numbers."""
         return Jackknife(self.value / other.value, self.without / other.without)
 
     def estimate(self, level: float) -> Estimate:
-        """The number and its interval, which is as wide to both sides."""
+        """The number and its interval, which is symmetric."""
         value, reach = float(self.value), self._reach(level)
         return Estimate(value, value - reach, value + reach)
 
     def ratio_estimate(self, level: float) -> Estimate:
-        """The same for a ratio of positive numbers, whose interval is as wide to both sides on a logarithmic scale."""
+        """The same for a ratio of positive numbers, whose interval is symmetric on a logarithmic scale."""
         value, reach = float(self.value), torch.tensor(Jackknife(self.value.log(), self.without.log())._reach(level)).exp().item()
         return Estimate(value, value / reach, value * reach)
 
@@ -120,7 +120,7 @@ def rounding(found: Moments) -> Jackknife:
 def sampling(found: Moments, draws: int) -> Jackknife:
     """`T^s`: the variance between batches, without what rounding adds to their means over draws."""
     total, count = found.apart.sum(), len(found.apart)
-    # Without one point of n, squared distances from the mean add up to n / (n - 1) of that point's own less.
+    # Without one point of n, the squared distances from the mean decrease by n / (n - 1) times that point's own.
     between = Jackknife(total / (count - 1), (total - found.apart * count / (count - 1)) / (count - 2))
     noise = rounding(found)
     return Jackknife(between.value - noise.value / draws, between.without - noise.without / draws)
@@ -135,7 +135,7 @@ def squared_bias(found: Moments) -> Jackknife:
 
 @lru_cache(maxsize=64)
 def student(level: float, degrees: int) -> float:
-    """The number that Student's t stays below in magnitude with a probability.
+    """The magnitude that Student's t stays below with a probability.
 
     Example:
         >>> round(student(0.95, 10), 3), round(student(0.95, 1), 3)

@@ -23,7 +23,7 @@ def flat(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def percent(share: float) -> str:
-    """A share in words.
+    """A share as text.
 
     Example:
         >>> percent(0.95)
