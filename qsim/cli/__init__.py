@@ -1,4 +1,4 @@
-"""The command `qsim`: look at formats and recipes, look at one number, measure speed, run studies."""
+"""The command `qsim`: show formats and recipes, inspect numbers, measure speed, run studies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Sequence
 import qsim
 from qsim.cli import bench, formats, inspect, recipes, study
 
-#: The exit code of a program that Ctrl-C ends, as shells have it: 128 and the signal's number.
+#: The exit code of a program that Ctrl-C ends, as in shells: 128 plus the signal's number.
 INTERRUPTED = 130
 
 _EXAMPLES = """\
 examples:
-  qsim formats                   every format that has a name
+  qsim formats                   every named format
   qsim formats e2m1              one format, with its values and their codes
   qsim inspect e4m3 0.3          what each rounding makes of 0.3
   qsim recipes nvfp4             where a recipe rounds, and how
-  qsim bench quantize            speed beside that of a copy of the same bytes
-  qsim study batch-size          what a larger batch buys back, with a figure
+  qsim bench quantize            speed compared with a copy of the same bytes
+  qsim study batch-size          the effect of larger batches, with a figure
 
 qsim COMMAND --help shows more.
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line as argparse knows it."""
+    """The argparse parser of the command line."""
     top = argparse.ArgumentParser(
         prog="qsim",
         description="Low-precision arithmetic, emulated in PyTorch.",
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words behind `qsim`; those of the process unless given.
+        argv: The arguments after `qsim`; by default those of the process.
 
     Returns:
-        The exit code: 0 if all went well, 2 if the words make no sense, 130 after Ctrl-C.
+        The exit code: 0 on success, 2 for invalid arguments, 130 after Ctrl-C.
 
     Example:
         >>> from qsim.cli import main
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         args, unknown = parser().parse_known_args(inspect.shield_negatives(words))
         if unknown:
-            # By itself argparse would print the usage of the whole program.
+            # Otherwise argparse would print the usage of the whole program.
             args.command.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = args.run(args)
         sys.stdout.flush()
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("qsim: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader, `head` perhaps, has seen enough. Python would complain when it flushes at exit.
+        # The reader, perhaps `head`, has closed the pipe. Python would print an error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

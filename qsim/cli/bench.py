@@ -1,4 +1,4 @@
-"""`qsim bench NAME`: hands over to the measurement of that name in `qsim.bench`."""
+"""`qsim bench NAME`: run the measurement of that name in `qsim.bench`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 _EXAMPLES = """\
 examples:
   qsim bench                     list the measurements
-  qsim bench quantize            GB/s beside a copy of the same bytes
-  qsim bench quantize --help     what this one can be told
+  qsim bench quantize            GB/s compared with a copy of the same bytes
+  qsim bench quantize --help     the options of this one
 """
 
 
@@ -20,17 +20,17 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "bench",
         help="measure speed",
-        description="Runs a measurement. Each knows its own options.",
+        description="Run a measurement. Each has its own options.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("name", nargs="?", metavar="NAME", help="a measurement; without one they are listed")
+    command.add_argument("name", nargs="?", metavar="NAME", help="a measurement; without one, all are listed")
     command.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command.set_defaults(run=run)
 
 
 def measurements() -> list[str]:
-    """The names of the measurements: the modules of `qsim.bench`, none of which is imported for this."""
+    """The names of the measurements: the modules of `qsim.bench`, without importing them."""
     package = importlib.import_module("qsim.bench")
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
 

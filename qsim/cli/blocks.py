@@ -1,4 +1,4 @@
-"""Numbers that share a block: the scale that they get, and what is left of each of them under it."""
+"""Numbers that share a block: their scale, and the elements that they become."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InBlock:
         numbers: The numbers.
         scale: The block's scale; NaN if a number is not finite.
         outer: The scale of the whole tensor, which is this block, if the format has one.
-        factor: What elements are multiplied with: the scale, times that of the whole tensor.
+        factor: The factor of the elements: the scale, times that of the whole tensor.
     """
 
     numbers: Sequence[Number]
@@ -36,11 +36,11 @@ class InBlock:
 
     @property
     def largest(self) -> Number:
-        """The number that the scale follows from."""
+        """The number that determines the scale."""
         return max(self.numbers, key=lambda x: abs(x.carrier))
 
     def elements(self) -> list[Number]:
-        """The numbers divided by their scale, exactly: what is rounded to the elements' format."""
+        """The numbers divided by their scale, exactly: these are rounded to the elements' format."""
         return [_quotient(x, self.factor) for x in self.numbers]
 
 
@@ -50,10 +50,10 @@ def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
     Args:
         numbers: The numbers.
         fmt: The block format.
-        name: What it was called.
+        name: Its name on the command line.
 
     Raises:
-        ValueError: If there are more than a block has.
+        ValueError: If there are more numbers than a block has elements.
 
     Example:
         >>> from qsim.scaling.block import MXFP4
@@ -64,7 +64,7 @@ def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
     """
     room = fmt.size if isinstance(fmt.size, int) else fmt.size[1]
     if len(numbers) > room:
-        raise ValueError(f"{name}: the numbers share a block, which has {room} in a row, got {len(numbers)}")
+        raise ValueError(f"{name}: the numbers share a block of {room} per row, got {len(numbers)}")
     x = torch.tensor([[number.carrier for number in numbers]], dtype=torch.float64)
     spelt = spelling(fmt.element, "nearest", "saturate")
     _, scales, under = quantize_scaled(x, spelt, fmt.along(-1), None, 0, 0, x.dtype, Restore.NOTHING)

@@ -1,4 +1,4 @@
-"""Numbers as typed, held exactly, and where they lie in a format."""
+"""Numbers as typed, stored exactly, and their position in a format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import qsim
 from qsim.formats import Format
 from qsim.rounding import Overflow, Rounding
 
-# Far beyond any format; longer numbers would only take long to write out.
+# Far beyond any format; longer numbers would only take long to print.
 _LONGEST_EXPONENT = 5000
 
 
@@ -23,9 +23,9 @@ class Number:
     """A number as typed.
 
     Attributes:
-        text: How it was written.
+        text: The number as written.
         exact: Its value; `None` for infinities and NaN.
-        carrier: The float64 that rounds as it does; see `round_to_odd`.
+        carrier: The float64 that rounds to the same values; see `round_to_odd`.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Number:
     carrier: float
 
     def rounded(self, fmt: Format, rounding: str | Rounding, overflow: Overflow = "saturate") -> float:
-        """What the library makes of it."""
+        """The number as the library rounds it."""
         x = torch.tensor(self.carrier, dtype=torch.float64)
         return qsim.quantize(x, fmt, rounding=rounding, overflow=overflow).item()
 
@@ -58,7 +58,7 @@ def parse(text: str) -> Number:
     except (ValueError, ZeroDivisionError, OverflowError, InvalidOperation):
         raise ValueError(f"{text!r} is not a number: write 0.3, -1e-5, 1/3, 0x1.8p-3, inf or nan") from None
     if decimal.is_finite() and abs(decimal.adjusted()) > _LONGEST_EXPONENT:
-        raise ValueError(f"{text!r}: exponents reach from -{_LONGEST_EXPONENT} to {_LONGEST_EXPONENT} here")
+        raise ValueError(f"{text!r}: exponents must be from -{_LONGEST_EXPONENT} to {_LONGEST_EXPONENT}")
     return _from_fraction(text, Fraction(decimal)) if decimal.is_finite() and decimal else _from_float(text, float(text))
 
 
@@ -71,10 +71,10 @@ def _from_fraction(text: str, value: Fraction) -> Number:
 
 
 def round_to_odd(value: Fraction) -> float:
-    """The float64 that rounds onto any coarser grid as the exact value does.
+    """The float64 that rounds like the exact value on any coarser grid.
 
-    A value that float64 lacks goes to whichever neighbour has an odd mantissa, so it lands neither on a coarser grid nor on a midpoint of
-    one that it does not lie on.
+    A value that float64 lacks becomes the neighbour with an odd mantissa, which is neither on a coarser grid nor a midpoint of
+    one, unless the value itself is.
 
     Example:
         >>> round_to_odd(Fraction(1) + Fraction(1, 10**30)) > 1.0
@@ -93,10 +93,10 @@ class Neighbours:
     """The position of a number in a format.
 
     Attributes:
-        below: The largest value that is not above the number, if there is one.
-        above: The smallest value that is not below the number, if there is one.
-        position: How far the number is on the way from the neighbour nearer to zero to the other one, in 0…1; `None` where one is missing,
-            0 where the number is itself a value.
+        below: The largest value that is not above the number, if any.
+        above: The smallest value that is not below the number, if any.
+        position: The fraction of the way from the neighbour nearer to zero to the other one, in 0…1; `None` if one is missing,
+            0 if the number is itself a value.
     """
 
     below: float | None
@@ -105,12 +105,12 @@ class Neighbours:
 
     @property
     def inner(self) -> float:
-        """The neighbour nearer to zero. Only where there is a position."""
+        """The neighbour nearer to zero. Requires a position."""
         return min(self._both(), key=abs)
 
     @property
     def outer(self) -> float:
-        """The neighbour farther from zero. Only where there is a position."""
+        """The neighbour farther from zero. Requires a position."""
         return max(self._both(), key=abs)
 
     def _both(self) -> tuple[float, float]:
@@ -119,7 +119,7 @@ class Neighbours:
         return self.below, self.above
 
     def outer_probability(self, bits: int, correction: bool = False) -> Fraction | None:
-        """With which probability stochastic rounding takes the outer neighbour."""
+        """The probability that stochastic rounding takes the outer neighbour."""
         if self.position is None:
             return None
         scaled = self.position * 2**bits + (Fraction(1, 2) if correction else 0)
@@ -140,7 +140,7 @@ def neighbours(number: Number, fmt: Format) -> Neighbours:
         Neighbours(below=0.28125, above=0.3125, position=Fraction(3, 5))
     """
     below, above = number.rounded(fmt, "down"), number.rounded(fmt, "up")
-    # Saturation moves what lies beyond the ends inwards, so there it is no neighbour.
+    # Saturation moves values beyond the ends inwards, so the ends are not neighbours there.
     bounds = below if below <= number.carrier else None, above if above >= number.carrier else None
     if number.exact is None or bounds[0] is None or bounds[1] is None:
         return Neighbours(*bounds, None)
@@ -150,7 +150,7 @@ def neighbours(number: Number, fmt: Format) -> Neighbours:
 
 
 def code_of(value: float, fmt: Format) -> int | None:
-    """The code of a value of the format, of an infinity or of NaN; `None` where it has none."""
+    """The code of a value of the format, of an infinity or of NaN; `None` if it has none."""
     if (value != value and not fmt.has_nan) or (abs(value) == math.inf and not fmt.has_inf):
         return None
     code = qsim.encode(torch.tensor(value, dtype=torch.float64), fmt, overflow="nonfinite").item()

@@ -1,4 +1,4 @@
-"""`qsim formats`: the formats that have a name, or one of them with all its values."""
+"""`qsim formats`: list the named formats, or show one of them with all its values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from qsim.text.columns import aligned
 CHART_BITS = 8
 _CHART_COLUMNS = 8
 _CHART_CELL = 14
-#: Columns of the listing that narrow terminals do without, in this order.
+#: Columns of the listing that are dropped on narrow terminals, in this order.
 _LEFT_OUT_FIRST = ("epsilon", "smallest normal", "specials", "smallest")
 
 _EXAMPLES = """\
 examples:
-  qsim formats            every format that has a name
+  qsim formats            every named format
   qsim formats e4m3       one of them: its facts, and every code's value
-  qsim formats mxfp4      a block format: its elements, its scales, bits an element
-  qsim formats e3m7ieee   formats need no entry in the table: any ExMy, intN or uintN will do
-  qsim formats --json     the same for programs
+  qsim formats mxfp4      a block format: its elements, its scales, bits per element
+  qsim formats e3m7ieee   any ExMy, intN or uintN, also if it is not in the table
+  qsim formats --json     the same as JSON
 """
 
 
@@ -40,7 +40,7 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "formats",
         help="list the named formats, or show one with its values",
-        description="Lists the formats that have a name.\nWith NAME: that format's facts, and each code's value if it has at most 8 bits.",
+        description="List the named formats.\nWith NAME: that format's properties, and each code's value if it has at most 8 bits.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,13 +99,13 @@ def describe_block(fmt: Block) -> str:
 
 def listing_of_blocks(width: int | None = None) -> str:
     """The table of the named block formats."""
-    rows = [["name", "block format", "bits an element"]]
+    rows = [["name", "block format", "bits per element"]]
     rows += [[name, repr(fmt), f"{fmt.bits:g}"] for name, fmt in block.NAMED.items()]
     return aligned(rows, width=width)
 
 
 def listing(width: int | None = None) -> str:
-    """The table of the named formats; if it is wider than `width`, with fewer columns, and a line that says which are left out."""
+    """The table of the named formats; if it is wider than `width`, with fewer columns and a line that names the missing ones."""
     rows = [["name", "format", "bits", "max", "smallest normal", "smallest", "epsilon", "specials"]]
     for name, fmt in NAMED.items():
         numbers = [f"{value:.7g}" for value in (fmt.max, fmt.smallest_normal, fmt.smallest, fmt.epsilon)]
@@ -119,7 +119,7 @@ def listing(width: int | None = None) -> str:
         text = aligned(rows, width=width)
     if not left_out:
         return text
-    note = f"Left out for want of room: {', '.join(left_out)}; qsim formats NAME shows them."
+    note = f"Omitted for lack of space: {', '.join(left_out)}; qsim formats NAME shows them."
     return f"{text}\n{aligned([[note]], width=width)}"
 
 
@@ -136,7 +136,7 @@ def code_values(fmt: Format) -> list[float]:
 
 
 def chart(fmt: Format, width: int | None = None) -> str:
-    """Every code with its value. A row starts with its first code; the codes go on to the right."""
+    """Every code with its value. A row starts with its first code; codes increase to the right."""
     values = [shortest(value) for value in code_values(fmt)]
     columns = min(_CHART_COLUMNS if max(map(len, values)) <= _CHART_CELL else _CHART_COLUMNS // 2, len(values))
     text = _chart(fmt, values, columns)

@@ -1,4 +1,4 @@
-"""`qsim inspect`: one number in one format, exactly."""
+"""`qsim inspect`: numbers in a format, exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples:
   qsim inspect e4m3 0.3 --bits 6               stochastic rounding with six random bits
   qsim inspect bf16 3.14159 --rounding odd     one rounding only; may be repeated
   qsim inspect mxfp4 0.3 -0.1 6                numbers that share a block: its scale, and each one under it
-  qsim inspect e2m1 0.3 --json                 the same for programs
+  qsim inspect e2m1 0.3 --json                 the same as JSON
 """
 
 _MODES: tuple[Overflow, ...] = get_args(Overflow)
@@ -34,7 +34,7 @@ _NEGATIVE = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
 
 def shield_negatives(words: Sequence[str]) -> list[str]:
-    """Put a blank before negative numbers, because argparse takes `-1e-5` or `-inf` for an option."""
+    """Put a blank before negative numbers, because argparse treats `-1e-5` or `-inf` as an option."""
     return [f" {word}" if words[0] == "inspect" and _NEGATIVE.match(word) else word for word in words]
 
 
@@ -42,7 +42,7 @@ def register(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "inspect",
-        help="show what each rounding makes of a number",
+        help="show a number in a format under each rounding",
         description="Shows a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
         "The number counts as written: 0.3 is three tenths, not the float32 next to it.\n"
         "In a block format the numbers are one block: each is shown divided by the scale that this block gets.",
@@ -54,7 +54,9 @@ def register(commands: Any) -> None:
         "values", metavar="VALUE", nargs="+", help="such as 0.3, -1e-5, 1/3, 0x1.8p-3, inf, nan; in a block format they share a block"
     )
     command.add_argument("--rounding", action="append", metavar="NAME", help=f"only this one of {', '.join(NAMED)}")
-    command.add_argument("--bits", action="append", type=int, default=[], metavar="R", help="also with so few random bits (1 to 32)")
+    command.add_argument(
+        "--bits", action="append", type=int, default=[], metavar="R", help="also with this number of random bits (1 to 32)"
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:
-    """All about a number, for people; with a scale, the values that it makes of the results."""
+    """The description of a number, for people; with a scale, also the scaled results."""
     where = neighbours(x, fmt)
     title = f"{x.text} in {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
     blocks = ["\n".join([title, *_neighbour_lines(x, fmt, where)])]
@@ -96,21 +98,21 @@ def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequ
 
 
 def block_text(found: InBlock, fmt: Block, name: str, plain: Sequence[str], draws: Sequence[Stochastic]) -> str:
-    """All about numbers that share a block, for people: the scale, and each number divided by it in the elements' format."""
+    """The description of numbers that share a block, for people: the scale, and each number divided by it in the elements' format."""
     title = f"{', '.join(x.text for x in found.numbers)} in a block of {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
     if found.scale != found.scale:
         return f"{title}\n  scale  nan: a number that is not finite makes NaN of its whole block"
     code = f"  {_code_text(found.scale, fmt.scale)}" if fmt.scale.bits <= 8 else ""
     lines = [title, f"  scale  {shortest(found.scale)}{code}, from the largest magnitude, that of {found.largest.text}"]
     if found.outer is not None:
-        product = f"elements are multiplied with {shortest(found.factor)}"
-        lines.append(f"  outer  {shortest(found.outer)}, the scale of a tensor that is this block alone; {product}")
+        product = f"elements are multiplied by {shortest(found.factor)}"
+        lines.append(f"  outer  {shortest(found.outer)}, the scale of a tensor that consists of this block; {product}")
     texts = (as_text(x, fmt.element, name_of(fmt.element), plain, draws, found.factor) for x in found.elements())
     return "\n\n".join(["\n".join(lines), *texts])
 
 
 def block_json(found: InBlock, fmt: Block, plain: Sequence[str], draws: Sequence[Stochastic]) -> dict[str, Any]:
-    """All about numbers that share a block, for programs: `values` are of elements, numbers divided by the scale."""
+    """The description of numbers that share a block, for programs: `values` are of elements, numbers divided by the scale."""
     outer = None if found.outer is None else json_number(found.outer)
     facts = {"format": repr(fmt), "scale": _json_value(found.scale, fmt.scale), "outer": outer, "factor": json_number(found.factor)}
     if found.scale != found.scale:
@@ -125,7 +127,7 @@ def _neighbour_lines(x: Number, fmt: Format, where: Neighbours) -> list[str]:
         return [f"  a value of the format; {_code_text(where.inner, fmt)}"]
     rows = []
     for word, neighbour, end in (("below", where.below, "smallest"), ("above", where.above, "largest")):
-        # As wide as the word "position" that comes below.
+        # As wide as the word "position" below.
         cells = ["none", f"beyond the {end} value"] if neighbour is None else [shortest(neighbour), _code_text(neighbour, fmt)]
         rows.append([word.ljust(8), *cells])
     lines = [aligned(rows, indent="  ")]
@@ -161,7 +163,7 @@ def _stochastic_table(x: Number, fmt: Format, where: Neighbours, draws: Sequence
 
 
 def _overflows(x: Number, fmt: Format) -> bool:
-    """Whether the overflow mode makes a difference to any rounding."""
+    """Whether the overflow mode affects any rounding."""
     pairs = ((x.rounded(fmt, name), x.rounded(fmt, name, "nonfinite")) for name in NAMED if name != "stochastic")
     # As text, because NaN differs from itself.
     return any(repr(saturated) != repr(nonfinite) for saturated, nonfinite in pairs)
@@ -181,12 +183,12 @@ def _code_text(value: float, fmt: Format) -> str:
 
 def _fraction_text(value: Fraction) -> str:
     decimal = f"{float(value):.10g}"
-    # A fraction longer than this says less than its decimal.
+    # A fraction longer than this is less readable than its decimal.
     return f"{value} = {decimal}" if value.denominator < 10**9 else f"about {decimal}"
 
 
 def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> dict[str, Any]:
-    """All about a number, for programs. Fractions are strings, and so are the values that JSON has no word for."""
+    """The description of a number, for programs. Fractions are strings, and so are values that JSON lacks."""
     where = neighbours(x, fmt)
     rounded = {mode: {name: x.rounded(fmt, name, mode) for name in plain} for mode in _MODES}
     scaled = {} if scale is None else {"scaled": {name: json_number(value * scale) for name, value in rounded["saturate"].items()}}

@@ -1,4 +1,4 @@
-"""`qsim recipes`: the ready settings for models, or one of them with all its points."""
+"""`qsim recipes`: list the recipes for models, or show one of them with all its points."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qsim.recipes.named import SHOWN_IN
 _EXAMPLES = """\
 examples:
   qsim recipes                        every recipe
-  qsim recipes nvfp4                  one of them: its points, what it keeps in high precision, its source
-  qsim recipes "nvfp4(last=4)"        with arguments, as Python has them
-  qsim recipes "weight_only('e4m1')"  a recipe for any format; by its name alone it is shown in E4M3
-  qsim recipes mxfp8 --json           the same for programs: what qsim.Recipe.from_dict takes
+  qsim recipes nvfp4                  one of them: its points, layers in high precision, its source
+  qsim recipes "nvfp4(last=4)"        with arguments, as in Python
+  qsim recipes "weight_only('e4m1')"  a recipe for any format; by name only, it is shown in E4M3
+  qsim recipes mxfp8 --json           as JSON, which qsim.Recipe.from_dict takes
 """
 
 
@@ -24,12 +24,12 @@ def register(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser(
         "recipes",
-        help="list the ready settings for models, or show one",
-        description="Lists the recipes.\nWith NAME: that recipe's points, what it keeps in high precision, and its source.",
+        help="list the recipes for models, or show one",
+        description="List the recipes.\nWith NAME: that recipe's points, the layers it keeps in high precision, and its source.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("name", nargs="?", metavar="NAME", help="a recipe, such as mxfp8, or the call that makes it")
+    command.add_argument("name", nargs="?", metavar="NAME", help="a recipe, such as mxfp8, or the call that creates it")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 

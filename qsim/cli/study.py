@@ -1,4 +1,4 @@
-"""`qsim study NAME`: runs an experiment and writes its figure and its report."""
+"""`qsim study NAME`: run an experiment and write its figures and its report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   qsim study                               list the studies
-  qsim study batch-size                    in minutes on two cores, with data that is there
-  qsim study batch-size --help             what this one can be told
-  qsim study batch-size --dry-run          which runs, and how long they will take
+  qsim study batch-size                    in minutes on two cores, with bundled data
+  qsim study batch-size --help             the options of this one
+  qsim study batch-size --dry-run          the runs, and how long they will take
   qsim study batch-size --full --workers 4 --data fashion-mnist/
   qsim study batch-size --part 2/8         one of eight jobs that share a folder
 
-A study that was interrupted goes on where it stopped.
+An interrupted study continues where it stopped.
 """
 _NEEDED = ("matplotlib", "scipy", "sklearn", "tqdm", "filelock")
 
@@ -35,11 +35,11 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "study",
         help="run an experiment",
-        description="Runs a study: every run, a figure, and a report that says what came out of a paper's claims.",
+        description="Run a study: all runs, figures, and a report with a verdict on each of a paper's claims.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("name", nargs="?", metavar="NAME", help="a study; without one they are listed")
+    command.add_argument("name", nargs="?", metavar="NAME", help="a study; without one, all are listed")
     command.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command.set_defaults(run=run)
 
@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = _read(study, args.options)
     plan = _plan(study, chosen, args)
     if chosen.dry_run:
-        _tell(plan)
+        _print_plan(plan)
         return 0
     plan.carry_out()
     if plan.missing():
-        print(f"{plan.missing()} of {len(plan.runs)} runs are still missing in {plan.folder}: those of other parts")
+        print(f"{plan.missing()} of {len(plan.runs)} runs of other parts are still missing in {plan.folder}")
         return 0
     _show(plan)
     return 0
@@ -78,15 +78,17 @@ def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
         prog=f"qsim study {study.name}", description=f"{study.question} Source: {study.source}.", allow_abbrev=False
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--quick", dest="form", action="store_const", const="quick", help="reduced, to see in seconds whether all works")
+    form.add_argument("--quick", dest="form", action="store_const", const="quick", help="a reduced form that tests the study in seconds")
     form.add_argument("--full", dest="form", action="store_const", const="full", help="settings for a GPU")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results, figures and the report go (default: studies/NAME)")
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: with --full cuda if there is one, else cpu)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core, or for each GPU)")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="do only this share of the runs, such as 2/4; the parts share --out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results, figures and the report (default: studies/NAME)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda with --full if available, else cpu)")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one for each core, or for each GPU)")
+    parser.add_argument(
+        "--part", default="1/1", metavar="I/N", help="execute only this share of the runs, such as 2/4; the parts share --out"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and the time they will take")
     parser.set_defaults(form="default")
-    settings = parser.add_argument_group("settings of this study, with their defaults on a processor")
+    settings = parser.add_argument_group("settings of this study, with their defaults on a CPU")
     choices.add_options(settings, study.settings())
     return parser.parse_args(words)
 
@@ -107,7 +109,7 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
 
 
 def _without_out(words: list[str]) -> list[str]:
-    """The options that decide on results: where they went is the business of one machine."""
+    """The options that determine results: the output folder only concerns this machine."""
     return [
         word
         for before, word in zip(["", *words], words, strict=False)
@@ -115,8 +117,8 @@ def _without_out(words: list[str]) -> list[str]:
     ]
 
 
-def _tell(plan: Plan) -> None:
-    """List what would be run."""
+def _print_plan(plan: Plan) -> None:
+    """Print the runs and their estimated times."""
     seconds = plan.estimates()
     for run in plan.todo():
         print(f"{seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
@@ -137,7 +139,7 @@ def _duration(seconds: float) -> str:
 
 
 def _show(plan: Plan) -> None:
-    """Write the report and prints its end."""
+    """Write the report, and print its verdicts."""
     report = plan.report()
     page, *pictures = plan.write()
     for claim in report.claims:

@@ -1,4 +1,4 @@
-"""Formatting numbers and codes for output."""
+"""Formatting of numbers and codes for output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from qsim.formats import Fixed, Float, Format
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that output goes to; None where it goes to a file or another program, whose lines are not wrapped."""
+    """The columns of the output terminal; None if output goes to a file or a pipe, where lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def fields(code: int, fmt: Format) -> str:
-    """A code in binary, with a bar between its fields: sign, exponent and mantissa, or the digits before and behind a binary point.
+    """A code in binary, with a bar between its fields: sign, exponent and mantissa, or the digits around the binary point.
 
     Example:
         >>> from qsim.formats import E4M3, Fixed
@@ -35,10 +35,10 @@ def fields(code: int, fmt: Format) -> str:
 
 
 def hexadecimal(code: int, fmt: Format) -> str:
-    """A code in hexadecimal, as many digits as its format fills."""
+    """A code in hexadecimal, padded to its format's width."""
     return f"0x{code:0{-(-fmt.bits // 4)}x}"
 
 
 def json_number(value: float) -> float | str:
-    """A number as JSON can hold it: strings for the values that JSON has no word for."""
+    """A number for JSON: strings for values that JSON lacks."""
     return value if abs(value) < float("inf") else repr(value)

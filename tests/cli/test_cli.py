@@ -196,7 +196,7 @@ def test_a_block_shows_its_scale_and_its_elements(capsys: pytest.CaptureFixture[
     assert "-0.1 / 0.0625 in e2m1 = Float(2, 1)\n" in text
     nvfp4 = run(capsys, "inspect", "nvfp4", "2688", "--rounding", "nearest")
     assert "  scale  448  0|1111|110  0x7e, from the largest magnitude, that of 2688\n" in nvfp4
-    assert "  outer  1, the scale of a tensor that is this block alone; elements are multiplied with 448\n" in nvfp4
+    assert "  outer  1, the scale of a tensor that consists of this block; elements are multiplied by 448\n" in nvfp4
 
 
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
@@ -228,10 +228,10 @@ def test_listings_fit_the_terminal(capsys: pytest.CaptureFixture[str], monkeypat
 def test_columns_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch, 80)
     single = run(capsys, "formats").split("\n\n")[0]
-    assert "Left out for want of room: epsilon, smallest normal; qsim formats NAME shows\nthem." in single
+    assert "Omitted for lack of space: epsilon, smallest normal; qsim formats NAME shows\nthem." in single
     assert "smallest normal" not in single.splitlines()[0]
     on_terminal(monkeypatch, 200)
-    assert "Left out" not in run(capsys, "formats")
+    assert "Omitted" not in run(capsys, "formats")
 
 
 def test_wrapped_listings_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +254,11 @@ def test_wrapped_listings_say_the_same(capsys: pytest.CaptureFixture[str], monke
         (["formats", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
         (["inspect", "e4m3", "abc"], "'abc' is not a number: write 0.3, -1e-5, 1/3, 0x1.8p-3, inf or nan"),
         (["inspect", "e4m3", "1/0"], "'1/0' is not a number"),
-        (["inspect", "e4m3", "1e99999999"], "exponents reach from -5000 to 5000"),
+        (["inspect", "e4m3", "1e99999999"], "exponents must be from -5000 to 5000"),
         (["inspect", "e4m3", "1", "--rounding", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
         (["inspect", "e4m3", "1", "--bits", "33"], "bits must lie in 1…32, got 33"),
         (["bench", "nothing"], "no measurement is called 'nothing'"),
-        (["inspect", "Block('e2m1', 2)", "1", "2", "3"], "the numbers share a block, which has 2 in a row, got 3"),
+        (["inspect", "Block('e2m1', 2)", "1", "2", "3"], "the numbers share a block of 2 per row, got 3"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

@@ -56,7 +56,7 @@ def test_a_plan_lists_what_is_to_do(capsys: pytest.CaptureFixture[str], tmp_path
 
 def test_parts_say_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("coins", "--out", str(tmp_path), "--workers", "1")
-    assert said(capsys, *words, "--part", "1/2") == f"3 of 6 runs are still missing in {tmp_path}: those of other parts\n"
+    assert said(capsys, *words, "--part", "1/2") == f"3 of 6 runs of other parts are still missing in {tmp_path}\n"
     assert "Fair." in said(capsys, *words, "--part", "2/2")
 
 
@@ -93,18 +93,18 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("batch-size", "--roundings", "nearest"), "qsim: roundings: stochastic and nearest are compared; got nearest"),
-        (("batch-size", "--batches", "64,16"), "qsim: batches: must be from few images to many; got 64,16\n"),
+        (("batch-size", "--roundings", "nearest"), "qsim: roundings: must contain stochastic and nearest; got nearest"),
+        (("batch-size", "--batches", "64,16"), "qsim: batches: must increase; got 64,16\n"),
         (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be from coarse to fine; got e4m1,e4m0\n"),
         (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),
-        (("batch-size", "--batches", "64"), "qsim: batches, formats: two and one are the least; got (64,), "),
-        (("points", "--roundings", "stochastic"), "qsim: roundings and formats: stochastic and nearest are compared"),
-        (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the longest update; got 1,4\n"),
-        (("learning-rate", "--methods", "kahan"), "qsim: methods: mixed and stochastic are compared; got kahan\n"),
-        (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be rates from low to high; got 0.9, 0.5\n"),
-        (("cancelled-updates", "--formats", "bf16"), "qsim: formats: at least two are compared, from fine to coarse; got bf16\n"),
-        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one a quarter, and at most the 300 steps; got 3\n"),
-        (("random-bits", "--bits", "4,32"), "qsim: bits: must lie in 1 to 31, for 32 are compared with; got 4,32\n"),
+        (("batch-size", "--batches", "64"), "qsim: batches, formats: need at least two and one; got (64,), "),
+        (("points", "--roundings", "stochastic"), "qsim: roundings and formats: must be stochastic and nearest"),
+        (("learning-rate", "--levels", "1,4"), "qsim: levels: must be at least 2, the largest update; got 1,4\n"),
+        (("learning-rate", "--methods", "kahan"), "qsim: methods: must contain mixed and stochastic; got kahan\n"),
+        (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be two rates, the lower one first; got 0.9, 0.5\n"),
+        (("cancelled-updates", "--formats", "bf16"), "qsim: formats: needs at least two, from fine to coarse; got bf16\n"),
+        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one per quarter, and at most the 300 steps; got 3\n"),
+        (("random-bits", "--bits", "4,32"), "qsim: bits: must be from 1 to 31, because 32 is the reference; got 4,32\n"),
         (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),
     ],
 )
