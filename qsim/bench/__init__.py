@@ -1,1 +1,1 @@
-"""Measurements. Each module is one: `qsim bench NAME` calls its `add_arguments(parser)` and `main(args)`."""
+"""Measurements, one per module: `qsim bench NAME` calls its `add_arguments(parser)` and `main(args)`."""

@@ -1,4 +1,4 @@
-"""How fast `quantize`, `encode` and `decode` move bytes, compared with a copy of as many bytes."""
+"""The bandwidth of `quantize`, `encode` and `decode`, compared with a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def quantize(settings: Settings) -> Iterator[Row]:
-    """Rounding into a tensor that is there already, so that no allocation is timed."""
+    """Round into an existing tensor, so that no allocation is timed."""
     for source, target in settings.dtypes:
         x = settings.normal(DTYPES[source])
         out = torch.empty_like(x, dtype=DTYPES[target])
@@ -40,7 +40,7 @@ def quantize(settings: Settings) -> Iterator[Row]:
 
 
 def codes(settings: Settings) -> Iterator[Row]:
-    """Writing codes and reading them."""
+    """Encode and decode."""
     for source in dict.fromkeys(source for source, _ in settings.dtypes):
         yield from _encode(settings, source)
     for target in dict.fromkeys(target for _, target in settings.dtypes):
@@ -53,7 +53,7 @@ def _encode(settings: Settings, source: str) -> Iterator[Row]:
         moved = x.nbytes + qsim.encode(x, fmt, check=False).nbytes
         for rounding in settings.roundings:
             row = {"part": "codes", "format": name, "rounding": rounding, "dtypes": f"{source}→codes"}
-            # A format without NaN has its input checked, which waits for the device; what the kernel does is seen without the check.
+            # Inputs for formats without NaN are checked, which waits for the device; without the check, the kernel's own time is visible.
             for check in (True,) if fmt.has_nan else (True, False):
                 call = partial(qsim.encode, x, fmt, rounding=rounding, check=check)
                 yield {**row, "work": "encode" if check else "encode, check=False", **beside_copy(call, moved, settings)}
@@ -74,19 +74,19 @@ def _decode(settings: Settings, target: str) -> Iterator[Row]:
 
 
 def _refusal(name: str, fmt: Format, source: str, target: str) -> Row | None:
-    """What stands in a row whose call qsim would refuse."""
+    """The note in a row for a call that raises an error."""
     if holds(DTYPES[target], fmt):
         return None
-    return {"refused": True, "note": f"refused: {target} cannot hold every value of {name}"}
+    return {"refused": True, "note": f"unsupported: {target} cannot hold every value of {name}"}
 
 
 def beside_copy(call: Call, moved: int, settings: Settings) -> Mapping[str, float]:
-    """Time a call in turns with a copy of as many bytes.
+    """Time a call alternating with a copy of as many bytes.
 
     Args:
-        call: What to time.
-        moved: The bytes that it must read and write.
-        settings: Where, and how often.
+        call: The call to time.
+        moved: The number of bytes that it must read and write.
+        settings: The device and the number of repeats.
     """
     source = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=settings.device)
     target = torch.empty_like(source)
@@ -95,6 +95,6 @@ def beside_copy(call: Call, moved: int, settings: Settings) -> Mapping[str, floa
 
 
 def speeds(moved: int, seconds: float, copied: int, copy_seconds: float) -> Mapping[str, float]:
-    """Two bandwidths and their ratio, which is 1 where the call is as fast as the copy."""
+    """Two bandwidths and their ratio, which is 1 if the call is as fast as the copy."""
     speed, copy_speed = moved / seconds / 1e9, copied / copy_seconds / 1e9
     return {"bytes": moved, "seconds": seconds, "gb_per_s": speed, "copy_gb_per_s": copy_speed, "ratio": speed / copy_speed}

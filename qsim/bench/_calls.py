@@ -1,4 +1,4 @@
-"""The plain calls of a user, whose cost beside the work itself is measured: time on the host, and memory."""
+"""Plain user calls whose overhead is measured: time on the host, and memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class UserCall:
     """A call that makes a new tensor.
 
     Attributes:
-        call: Takes the prepared input.
-        prepare: Makes the input from float32 values.
+        call: A function of the prepared input.
+        prepare: A function that creates the input from float32 values.
     """
 
     call: Callable[[Tensor], Tensor]
     prepare: Callable[[Tensor], Tensor] = _same
 
 
-#: The calls by what they are called in the tables.
+#: The calls, by their names in the tables.
 CALLS = {
     "quantize e4m3": UserCall(lambda x: qsim.quantize(x, "e4m3")),
     "quantize e4m3, stochastic": UserCall(lambda x: qsim.quantize(x, "e4m3", rounding="stochastic")),

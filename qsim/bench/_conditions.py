@@ -15,13 +15,13 @@ from qsim.bench._settings import DTYPES
 
 @dataclass(frozen=True)
 class Conditions:
-    """How layers are measured.
+    """The conditions of a layer benchmark.
 
     Attributes:
-        device: Where.
-        dtype: Of the model.
-        points: Where it rounds.
-        seconds: How long a turn lasts.
+        device: The device.
+        dtype: The dtype of the model.
+        points: The points of the layers.
+        seconds: The duration of a turn.
     """
 
     device: torch.device
@@ -35,22 +35,22 @@ class Conditions:
         return self.device.type == "cuda"
 
     def heading(self) -> str:
-        """Where the numbers come from, in one line."""
+        """A line about the machine, the versions and the points."""
         name = torch.cuda.get_device_name(self.device) if self.is_cuda else f"CPU, {torch.get_num_threads()} threads"
         return f"{name}; torch {torch.__version__}, qsim {qsim.__version__}; {self.points}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
-    """Add the options that say so."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
-    parser.add_argument("--dtype", metavar="NAME", help=f"of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
+    """Add the options for these conditions."""
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"dtype of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
     parser.add_argument("--backward", default="stochastic", metavar="NAME", help="rounding of the backward points (default: %(default)s)")
     parser.add_argument("--recipe", metavar="NAME", help=f"the points of a recipe instead: {', '.join(recipes.NAMED)}")
     parser.add_argument(
-        "--seconds", type=float, default=seconds, metavar="S", help="how long each of three turns lasts (default: %(default)s)"
+        "--seconds", type=float, default=seconds, metavar="S", help="duration of each of three turns in seconds (default: %(default)s)"
     )
-    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's way")
+    parser.add_argument("--peers", action="store_true", help="also time QPyTorch's kernels")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -65,7 +65,7 @@ def chosen(args: argparse.Namespace) -> Conditions:
 def _points(args: argparse.Namespace) -> FivePoint:
     if args.recipe is not None:
         if args.peers:
-            raise ValueError("--peers: QPyTorch has no scales; leave --recipe or --peers out")
+            raise ValueError("--peers: QPyTorch has no scales; omit --recipe or --peers")
         return recipes.resolve(args.recipe, args.format).points
     forward, backward = Quantizer(args.format), Quantizer(args.format, args.backward)
     return FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)

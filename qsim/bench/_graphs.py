@@ -1,4 +1,4 @@
-"""Steps of training as they are timed: called from Python, or replayed from a CUDA graph, where Python's time is no part of them."""
+"""Steps of training for timing: called from Python, or replayed from a CUDA graph, which excludes Python's time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def replay(step: Call) -> Call:
         step: Work on tensors that stay in place.
 
     Returns:
-        What replays it.
+        A function that replays it.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -29,7 +29,7 @@ def replay(step: Call) -> Call:
 
 
 def peak_growth(step: Call) -> int:
-    """Bytes that a step needs at its worst moment beyond what is there before it."""
+    """The bytes that a step allocates at its peak beyond those allocated before it."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""How many pieces of work a call gives to a GPU, as torch's profiler sees them."""
+"""The number of launches on a GPU for a call, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qsim.bench._timing import Call
 
 
 def launches(call: Call) -> int | None:
-    """Count what a call has a GPU do. Launches may be slower from here on, because the profiler stays in the way: time first.
+    """Count the launches on the GPU for a call. Launches may be slower afterwards, because the profiler remains active: time first.
 
     Args:
-        call: It is called twice, and counted the second time.
+        call: The call; it is executed twice, and counted the second time.
 
     Returns:
-        The number of kernels, copies and fills; `None` if the profiler has seen none, which is how it fails where it may not look.
+        The number of kernels, copies and fills; `None` if the profiler reports none, as it does without the required permissions.
     """
     call()
     torch.cuda.synchronize()
@@ -29,5 +29,5 @@ def launches(call: Call) -> int | None:
 
 
 def _work_on_device(events: Iterable[FunctionEvent]) -> int:
-    """Of all events those of the device, without the spans over several of them that annotations make."""
+    """The events of the device, without the annotations that span several of them."""
     return sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in events)

@@ -1,4 +1,4 @@
-"""How fast `quantize` rounds tensors that are not in logical order in memory, compared with a copy of as many bytes."""
+"""The bandwidth of `quantize` for tensors that are not in logical order in memory, compared with a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsim.bench._settings import DTYPES, Settings
 from qsim.bench._tables import Row
 from qsim.formats import holds
 
-#: Makes a tensor of about as many elements as are asked for.
+#: Creates a tensor with about the given number of elements.
 Layout = Callable[[Settings, torch.dtype], Tensor]
 
 
@@ -31,7 +31,7 @@ def _transposed(settings: Settings, dtype: torch.dtype) -> Tensor:
     return settings.normal(dtype, settings.elements // columns * columns).view(-1, columns).t()
 
 
-#: The last is one of which columns do not begin where random bits begin.
+#: In the last one, columns do not begin where blocks of random bits begin.
 LAYOUTS: dict[str, Layout] = {
     "transposed": _transposed,
     "channels last, 64 × 32 × 32": _channels_last(64, 32),
@@ -41,7 +41,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def layouts(settings: Settings) -> Iterator[Row]:
-    """Rounding to the first of the formats."""
+    """Round to the first of the formats."""
     name, fmt = next(iter(settings.formats.items()))
     for source, target in settings.dtypes:
         if not holds(DTYPES[target], fmt):

@@ -1,4 +1,4 @@
-"""How much memory a call needs beyond its input and its output, at the worst moment."""
+"""The peak memory of a call beyond its input and its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qsim.bench._tables import Column, Row, tenths, thousandths
 
 MIB = 2**20
 
-# Held while the CPU is measured, so that no peak from the start of the process stands above the one that is looked for.
+# Held while the CPU is measured, so that an earlier peak of the process does not hide the one that is measured.
 _BALLAST = 2**26
 
 COLUMNS = (
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def memory(settings: Settings) -> Iterator[Row]:
-    """The calls as a user writes them."""
+    """The memory of the user calls."""
     for name in CALLS:
         row = {"part": "memory", "work": name, "elements": settings.elements}
         if settings.device.type == "cuda":
@@ -36,13 +36,13 @@ def memory(settings: Settings) -> Iterator[Row]:
         elif sys.platform == "linux":
             moved, extra = in_new_process(name, settings.elements)
         else:
-            yield {**row, "note": "not measured: on the CPU this needs Linux, whose /proc tells a process's peak"}
+            yield {**row, "note": "not measured: on the CPU this needs Linux, whose /proc reports a process's peak"}
             continue
         yield {**row, "in_out_mib": moved / MIB, "extra_mib": extra / MIB, "ratio": extra / moved}
 
 
 def _cuda_growth(name: str, settings: Settings) -> tuple[int, int]:
-    """Bytes of input and output, and what torch's allocator gave out beyond them."""
+    """The bytes of input and output, and the bytes that torch's allocator handed out beyond them."""
     work = CALLS[name]
     given = work.prepare(settings.normal())
     work.call(given)
@@ -56,13 +56,13 @@ def _cuda_growth(name: str, settings: Settings) -> tuple[int, int]:
 
 
 def in_new_process(name: str, elements: int) -> tuple[int, int]:
-    """The same on the CPU, in a process that has freed no memory before which the call could use unseen."""
+    """The same on the CPU, in a process that has not freed any memory that the call could reuse."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_cpu_growth, name, elements).result()
 
 
 def _cpu_growth(name: str, elements: int) -> tuple[int, int]:
-    """Bytes of input and output, and by how much more the process grew. Only in a new process."""
+    """The bytes of input and output, and the growth of the process beyond them. Only in a new process."""
     settings = Settings(torch.device("cpu"), elements, {}, {}, (), 1)
     work = CALLS[name]
     ballast = torch.ones(_BALLAST)
@@ -76,7 +76,7 @@ def _cpu_growth(name: str, elements: int) -> tuple[int, int]:
 
 
 def _status(field: str) -> int:
-    """A number of bytes that Linux keeps of this process."""
+    """A number of bytes from Linux's status of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:

@@ -1,4 +1,4 @@
-"""The models whose training is measured: a GPT and a small convolutional net, plain torch both."""
+"""The models whose training is measured: a GPT and a small convolutional net, both in plain torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qsim.gpt import GPT, Size
 
 @dataclass(frozen=True)
 class GPTSize:
-    """What a GPT is made of, and what it is fed with."""
+    """The size of a GPT and of its batches."""
 
     layers: int
     heads: int
@@ -26,7 +26,7 @@ class GPTSize:
 
 @dataclass(frozen=True)
 class ConvSize:
-    """What a convolutional net is made of, and what it is fed with."""
+    """The size of a convolutional net and of its batches."""
 
     width: int
     blocks: int
@@ -43,7 +43,7 @@ SIZES = {
 
 
 class LanguageModel(GPT):
-    """A GPT that gives its loss, in the dtype in which it computes."""
+    """A GPT that returns its loss, in the dtype in which it computes."""
 
     def __init__(self, size: GPTSize) -> None:
         super().__init__(Size(size.layers, size.width, size.heads), size.vocabulary, size.context)
@@ -85,7 +85,7 @@ class _Residual(nn.Sequential):
 
 
 def make(name: str, size: str, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
-    """A model, a batch for it, and how many tokens or images that is."""
+    """A model, a batch for it, and the number of tokens or images in the batch."""
     gpt, conv = SIZES[size]
     torch.manual_seed(0)
     if name == "gpt":

@@ -1,7 +1,7 @@
-"""Other packages' AdamW, timed in turns with qsim's in the mode that matches, each on parameters of its own.
+"""Other packages' AdamW, timed alternating with qsim's in the matching mode, each on its own parameters.
 
-Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with other random bits. The time
-compared is the one that a user waits for a step; if a peer waits for the device within its step, qsim's time on the host counts too.
+Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with different random bits. The time
+compared is the time that a user waits for a step; if a peer waits for the device within its step, qsim's time on the host counts too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Mode:
-    """A way in which a peer takes its steps.
+    """A mode of a peer's steps.
 
     Attributes:
-        update: How qsim calls what it does with weights.
-        states: The dtype of its moments, by its short name.
+        update: qsim's name for the update of its weights.
+        states: The short name of its moments' dtype.
         options: Its options other than the learning rate.
-        state_rounding: How it rounds moments, in qsim's words.
+        state_rounding: qsim's name for the rounding of its moments.
     """
 
     update: str
@@ -54,12 +54,12 @@ class Peer:
     """An optimizer to compare with.
 
     Attributes:
-        label: What it is called in tables.
-        package: What to install.
-        module: Where it is.
-        name: What it is called there.
-        modes: What to compare.
-        devices: Where it runs.
+        label: Its name in tables.
+        package: The package to install.
+        module: Its module.
+        name: Its name there.
+        modes: The modes to compare.
+        devices: The devices that it supports.
     """
 
     label: str
@@ -70,7 +70,7 @@ class Peer:
     devices: Sequence[str] = ("cpu", "cuda")
 
     def load(self) -> Callable[..., torch.optim.Optimizer]:
-        """Import it."""
+        """Import the optimizer class."""
         found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.name)
         return found
 
@@ -86,7 +86,7 @@ PEERS = {
         "StochasticAdamW",
         [
             Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}, state_rounding="stochastic"),
-            # Stored as they are computed, in float32.
+            # Stored in float32, the dtype in which they are computed.
             Mode("stochastic", "fp32", {"state_dtype": torch.float32}),
         ],
         ("cuda",),
@@ -95,7 +95,7 @@ PEERS = {
 
 
 def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> Iterator[Row]:
-    """Time qsim in turns with each of the peers; says of those that are not there what to install."""
+    """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for peer in [PEERS[name] for name in names]:
         row = {"part": "peers", "peer": peer.label}
         if settings.device.type not in peer.devices:

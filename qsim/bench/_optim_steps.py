@@ -1,4 +1,4 @@
-"""How fast optimizer steps move bytes, compared with a copy of as many; their launches, and their time on the host."""
+"""The bandwidth of optimizer steps, compared with a copy of as many bytes; their launches, and their time on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, tenths, thousandths, whole
 from qsim.bench._timing import host_time
 
-#: Steps in a row whose time on the host is taken: few enough launches that no CUDA stream makes the host wait.
+#: The number of consecutive steps whose time on the host is measured: few enough that no full CUDA stream makes the host wait.
 BATCH = 20
 
 
@@ -33,11 +33,11 @@ COLUMNS = (
 
 
 def steps(settings: Settings, sets: Sequence[Tensors], works: Sequence[Work]) -> list[Row]:
-    """Every work on every set of tensors."""
+    """Measure each work on each set of tensors."""
     pairs = [(tensors, work) for tensors in sets for work in works]
     rows = [_timed(tensors, work, settings) for tensors, work in pairs]
     if settings.device.type == "cuda":
-        # After everything has been timed, because the profiler that counts them slows what is launched after it.
+        # After all timings, because the profiler that counts launches slows down later ones.
         for row, (tensors, work) in zip(rows, pairs, strict=True):
             row["launches"] = launches(work.prepare(tensors, settings)[0])
     return rows

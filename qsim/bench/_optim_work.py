@@ -1,4 +1,4 @@
-"""The tensors that optimizers are measured on, and the steps that they take."""
+"""The tensors on which optimizers are measured, and their steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qsim.bench._settings import DTYPES, Settings, count_text
 from qsim.bench._timing import Call
 from qsim.gpt import Block, Size
 
-#: So low that a few hundred steps leave the weights in the region where they begin.
+#: So low that a few hundred steps leave the weights near their initial values.
 LEARNING_RATE = 1e-5
 
-#: By the names of their sizes: what a GPT is called, how many blocks it has, and of which width.
+#: By size: the name of a GPT, its number of blocks, and their width.
 GPTS = {"medium": ("GPT-2 medium", 24, 1024), "tiny": ("a tiny GPT", 2, 64)}
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -26,10 +26,10 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Tensors:
-    """Parameters that are moved together.
+    """Parameters that are updated together.
 
     Attributes:
-        label: What they are called in tables.
+        label: Their name in tables.
         shapes: Their shapes.
     """
 
@@ -38,7 +38,7 @@ class Tensors:
 
     @property
     def elements(self) -> int:
-        """How many numbers they have."""
+        """The total number of elements."""
         return sum(map(prod, self.shapes))
 
     def normal(self, settings: Settings, dtype: torch.dtype) -> list[Tensor]:
@@ -49,7 +49,7 @@ class Tensors:
         """Parameters in bfloat16, with gradients."""
         parameters = [nn.Parameter(x) for x in self.normal(settings, torch.bfloat16)]
         for parameter in parameters:
-            # Another order, so that a gradient is not the weight that it moves.
+            # In a different order, so that a gradient is not equal to its weight.
             parameter.grad = parameter.detach().flatten().flip(0).view_as(parameter)
         return parameters
 
@@ -81,13 +81,13 @@ def gpt(size: str) -> Tensors:
 
 @dataclass(frozen=True)
 class Work:
-    """Something to measure.
+    """An optimizer step or a copy to measure.
 
     Attributes:
-        algorithm: What it is called in tables.
-        update: How weights are rounded.
-        states: The dtype of its states, by its short name; "-" if it has none.
-        prepare: Makes tensors, and gives the call and how many bytes it must move.
+        algorithm: Its name in tables.
+        update: The rounding of weights.
+        states: The short name of its states' dtype; "-" if it has none.
+        prepare: A function that creates tensors, and returns the call and the number of bytes that it must move.
     """
 
     algorithm: str
@@ -97,14 +97,14 @@ class Work:
 
 
 def started(make: MakeOptimizer, tensors: Tensors, settings: Settings) -> torch.optim.Optimizer:
-    """A new optimizer that has taken its first step, and so has its states."""
+    """A new optimizer after its first step, which creates its states."""
     optimizer = make(tensors.parameters(settings))
     optimizer.step()
     return optimizer
 
 
 def moved(optimizer: torch.optim.Optimizer) -> int:
-    """The bytes of a step: weights and what is kept of each are read and written, gradients are read. Numbers of steps do not count."""
+    """The bytes of a step: weights and their states are read and written, gradients are read. Step counters are not included."""
     found = 0
     for parameter in optimizer.param_groups[0]["params"]:
         kept = [state for name, state in optimizer.state[parameter].items() if name != "step"]
@@ -113,7 +113,7 @@ def moved(optimizer: torch.optim.Optimizer) -> int:
 
 
 def adamw(update: str, states: str, weight: str | None = None, state_rounding: str = "nearest") -> MakeOptimizer:
-    """Make qsim's AdamW."""
+    """Create qsim's AdamW."""
     options = {"update": update, "state": DTYPES[states], "weight": weight, "state_rounding": state_rounding}
     return partial(qsim.optim.AdamW, lr=LEARNING_RATE, **options)  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ def _work(algorithm: str, update: str, states: str, make: MakeOptimizer) -> Work
 
 _SGD = partial(qsim.optim.SGD, lr=LEARNING_RATE, momentum=0.9, update="stochastic", state=torch.bfloat16)
 
-#: What can be measured, by the names that the command line has for it.
+#: The works to measure, by their names on the command line.
 WORK: dict[str, list[Work]] = {
     "adamw": [
         _work("AdamW", update, states, adamw(update, states))

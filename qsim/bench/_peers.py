@@ -1,7 +1,7 @@
-"""Other packages that round as well, timed in turns with qsim on the same tensors.
+"""Other packages' rounding, timed alternating with qsim on the same tensors.
 
-They do not compute the same: QPyTorch uses the top exponent for values and breaks ties away from zero, for example. What is compared is
-the time that a user waits for a rounded tensor; both sides compute it again.
+Results differ: QPyTorch uses the top exponent for values and breaks ties away from zero, for example. The time compared is
+the time that a user waits for a new rounded tensor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _qpytorch(float_quantize: Callable[..., torch.Tensor], settings: Settings) -
     x = settings.normal()
     for name, fmt in settings.formats.items():
         for rounding in settings.roundings:
-            # It knows these two roundings, and formats with the usual bias.
+            # It supports these two roundings, and formats with the usual bias.
             if isinstance(fmt, Float) and rounding in ("nearest", "stochastic"):
                 theirs = partial(float_quantize, x, fmt.exponent, fmt.mantissa, rounding)
                 ours = partial(qsim.quantize, x, fmt, rounding=rounding)
@@ -78,7 +78,7 @@ def _torchao(to_bfloat16: Callable[..., torch.Tensor], settings: Settings) -> It
     duel = partial(Duel, format="bf16", rounding="stochastic", dtypes="fp32→bf16", bytes=x.nbytes * 3 // 2, ours=_to_bfloat16(x))
     yield duel("torchao", theirs=partial(to_bfloat16, x))
     if settings.device.type == "cuda":
-        # As torchao's own optimizers use it.
+        # As in torchao's own optimizers.
         yield duel("torchao, compiled", theirs=partial(torch.compile(to_bfloat16), x))
 
 
@@ -100,10 +100,10 @@ class Peer:
     """A package to compare with.
 
     Attributes:
-        package: What to install.
-        load: Imports it and gives its function.
-        duels: From the function, what to compare.
-        devices: Where it runs.
+        package: The package to install.
+        load: Imports it and returns its function.
+        duels: Returns the comparisons for this function.
+        devices: The devices that it supports.
     """
 
     package: str
@@ -120,7 +120,7 @@ PEERS = {
 
 
 def peers(settings: Settings, names: Sequence[str]) -> Iterator[Row]:
-    """Time qsim in turns with each of the peers; says of those that are not there what to install."""
+    """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for name in names:
         peer = PEERS[name]
         row = {"part": "peers", "peer": name}

@@ -1,4 +1,4 @@
-"""A linear layer as one writes it with QPyTorch: float32 tensors, its kernels at all five points, float32 products."""
+"""A linear layer written with QPyTorch: float32 tensors, its kernels at all five points, float32 products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class QPyTorchLinear(nn.Linear):
     """The layer.
 
     Args:
-        layer: What it takes its parameters from, as float32.
+        layer: The layer whose parameters it copies as float32.
         points: Its points, in formats with the usual bias.
         float_quantize: QPyTorch's function.
     """
@@ -33,7 +33,7 @@ class QPyTorchLinear(nn.Linear):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """The product."""
+        """The rounded product."""
         return _Product.apply(input, self.weight, self.bias, self.roundings)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -43,7 +43,7 @@ def _rounding(point: Quantizer | str | None, float_quantize: Round) -> Callable[
         if name:
             fmt = point.format
             return lambda x: float_quantize(x, fmt.exponent, fmt.mantissa, name)
-    raise ValueError(f"QPyTorch rounds to floating-point formats, nearest or stochastically: it has no {point!r}")
+    raise ValueError(f"QPyTorch rounds to floating-point formats, nearest or stochastically: it does not support {point!r}")
 
 
 class _Product(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The command-line settings of measurements, and how they are parsed."""
+"""Command-line settings of measurements, and their parsing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qsim.bench._timing import Clock, clock_of
 from qsim.formats import Format
 from qsim.rounding import Rounding, resolve
 
-#: The dtypes by the short names of the papers.
+#: The dtypes, by short names from the papers.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 _COUNT = re.compile(r"(\d+)(?:(?:\^|\*\*)(\d+))?")
@@ -25,15 +25,15 @@ _COUNT = re.compile(r"(\d+)(?:(?:\^|\*\*)(\d+))?")
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
-        device: Where.
-        elements: On how many elements.
-        formats: Into which formats, by the names that were given.
-        roundings: With which roundings, by their names.
-        dtypes: From which dtype to which, by their short names.
-        repeats: How often each call is timed.
+        device: The device.
+        elements: The number of elements.
+        formats: The formats, by the names that were given.
+        roundings: The roundings, by name.
+        dtypes: Pairs of short names of dtypes: from the first to the second.
+        repeats: The number of times each call is timed.
     """
 
     device: torch.device
@@ -49,13 +49,13 @@ class Settings:
         return clock_of(self.device)
 
     def normal(self, dtype: torch.dtype = torch.float32, elements: int | None = None) -> Tensor:
-        """Normally distributed values, always the same."""
+        """Normally distributed values, the same in every run."""
         generator = torch.Generator(self.device).manual_seed(0)
         count = self.elements if elements is None else elements
         return torch.randn(count, generator=generator, device=self.device).to(dtype)
 
     def facts(self) -> dict[str, Any]:
-        """Where the numbers come from, for programs."""
+        """The machine and the versions, for programs."""
         cuda = self.device.type == "cuda"
         return {
             "device": torch.cuda.get_device_name(self.device) if cuda else "CPU",
@@ -73,7 +73,7 @@ class Settings:
 
 
 def triton_version() -> str:
-    """Which triton is installed, found out without importing it."""
+    """The version of triton, without importing it."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -81,7 +81,7 @@ def triton_version() -> str:
 
 
 def words(text: str, option: str) -> list[str]:
-    """The words between commas, each once."""
+    """The distinct words between commas."""
     found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not found:
         raise ValueError(f"{option} needs at least one word")
@@ -89,16 +89,16 @@ def words(text: str, option: str) -> list[str]:
 
 
 def among(text: str, option: str, known: Sequence[str]) -> list[str]:
-    """The words between commas, all of which must be known."""
+    """The distinct words between commas, all of which must be known."""
     found = words(text, option)
     for word in found:
         if word not in known:
-            raise ValueError(f"{option}: {word!r} is none of {', '.join(known)}")
+            raise ValueError(f"{option}: {word!r} is not one of {', '.join(known)}")
     return found
 
 
 def count(text: str, option: str) -> int:
-    """A number of things, such as 4096 or 2^28.
+    """A count, such as 4096 or 2^28.
 
     Example:
         >>> count("2^28", "--elements")
@@ -112,14 +112,14 @@ def count(text: str, option: str) -> int:
 
 
 def seconds(value: float, option: str) -> float:
-    """A time that something can last."""
+    """A duration in seconds."""
     if not 0 < value < math.inf:
-        raise ValueError(f"{option}: {value:g} is not a time: write 0.3")
+        raise ValueError(f"{option}: {value:g} is not a duration: write 0.3")
     return value
 
 
 def count_text(value: int) -> str:
-    """A number of things as one would say it.
+    """A count as short text.
 
     Example:
         >>> count_text(4096), count_text(1000)
@@ -129,13 +129,13 @@ def count_text(value: int) -> str:
 
 
 def device(name: str | None) -> torch.device:
-    """The device of that name; the GPU, where there is one, if there is no name."""
+    """The device of this name; by default, the GPU if there is one."""
     there = torch.cuda.is_available()
     chosen = name or ("cuda" if there else "cpu")
     if chosen not in ("cpu", "cuda"):
-        raise ValueError(f"--device: {chosen!r} is none of cuda, cpu")
+        raise ValueError(f"--device: {chosen!r} is not one of cuda, cpu")
     if chosen == "cuda" and not there:
-        raise ValueError("--device: torch finds no CUDA device here")
+        raise ValueError("--device: torch finds no CUDA device")
     return torch.device(chosen)
 
 
@@ -152,12 +152,12 @@ def roundings(text: str) -> dict[str, Rounding]:
 def dtype(name: str, option: str) -> torch.dtype:
     """The dtype of a short name."""
     if name not in DTYPES:
-        raise ValueError(f"{option}: {name!r} is none of {', '.join(DTYPES)}")
+        raise ValueError(f"{option}: {name!r} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def dtypes(text: str) -> list[tuple[str, str]]:
-    """Pairs of dtypes, from one to another; one alone stays what it is.
+    """Pairs of dtypes, from one to another; a single one stands for itself.
 
     Example:
         >>> dtypes("fp32:bf16,bf16")
@@ -168,6 +168,6 @@ def dtypes(text: str) -> list[tuple[str, str]]:
         source, _, target = word.partition(":")
         for name in (source, target or source):
             if name not in DTYPES:
-                raise ValueError(f"--dtypes: {name!r} is none of {', '.join(DTYPES)}; write pairs such as fp32:bf16")
+                raise ValueError(f"--dtypes: {name!r} is not one of {', '.join(DTYPES)}; write pairs such as fp32:bf16")
         pairs.append((source, target or source))
     return pairs

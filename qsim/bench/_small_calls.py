@@ -1,4 +1,4 @@
-"""How long one call keeps the host busy, compared with `torch.mul` on the same tensor."""
+"""The host time of one call, compared with `torch.mul` on the same tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, hundredths, tenths
 from qsim.bench._timing import host_time
 
-#: So few that a device is done before the next call comes.
+#: So few that a device finishes before the next call arrives.
 ELEMENTS = 2**10
 
-#: Calls in a row, fewer than a CUDA stream takes before it makes the host wait.
+#: The number of consecutive calls, fewer than fit in a CUDA stream before it makes the host wait.
 BATCH = 200
 
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def host(settings: Settings) -> Iterator[Row]:
-    """The calls as a user writes them: each makes its result, and draws its seed where it needs one."""
+    """The host time of the user calls: each creates its result, and draws its seed if needed."""
     x = settings.normal(elements=ELEMENTS)
     for name, work in CALLS.items():
         calls = [partial(torch.mul, x, x), partial(work.call, work.prepare(x))]

@@ -1,4 +1,4 @@
-"""Many formats in a row: what is compiled for them, and how long the first pass takes."""
+"""Many formats in a row: the number of compilations, and the duration of the first pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import qsim
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, tenths, thousandths, whole
 
-#: Five widths of the exponent, each with ten of the mantissa.
+#: Five exponent widths, each with ten mantissa widths.
 FORMATS = [qsim.Float(exponent, mantissa) for exponent, mantissa in itertools.product(range(2, 7), range(10))]
 
 ELEMENTS = 2**12
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def sweep(settings: Settings) -> Iterator[Row]:
-    """Round one tensor into every format, twice. What this process has compiled before is not compiled again, nor counted."""
+    """Round one tensor to every format, twice. Kernels that this process has compiled before are not compiled or counted again."""
     x = settings.normal(elements=ELEMENTS)
     for rounding in settings.roundings:
         with compilations() as kernels:
@@ -52,9 +52,9 @@ def _seconds(x: Tensor, rounding: str, settings: Settings) -> float:
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collect the names of the kernels that triton compiles meanwhile, or reads from its cache on disk; one each time.
+    """Collect the names of the kernels that triton compiles in this context, or reads from its cache on disk, once each time.
 
-    Where there is no CUDA device nothing is compiled, and triton is not even imported.
+    Without a CUDA device, nothing is compiled, and triton is not imported.
     """
     names: list[str] = []
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Results as rows of plain values, and how such rows are printed."""
+"""Results as rows of plain values, and their printing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from qsim.text.columns import aligned
 
-#: What JSON shows as it is. A row that holds a "note" instead of numbers says there why it has none.
+#: The values of a row, as printed in JSON. A row without numbers has a "note" with the reason instead.
 Row = dict[str, Any]
 
 
@@ -17,9 +17,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: What stands above it.
-        key: Which of a row's values it shows.
-        show: Makes a number a text. Columns with numbers are aligned on the right.
+        title: Its heading.
+        key: The key of its values in a row.
+        show: Formats a number as text. Columns with numbers are right-aligned.
     """
 
     title: str
@@ -48,11 +48,11 @@ def thousandths(value: float) -> str:
 
 
 def render(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Rows as a table of fixed width.
+    """Format rows as a table of fixed width.
 
     Args:
         rows: The rows.
-        columns: Those of its values to show: texts first, then numbers. A row's note takes the place of its numbers.
+        columns: The columns to show: texts first, then numbers. A row's note replaces its numbers.
 
     Example:
         >>> columns = [Column("work", "work"), Column("GB/s", "speed", tenths)]

@@ -1,4 +1,4 @@
-"""How calls are timed: a clock for each kind of device, and calls that take turns, so that whatever slows the machine slows them alike."""
+"""Timing of calls: a clock for each kind of device, and alternating calls, so that slowdowns of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch
 
 Call = Callable[[], object]
 
-#: Rounds before the first that counts: they compile, fill caches and wake the processor up.
+#: Rounds before the first timed one: they compile, fill caches and wake the processor up.
 WARMUP = 3
 
 
 class Clock(Protocol):
-    """Marks moments on a device and tells the time between two of them."""
+    """Record moments on a device, and compute the time between two of them."""
 
     def mark(self) -> Any:
-        """This moment, behind all work given to the device so far."""
+        """The moment when all work queued so far is done."""
 
     def wait(self) -> None:
-        """Returns when the device has done all its work."""
+        """Wait until the device has finished all its work."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """The time between two marks; only after a `wait`."""
+        """The time between two marks; call `wait` first."""
 
 
 class WallClock:
-    """For the CPU, where a call that has returned has done its work."""
+    """The clock of the CPU, where a call that has returned has finished its work."""
 
     def mark(self) -> float:
-        """This moment."""
+        """The current time."""
         return time.perf_counter()
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: the work is done."""
 
     def seconds(self, begin: float, end: float) -> float:
         """The time between two marks."""
@@ -44,16 +44,16 @@ class WallClock:
 
 
 class EventClock:
-    """For CUDA: events in the stream. As long as the device has work queued, they do not see how long the host takes to launch more."""
+    """The clock of CUDA: events in the stream. While the device has queued work, they do not measure the host's time for launches."""
 
     def mark(self) -> torch.cuda.Event:
-        """An event behind all work queued so far."""
+        """An event after all work queued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def wait(self) -> None:
-        """Returns when the queue is empty."""
+        """Wait until the queue is empty."""
         torch.cuda.synchronize()
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
@@ -63,17 +63,17 @@ class EventClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that sees a device's work."""
+    """The clock for a device's work."""
     return EventClock() if device.type == "cuda" else WallClock()
 
 
 def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float]:
-    """Time calls that take turns.
+    """Time alternating calls.
 
     Args:
-        calls: What to time.
-        clock: The clock of the device that they run on.
-        repeats: How often each has its turn.
+        calls: The calls to time.
+        clock: The clock of their device.
+        repeats: The number of turns of each.
 
     Returns:
         The median time of each call, in seconds.
@@ -93,13 +93,13 @@ def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float
 
 
 def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, float]:
-    """Time how much longer one call takes than another just before it, which a host that is slow for a while does not hide.
+    """Time how much longer one call takes than another just before it, so that temporary slowness of the host does not matter.
 
     Args:
-        call: What is done anyway.
-        more: The same and what else is to be timed.
-        clock: The clock of the device that they run on.
-        repeats: How often each has its turn.
+        call: The baseline.
+        more: The baseline plus the work to be timed.
+        clock: The clock of their device.
+        repeats: The number of turns of each.
 
     Returns:
         The median time of the first call and the median of the differences, in seconds.
@@ -119,13 +119,13 @@ def excess(call: Call, more: Call, clock: Clock, repeats: int) -> tuple[float, f
 
 
 def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int = 3) -> list[float]:
-    """Time calls that go on for a while each, as the steps of a training run do: a GPU that runs into its limit of power slows down.
+    """Time calls in long turns, like the steps of a training run: a GPU that reaches its power limit slows down.
 
     Args:
-        calls: What to time.
-        clock: The clock of the device that they run on.
-        seconds: How long each goes on before the next has its turn.
-        rounds: How often each has its turn.
+        calls: The calls to time.
+        clock: The clock of their device.
+        seconds: The duration of each turn.
+        rounds: The number of turns of each.
 
     Returns:
         The median time of each call over its turns, in seconds.
@@ -144,13 +144,13 @@ def sustained(calls: Sequence[Call], clock: Clock, seconds: float, rounds: int =
 
 
 def host_time(calls: Sequence[Call], clock: Clock, repeats: int, batch: int, now: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Time how long the host is busy with calls that take turns in batches; the device's work is not waited for within a batch.
+    """Time how long the host is busy with calls that alternate in batches; within a batch, it does not wait for the device.
 
     Args:
-        calls: What to time.
+        calls: The calls to time.
         clock: The clock of the device, to let it finish between two batches.
-        repeats: How many batches of each.
-        batch: Calls in a batch. Few enough that no queue of the device fills up.
+        repeats: The number of batches of each.
+        batch: Calls per batch, few enough not to fill the device's queue.
         now: The host's own clock.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The call path of an operation: how often one file of qsim calls into another."""
+"""The call path of an operation: the number of calls from one file of qsim into another."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import qsim
 import qsim_kernels
 
-#: The parts of the kernels that do the work; what goes on inside of them is not counted.
+#: The parts of the kernels that do the work; calls inside them are not counted.
 _OWN, _KERNELS = (str(Path(package.__file__ or "").parent) for package in (qsim, qsim_kernels))
 
 
 def calls_between_files(call: Callable[[], Any]) -> int:
-    """Count the calls from one file into another, and those of qsim's callers, on a call that is warm.
+    """Count the calls from one file into another, and those by qsim's callers, in a warm call.
 
     Args:
-        call: It is called three times, and the third time is counted.
+        call: The call; it is executed three times, and counted the third time.
     """
     found = 0
 
@@ -31,14 +31,14 @@ def calls_between_files(call: Callable[[], Any]) -> int:
             caller = frame.f_back
             while caller is not None and not _is_ours(caller.f_code.co_filename):
                 caller = caller.f_back
-            # Loops that kernels have compiled come from nowhere.
+            # Loops that kernels have compiled have no source file.
             came_from = _KERNELS if caller is None and to.startswith(_KERNELS) else "" if caller is None else caller.f_code.co_filename
             found += came_from != to and not came_from.startswith(_KERNELS)
 
     call()
     call()
     before = sys.getprofile()
-    # The backward pass has a thread of its own on a GPU.
+    # On a GPU, the backward pass has its own thread.
     threading.setprofile(see)
     sys.setprofile(see)
     try:

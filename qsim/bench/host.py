@@ -1,4 +1,4 @@
-"""Measures how long the host is busy with small layers and small tensors, whose work on a GPU is done before the next call comes.
+"""Measure the host time of small layers and small tensors, whose work on a GPU finishes before the next call arrives.
 
 A layer of 128 × 256 → 256, forward and backward, is compared with torch.nn.Linear, and `quantize` of 1024 numbers with `torch.mul`. With
 --compile, a stack of --layers such layers with GELU between them also goes through torch.compile, and the time of its first call is
@@ -43,14 +43,14 @@ CALLS = (Column("work", "work"), Column("calls between files", "calls", whole))
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured, and how often.
+    """The settings of the measurement.
 
     Attributes:
-        device: Where.
-        dtype: Of layers and tensors.
-        layers: How many layers stand behind one another.
-        compiled: Whether they go through torch.compile.
-        repeats: How many batches are timed.
+        device: The device.
+        dtype: The dtype of layers and tensors.
+        layers: The number of stacked layers.
+        compiled: Whether the stack is compiled with torch.compile.
+        repeats: The number of batches that are timed.
     """
 
     device: torch.device
@@ -62,9 +62,9 @@ class Work:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench host`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
-    parser.add_argument("--compile", action="store_true", help="also measure a stack of layers through torch.compile")
-    parser.add_argument("--layers", type=int, default=24, metavar="N", help="in that stack (default: %(default)s)")
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
+    parser.add_argument("--compile", action="store_true", help="also measure a stack of layers with torch.compile")
+    parser.add_argument("--layers", type=int, default=24, metavar="N", help="number of layers in that stack (default: %(default)s)")
     parser.add_argument("--points", default=",".join(_points()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--trace", action="store_true", help="count calls between files instead")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="batches of calls that are timed (default: 20)")
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
         if number < 1:
             raise ValueError(f"{option}: must be at least 1, got {number}")
     if args.trace and args.compile:
-        raise ValueError("--trace: compiled code makes no calls; leave --compile or --trace out")
+        raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
     points = {name: point for name, point in _points().items() if name in names}
     work = Work(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
     rows = list(traced(work, points)) if args.trace else [*layers(work, points), *quantized(work)]
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _points() -> dict[str, FivePoint]:
-    """The points of the layers, by what they are called in the tables."""
+    """The points of the layers, by their names in the tables."""
     nearest, stochastic = Quantizer("e4m3"), Quantizer("e4m3", "stochastic")
     own = {"nearest": FivePoint(*[nearest] * 5), "five points": FivePoint(nearest, nearest, stochastic, stochastic, stochastic)}
     return own | {name: recipes.resolve(name).points for name in ("fp8_hybrid", "mxfp4", "nvfp4")}
@@ -125,7 +125,7 @@ def quantized(work: Work) -> Iterator[Row]:
 
 
 def traced(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
-    """Call from one file into another."""
+    """Count the calls from one file into another."""
     for name, chosen in points.items():
         yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
     x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
@@ -140,7 +140,7 @@ def _row(title: str, theirs: float, seconds: float, call: Call, work: Work) -> R
 
 
 def _step(work: Work, points: FivePoint | None) -> tuple[Call, float | None]:
-    """A forward and backward pass with new gradients, and how long the first one took, if it compiles."""
+    """A forward and backward pass with new gradients, and the duration of the first one if it compiles."""
     size, device, dtype = (INPUTS, OUTPUTS, True), work.device, work.dtype
     parts: list[nn.Module] = []
     for i in range(work.layers):

@@ -1,8 +1,8 @@
-"""Measures one five-point linear layer, forward and backward, in turns of a while each with torch.nn.Linear of the same shape.
+"""Measure one five-point linear layer, forward and backward, in long turns with torch.nn.Linear of the same shape.
 
-A ratio of 1 means as fast as the layer that rounds nothing. On a GPU each shape is also replayed from CUDA graphs, where the host's time is
-no part of it. With --peers the same is done as QPyTorch does it: float32 tensors, its kernels, float32 products; there the ratio is its
-time to qsim's.
+A ratio of 1 means as fast as the layer without rounding. On a GPU each shape is also replayed from CUDA graphs, which excludes the
+host's time. With --peers the layer is also written with QPyTorch: float32 tensors, its kernels, float32 products; there the ratio is its
+time divided by qsim's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer and how many rows it gets."""
+    """A layer and the number of its input rows."""
 
     tokens: int
     inputs: int
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> Iterator[Row]:
-    """One shape, called and replayed, against torch's own layer and QPyTorch's way."""
+    """Measure one shape, called and replayed, against torch's own layer and QPyTorch."""
     place = (bias, conditions.device, conditions.dtype)
     native = nn.Linear(shape.inputs, shape.outputs, *place)
     ours = qsim.nn.Linear(shape.inputs, shape.outputs, *place, points=conditions.points)
@@ -88,7 +88,7 @@ def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> It
 
 
 def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
-    """Forward and backward, all gradients computed again."""
+    """A forward and backward pass, with all gradients recomputed."""
     device = layer.weight.device
     x = torch.randn(shape.tokens, shape.inputs, device=device, dtype=dtype, requires_grad=True)
     g = torch.randn(shape.tokens, shape.outputs, device=device, dtype=dtype)
@@ -109,7 +109,7 @@ def _row(shape: Shape, how: str, against: str, steps: list[Call], conditions: Co
 
 
 def _shapes(text: str) -> list[Shape]:
-    """Layers by their shapes.
+    """Parse the shapes of layers.
 
     Example:
         >>> _shapes("8x4x2")

@@ -1,9 +1,9 @@
-"""Measures optimizer steps: AdamW with every update, SGD, and the stochastic copy, on one tensor and on the many of a GPT.
+"""Measure optimizer steps: AdamW with every update, SGD, and the stochastic copy, on one tensor and on the many tensors of a GPT.
 
-Weights and gradients are bf16. The bandwidth of each step is set beside that of a copy of as many bytes, timed in turns with it: a ratio of
+Weights and gradients are bf16. The bandwidth of each step is compared with a copy of as many bytes, timed alternately: a ratio of
 1 means as fast as copying. A step must read and write weights, moments and compensations, and read gradients. On a GPU the launches of a
-step are counted and the host's time for it is taken; on the CPU, where the host does the work, neither is measured. With --peers other
-packages' AdamW is timed in turns with qsim's, where the ratio is their time to qsim's.
+step are counted and the host's time for it is measured; on the CPU, where the host does the work, neither is. With --peers other
+packages' AdamW is timed alternating with qsim's; there the ratio is their time divided by qsim's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qsim.bench._optim_work import GPTS, WORK, gpt, one
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, render
 
-#: The parts in the order in which they run: peers come first, before a profiler has been at work.
+#: The parts in the order in which they run: peers come first, before a profiler has been active.
 PARTS = ("peers", "steps")
 TENSORS = ("one", "gpt")
 
@@ -27,12 +27,12 @@ _ALL_PEERS = ",".join(_optim_peers.PEERS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench optim`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--tensors", default=",".join(TENSORS), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--elements", metavar="N", help="of the one tensor, such as 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
-    parser.add_argument("--size", metavar="NAME", help=f"of the GPT: {', '.join(GPTS)} (default: medium, GPT-2's; on the CPU tiny)")
+    parser.add_argument("--elements", metavar="N", help="size of the single tensor, such as 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
+    parser.add_argument("--size", metavar="NAME", help=f"size of the GPT: {', '.join(GPTS)} (default: medium, GPT-2's; on the CPU tiny)")
     parser.add_argument("--algorithms", default=",".join(WORK), metavar="A,B", help="default: %(default)s")
-    parser.add_argument("--repeats", metavar="N", help="times that each call is timed (default: 20; on the CPU 5)")
+    parser.add_argument("--repeats", metavar="N", help="number of times each call is timed (default: 20; on the CPU 5)")
     parser.add_argument("--only", metavar="PART,…", help=f"some of {', '.join(PARTS)} (default: steps)")
     parser.add_argument("--peers", nargs="?", const=_ALL_PEERS, metavar="A,B", help=f"also time these packages (default: {_ALL_PEERS})")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     settings = _read(args)
     size = args.size or ("medium" if settings.device.type == "cuda" else "tiny")
     if size not in GPTS:
-        raise ValueError(f"--size: {size!r} is none of {', '.join(GPTS)}")
+        raise ValueError(f"--size: {size!r} is not one of {', '.join(GPTS)}")
     names = _settings.among(args.tensors, "--tensors", TENSORS)
     sets = [one(settings.elements) if name == "one" else gpt(size) for name in names]
     works = [work for name in _settings.among(args.algorithms, "--algorithms", list(WORK)) for work in WORK[name]]

@@ -1,9 +1,9 @@
-"""Measures quantize, encode and decode.
+"""Measure quantize, encode and decode.
 
-The bandwidth of each is set beside that of a copy of as many bytes, timed in turns with it: a ratio of 1 means as fast as copying. Further
-parts are tensors that are not in logical order in memory, the host's time for a small call beside torch.mul's, what a sweep over 50 formats
-compiles, the memory needed beyond input and output, and, if asked for, other packages at the same work (there the ratio is theirs to
-qsim's time).
+The bandwidth of each is compared with a copy of as many bytes, timed alternately: a ratio of 1 means as fast as copying. Further
+parts measure tensors that are not in logical order in memory, the host's time for a small call compared with torch.mul, compilations in a
+sweep over 50 formats, the memory needed beyond input and output, and, on request, other packages doing the same work (there the ratio is
+their time divided by qsim's).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qsim.bench import _bandwidth, _layouts, _memory, _peers, _settings, _small_
 from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, render
 
-#: The parts in the order in which they run: the sweep comes first, before anything else has compiled what it needs.
+#: The parts in the order in which they run: the sweep comes first, before anything else has compiled its kernels.
 PARTS = ("sweep", "quantize", "codes", "layouts", "host", "memory", "peers")
 
 _ALL_PEERS = ",".join(_peers.PEERS)
@@ -25,12 +25,12 @@ _ALL_PEERS = ",".join(_peers.PEERS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench quantize`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^28 (default: 2^28 on a GPU, 2^22 on the CPU)")
     parser.add_argument("--formats", default="e4m3,e5m2,e2m1,e4m0,fp16", metavar="A,B", help="default: %(default)s")
     parser.add_argument("--roundings", default="nearest,stochastic,up", metavar="A,B", help="default: %(default)s")
     parser.add_argument("--dtypes", default="fp32:fp32,bf16:bf16,fp32:bf16", metavar="FROM:TO,…", help="default: %(default)s")
-    parser.add_argument("--repeats", default="20", metavar="N", help="times that each call is timed (default: %(default)s)")
+    parser.add_argument("--repeats", default="20", metavar="N", help="number of times each call is timed (default: %(default)s)")
     parser.add_argument("--only", metavar="PART,…", help=f"some of {', '.join(PARTS)} (default: all but peers)")
     parser.add_argument("--peers", nargs="?", const=_ALL_PEERS, metavar="A,B", help=f"also time these packages (default: {_ALL_PEERS})")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,7 +1,7 @@
-"""Measures quantize under scales: block formats, along the last dimension of a matrix, along its first, and in tiles.
+"""Measure quantize with scales: block formats, along the last dimension of a matrix, along its first, and in tiles.
 
-The bandwidth of each is set beside that of a copy of as many bytes, timed in turns with it. What must be read twice, because a scale of the
-whole comes first, counts twice.
+The bandwidth of each is compared with a copy of as many bytes, timed alternately. Data that must be read twice, because a scale of the
+whole tensor is computed first, counts twice.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ COLUMNS = (
     Column("ratio", "ratio", thousandths),
 )
 
-#: Columns of the matrix that is rounded, if it has as many elements.
+#: The number of columns of the matrix, if it has as many elements.
 _COLUMNS = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `qsim bench scaled`."""
-    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
     formats = "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"
     parser.add_argument("--formats", default=formats, metavar="A,B", help="names of block formats (default: %(default)s)")
     parser.add_argument("--roundings", default="nearest,stochastic", metavar="A,B", help="default: %(default)s")
     parser.add_argument("--dtypes", default="fp32:fp32,bf16:bf16", metavar="FROM:TO,…", help="default: %(default)s")
-    parser.add_argument("--repeats", default="20", metavar="N", help="times that each call is timed (default: %(default)s)")
+    parser.add_argument("--repeats", default="20", metavar="N", help="number of times each call is timed (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def blocks(text: str) -> dict[str, Block]:
-    """Block formats by their names.
+    """Parse the names of block formats.
 
     Example:
         >>> blocks("mxfp4")["mxfp4"].size
@@ -74,7 +74,7 @@ def blocks(text: str) -> dict[str, Block]:
 
 
 def measure(formats: Mapping[str, Block], settings: Settings) -> Iterator[Row]:
-    """Every format, in every direction that it has, with every rounding, from and to every pair of dtypes."""
+    """Measure every format, in all its directions, with every rounding, for every pair of dtypes."""
     for source, target in settings.dtypes:
         columns = min(_COLUMNS, settings.elements)
         x = settings.normal(DTYPES[source])[: settings.elements // columns * columns].view(-1, columns)
@@ -89,5 +89,5 @@ def measure(formats: Mapping[str, Block], settings: Settings) -> Iterator[Row]:
 
 
 def _directions(fmt: Block) -> dict[str, int]:
-    """The dimensions along which blocks may lie, in words; tiles lie along both."""
+    """The names of the dimensions along which blocks can be; tiles extend along both."""
     return {"both": -1} if isinstance(fmt.size, tuple) else {"last": -1, "first": 0}

@@ -1,10 +1,10 @@
-"""Measures whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
+"""Measure whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
 
-The variants take turns of a while each. All layers but the last have points. With --compile the models go through torch.compile, with
---compile reduce-overhead into CUDA graphs. Peak memory is the parameters, gradients and optimizer states of a variant and what its step
-needs beyond them. With --peers linear layers are also rounded as QPyTorch does it, in a float32 model. With --monitor one step in so many
-is watched by a `qsim.diagnostics.Monitor`: timed are five steps of which one is watched, and five without a monitor just before; the
-difference is shared among so many steps.
+The variants alternate in long turns. All layers but the last have points. With --compile the models go through torch.compile, with
+--compile reduce-overhead into CUDA graphs. Peak memory is that of a variant's parameters, gradients and optimizer states plus what its step
+needs beyond them. With --peers linear layers are also rounded with QPyTorch, in a float32 model. With --monitor N, one step in N
+is watched by a `qsim.diagnostics.Monitor`: five steps, one of them watched, are timed against five without a monitor just before; the
+difference is spread over N steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qsim.diagnostics import Monitor
 MODELS = ("gpt", "conv")
 COMPILE_MODES = ("default", "reduce-overhead")
 LAST = "head"
-#: Steps that are timed together when one of them is watched, and how often.
+#: The number of steps that are timed together when one of them is watched, and of repeats.
 STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
 MIB = 2**20
 
@@ -37,8 +37,8 @@ COLUMNS = (
     Column("model", "model"),
     Column("how", "how"),
     Column("variant", "variant"),
-    Column("ms a step", "milliseconds", tenths),
-    Column("tokens or images a s", "per_second", whole),
+    Column("ms per step", "milliseconds", tenths),
+    Column("tokens or images per s", "per_second", whole),
     Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
     Column("time to native's", "ratio", hundredths),
 )
@@ -50,8 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small; on the CPU tiny; GPTs of medium and small are GPT-2's)"
     )
-    parser.add_argument("--compile", nargs="?", const="default", metavar="MODE", help=f"through torch.compile: {', '.join(COMPILE_MODES)}")
-    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also what watching one step in so many costs")
+    parser.add_argument(
+        "--compile", nargs="?", const="default", metavar="MODE", help=f"compile with torch.compile: {', '.join(COMPILE_MODES)}"
+    )
+    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also measure the cost of watching one step in this many")
     _conditions.add_arguments(parser, seconds=1.0)
 
 
@@ -60,14 +62,14 @@ def main(args: argparse.Namespace) -> int:
     conditions = _conditions.chosen(args)
     size = args.size or ("small" if conditions.is_cuda else "tiny")
     if size not in _models.SIZES:
-        raise ValueError(f"--size: {size!r} is none of {', '.join(_models.SIZES)}")
+        raise ValueError(f"--size: {size!r} is not one of {', '.join(_models.SIZES)}")
     names = _settings.among(args.models, "--models", MODELS)
     if args.compile not in (None, *COMPILE_MODES):
-        raise ValueError(f"--compile: {args.compile!r} is none of {', '.join(COMPILE_MODES)}")
+        raise ValueError(f"--compile: {args.compile!r} is not one of {', '.join(COMPILE_MODES)}")
     if args.monitor is not None and args.monitor < 1:
         raise ValueError(f"--monitor: {args.monitor} is not a number of steps: write 50")
     if args.monitor is not None and args.compile is not None:
-        raise ValueError("--monitor: compiled code is not watched; leave --compile or --monitor out")
+        raise ValueError("--monitor: compiled code is not watched; omit --compile or --monitor")
     if not args.json:
         print(conditions.heading())
     rows: list[Row] = []
@@ -83,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> Iterator[Row]:
-    """One model without points and with them."""
+    """Measure one model without points and with them."""
     device = conditions.device
     variants: list[tuple[str, Call, int]] = []
     for variant in ("native", "five points"):
@@ -98,13 +100,13 @@ def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> I
     how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
     for (variant, step, own), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
-        # The memory of graphs is reserved when they are captured, so that a step's growth would show nothing of it.
+        # The memory of graphs is reserved during capture, so a step's growth would not show it.
         peak = None if mode == "reduce-overhead" else _peak(step, own, device)
         yield {**row, "peak_mib": peak, "ratio": time / times[0]}
 
 
 def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
-    """The model with points and a monitor; where the host is late with a watched step the next ones are late too, and are timed with it."""
+    """The model with points and a monitor. If the host is late with a watched step, the next ones are late too, and are timed with it."""
     model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
     step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, None)
     steps = min(every, STEPS_OF_A_SAMPLE)
@@ -129,11 +131,11 @@ def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], eve
 
 
 def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
-    """The model with QPyTorch's way in its linear layers; it has no convolutions of that kind."""
+    """The model with QPyTorch in its linear layers; it has no such convolutions."""
     device = conditions.device
     row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
     if name != "gpt":
-        yield {**row, "note": "not measured: its layers are written for linear ones"}
+        yield {**row, "note": "not measured: only linear layers are written with QPyTorch"}
         return
     try:
         float_quantize = _peers.PEERS["qpytorch"].load()
@@ -167,7 +169,7 @@ def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
 
 
 def _peak(step: Call, own: int, device: torch.device) -> float | None:
-    """MiB of a variant at its worst moment, where torch keeps count."""
+    """The peak memory of a variant in MiB, if torch counts it."""
     return (own + peak_growth(step)) / MIB if device.type == "cuda" else None
 
 

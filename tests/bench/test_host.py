@@ -97,7 +97,7 @@ def test_calls_of_other_threads_are_counted() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--points", "fp5"), "--points: 'fp5' is none of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
+        (("--points", "fp5"), "--points: 'fp5' is not one of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
         (("--layers", "0"), "--layers: must be at least 1, got 0"),
         (("--repeats", "0"), "--repeats: must be at least 1, got 0"),
         (("--trace", "--compile"), "--trace: compiled code makes no calls"),

@@ -172,7 +172,7 @@ def test_train_measures_every_model_without_points_and_with_them(
     measured = [(row["milliseconds"], row["per_second"], row["ratio"]) for row in rows if "note" not in row]
     expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
     assert measured == [pytest.approx(each) for each in expected]
-    assert rows[-1]["note"] == "not measured: its layers are written for linear ones"
+    assert rows[-1]["note"] == "not measured: only linear layers are written with QPyTorch"
     # Torch does not count CPU memory.
     assert all(row.get("peak_mib") is None for row in rows)
     assert set(qtorch) == {(4, 3, "nearest"), (4, 3, "stochastic")}
@@ -221,16 +221,16 @@ def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[
         (["linear", "--shapes", "8x4"], "--shapes: '8x4' is not a shape: write 16384x4096x4096, for tokens, inputs and outputs"),
         (["linear", "--shapes", "8x4x2,8x0x2"], "--shapes: '8x0x2' is not a shape"),
         (["linear", "--shapes", " , "], "--shapes needs at least one word"),
-        (["linear", "--dtype", "fp8"], "--dtype: 'fp8' is none of fp32, bf16, fp16, fp64"),
+        (["linear", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
         (["linear", "--format", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
         (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
-        (["linear", "--device", "tpu"], "--device: 'tpu' is none of cuda, cpu"),
-        (["linear", "--seconds", "-1"], "--seconds: -1 is not a time: write 0.3"),
-        (["train", "--models", "gtp"], "--models: 'gtp' is none of gpt, conv"),
-        (["train", "--size", "huge"], "--size: 'huge' is none of medium, small, tiny"),
-        (["train", "--size", "small,tiny"], "--size: 'small,tiny' is none of medium, small, tiny"),
-        (["train", "--dtype", "fp8"], "--dtype: 'fp8' is none of fp32, bf16, fp16, fp64"),
-        (["train", "--seconds", "0"], "--seconds: 0 is not a time: write 0.3"),
+        (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
+        (["linear", "--seconds", "-1"], "--seconds: -1 is not a duration: write 0.3"),
+        (["train", "--models", "gtp"], "--models: 'gtp' is not one of gpt, conv"),
+        (["train", "--size", "huge"], "--size: 'huge' is not one of medium, small, tiny"),
+        (["train", "--size", "small,tiny"], "--size: 'small,tiny' is not one of medium, small, tiny"),
+        (["train", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
+        (["train", "--seconds", "0"], "--seconds: 0 is not a duration: write 0.3"),
     ],
 )
 def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

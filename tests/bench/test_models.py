@@ -132,7 +132,7 @@ def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
 )
 def test_what_qpytorch_has_not_is_refused(point: Quantizer | str | None, named: str) -> None:
     points = FivePoint(*["e4m3"] * 4, point)
-    with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it has no ") as caught:
+    with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it does not ") as caught:
         QPyTorchLinear(nn.Linear(2, 2), points, float_quantize)
     assert named in str(caught.value)
 
@@ -167,7 +167,7 @@ def test_a_training_step_with_a_monitor_is_measured(capsys: pytest.CaptureFixtur
     for wrong, text in (
         ("0", "--monitor: 0 is not a number of steps: write 50"),
         ("5 --compile", "--monitor: compiled code is not watched"),
-        ("5 --compile fast", "--compile: 'fast' is none of default, reduce-overhead"),
+        ("5 --compile fast", "--compile: 'fast' is not one of default, reduce-overhead"),
     ):
         assert cli.main(["bench", "train", "--device", "cpu", "--monitor", *wrong.split()]) == 2
         assert text in capsys.readouterr().err

@@ -341,15 +341,15 @@ def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tensors", "two"], "--tensors: 'two' is none of one, gpt"),
+        (["--tensors", "two"], "--tensors: 'two' is not one of one, gpt"),
         (["--tensors", " , "], "--tensors needs at least one word"),
         (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
-        (["--size", "huge"], "--size: 'huge' is none of medium, tiny"),
-        (["--algorithms", "lion"], "--algorithms: 'lion' is none of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
+        (["--size", "huge"], "--size: 'huge' is not one of medium, tiny"),
+        (["--algorithms", "lion"], "--algorithms: 'lion' is not one of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
         (["--repeats", "0"], "--repeats: '0' is not a count"),
-        (["--only", "step"], "--only: 'step' is none of peers, steps"),
-        (["--peers", "apex"], "--peers: 'apex' is none of torch, torchao, optimi, d9d"),
-        (["--device", "tpu"], "--device: 'tpu' is none of cuda, cpu"),
+        (["--only", "step"], "--only: 'step' is not one of peers, steps"),
+        (["--peers", "apex"], "--peers: 'apex' is not one of torch, torchao, optimi, d9d"),
+        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
     ],
 )
 def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

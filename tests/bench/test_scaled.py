@@ -38,4 +38,4 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_formats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scaled", *TINY, "--formats", "mxfp5"]) == 2
-    assert "'mxfp5' is none of mxfp8" in capsys.readouterr().err
+    assert "'mxfp5' is not one of mxfp8" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_tables_have_a_fixed_width_and_notes_in_place_of_numbers() -> None:
 def test_times_that_nothing_can_last_are_refused() -> None:
     assert seconds(0.25, "--seconds") == 0.25
     for value in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"--seconds: {value:g} is not a time: write 0.3"):
+        with pytest.raises(ValueError, match=f"--seconds: {value:g} is not a duration: write 0.3"):
             seconds(value, "--seconds")
 
 
