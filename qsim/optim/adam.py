@@ -56,7 +56,7 @@ class Adam(LowPrecisionOptimizer):
         generator: The generator to draw the seed from instead; it must be in the same state in all processes.
 
     Raises:
-        TypeError: If an argument, a parameter or a gradient is of another kind.
+        TypeError: If an argument, a parameter or a gradient has the wrong type.
         ValueError: If a number is out of range, or options are incompatible.
 
     Example:
@@ -72,7 +72,7 @@ class Adam(LowPrecisionOptimizer):
 
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
-    #: The argument for moments in full float32, as a warning recommends it.
+    #: The argument for moments in full float32, as warnings recommend it.
     _WIDER_MOMENTS: ClassVar[str] = "state='fp32'"
 
     def __init__(
@@ -119,7 +119,7 @@ class Adam(LowPrecisionOptimizer):
         self._fused = fused
 
     def _check_setting(self, group: dict[str, Any], setting: UpdateSetting) -> None:
-        decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_told", set())
+        decays: set[tuple[float, str, str]] = self.__dict__.setdefault("_warned", set())
         decay = (group["betas"][1], setting.state, setting.state_rule)
         if decay not in decays:
             decays.add(decay)
@@ -187,7 +187,7 @@ class AdamW(Adam):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # As in torch's AdamW: state_dicts of Adam say otherwise, and may be loaded.
+        # As in torch's AdamW, even if a loaded state_dict of Adam has the opposite.
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True
 
@@ -208,11 +208,11 @@ def _below_one(setting: UpdateSetting) -> float:
 
 
 def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str, wider: str) -> None:
-    """Warn of a second moment that can only grow: a step reduces it by less than half a unit, which round-to-nearest cancels."""
+    """Warn about a second moment that can only grow: a step reduces it by less than half a unit, which round-to-nearest cancels."""
     values = read(Grid, state)
-    # Half a unit is smallest relative to a number whose mantissa is largest.
+    # Half a unit is smallest relative to the number with the largest mantissa.
     largest = 1 - 2.0 ** -(values.mantissa + 2)
     if beta < largest or read(Rule, rule).mode == Mode.STOCHASTIC or torch.compiler.is_compiling():
         return
-    told = f"betas[1]={beta} and moments with {values.mantissa} bits of mantissa: the second moment grows, and shrinks no more"
-    warn(f"{told}. Give state_rounding='stochastic', {wider}, or betas[1] below {largest:.4f}")
+    warning = f"betas[1]={beta} and moments with {values.mantissa} mantissa bits: the second moment can grow but not shrink"
+    warn(f"{warning}. Give state_rounding='stochastic', {wider}, or betas[1] below {largest:.4f}")

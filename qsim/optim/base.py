@@ -85,7 +85,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """Update all parameters that have gradients.
 
         Args:
-            closure: Computes the loss and the gradients again.
+            closure: Recomputes the loss and the gradients.
 
         Returns:
             The closure's result.
@@ -140,13 +140,13 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         return key
 
     def _batches_of(self, index: int, first: int, key: tuple[object, ...]) -> list[Batch]:
-        """The parameters of a group that have gradients, as the operator takes them; the same as in the last step, if they are."""
+        """The parameters of a group that have gradients, as the operator takes them; reused from the last step if nothing has changed."""
         known, batches = self._batches.get(index, (None, []))
         if known != key or not all(batch.is_of(self.state) for batch in batches):
             group = self.param_groups[index]
             chosen = _setting_options(group)
             batches = batches_of(group["params"], self.state, first, chosen, lambda setting: self._states(group, setting))
-            # With the seed agreed on since.
+            # With the seed that has been agreed on meanwhile.
             self._batches[index] = (*key[:-1], group["seed"]), batches
         return batches
 
@@ -247,7 +247,7 @@ def check_number(name: str, value: Any, below: float = float("inf")) -> None:
     """Raise an error unless a number is finite, not negative and below a limit."""
     check_real(name, value)
     if not 0 <= value < below:
-        raise ValueError(f"{name} must lie in [0, {below:g}), got {value}")
+        raise ValueError(f"{name} must be in [0, {below:g}), got {value}")
 
 
 def check_real(name: str, value: Any) -> None:
@@ -265,4 +265,4 @@ def check_fused(fused: Any) -> None:
 def reject_differentiable(differentiable: bool) -> None:
     """Raise an error for differentiating through a rounded step."""
     if differentiable:
-        raise ValueError("differentiable=True: a step that is rounded has no gradient to give")
+        raise ValueError("differentiable=True: a rounded step is not differentiable")

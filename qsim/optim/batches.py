@@ -47,7 +47,7 @@ class Batch:
     are_shards: bool = False
 
     def is_of(self, state: dict[Tensor, dict[str, Any]]) -> bool:
-        """Whether the states are still those that an optimizer has: of some parameters they may have been cleared or replaced."""
+        """Whether the optimizer still has these states: those of some parameters may have been cleared or replaced."""
         if not all(map(is_, map(state.get, self.params), self.owners)):
             return False
         owned = list(chain.from_iterable([owner.values() for owner in self.owners]))
@@ -100,13 +100,13 @@ def batches_of(
         batch.owners.append(own)
         batch.owned += own.values()
         for states, names in zip(batch.states, ROLES, strict=True):
-            # Others may be left from options that were set before.
+            # Others may remain from options that were set before.
             states += [shards.local(own[name]) for name in names if name in dtypes]
     return list(batches.values())
 
 
 def _check_shapes(own: dict[str, Any], p: Tensor, number: int, names: Iterable[str]) -> None:
-    """Refuse states that do not fit the parameter: kernels would read beyond their ends."""
+    """Raise an error for states that do not fit the parameter: kernels would read beyond their ends."""
     for name in names:
         due = torch.Size(_SHAPES.get(name, p.shape))
         if name in own and own[name].shape != due:
@@ -117,7 +117,7 @@ def _add_states(own: dict[str, Any], p: Tensor, dtypes: dict[str, torch.dtype]) 
     """Create a parameter's missing states (zeros; ones for beta products), and convert the others to the required dtype and device."""
     for name, dtype in dtypes.items():
         if name in own:
-            # A model may have been moved, or a format of states chosen since.
+            # A model may have been moved, or the format of states changed.
             if own[name].dtype != dtype or own[name].device != p.device:
                 own[name] = own[name].to(dtype=dtype, device=p.device)
             continue

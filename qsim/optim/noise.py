@@ -19,7 +19,7 @@ class StepNoise(NamedTuple):
     step: int
 
     def stream(self, role: str, number: int, evaluation: int = 0) -> int:
-        """The stream of what a parameter has in a role, at one of the evaluations of a closure."""
+        """The stream of a role of a parameter, at one evaluation of a closure."""
         return streams.stream("Quantized", role, number, self.step, evaluation) if self.seed is not None else 0
 
 
@@ -28,8 +28,8 @@ def update_key(seed: int, step: int, number: int) -> dict[str, int]:
 
     Args:
         seed: The optimizer's seed.
-        step: Number of the step, from 1 on.
-        number: The parameter's number in the optimizer, from 0 on.
+        step: Number of the step, starting at 1.
+        number: The parameter's number in the optimizer, starting at 0.
 
     Example:
         >>> import torch, qsim

@@ -46,7 +46,7 @@ class Quantized(DrawsSeed, Wrapper):
     `eval()`. Between the two calls the weights must not be changed.
 
     Args:
-        optimizer: The optimizer; it and this share parameter groups and state.
+        optimizer: The optimizer, which shares its parameter groups and state with this wrapper.
         weight: How weights are rounded: a `Quantizer`, anything `qsim.format` takes (with round-to-nearest), or `None` for no rounding.
         grad: How gradients are rounded.
         state: How the optimizer's floating-point states of a parameter are rounded, or those of some names; scalars such as `step` and
@@ -58,7 +58,7 @@ class Quantized(DrawsSeed, Wrapper):
             the same weights use the draw of the first of them, from the first step that needs it.
 
     Raises:
-        TypeError: If an argument is of another kind, or a parameter or a gradient is sparse or not floating-point.
+        TypeError: If an argument has the wrong type, or a parameter or a gradient is sparse or not floating-point.
         ValueError: If a dtype cannot hold a format, or the optimizer has no state of a name.
 
     Example:
@@ -243,7 +243,7 @@ class Quantized(DrawsSeed, Wrapper):
                 checks.check_gradient(number, parameter.grad, self.grad)
 
     def _noise(self) -> StepNoise:
-        """The noise of the next step; at the first that has some, all processes agree on the seed."""
+        """The noise of the next step; at the first step that has some, all processes agree on the seed."""
         states = self.states.values() if isinstance(self.states, dict) else [self.states]
         if not any(map(is_stochastic, (self.weight, self.grad, self.accumulator, *states))):
             return StepNoise(None, self.steps)

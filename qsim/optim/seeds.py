@@ -44,7 +44,9 @@ def agreed(seed: int, params: Sequence[Tensor]) -> int:
     if not streams.is_one_of_several():
         return seed
     if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("the seed of an optimizer is agreed on in its first step: do one before a CUDA graph is captured, or give seed=")
+        raise RuntimeError(
+            "the processes agree on an optimizer's seed in its first step: take one before a CUDA graph is captured, or give seed="
+        )
     drawn: list[Any] = [None] * distributed.get_world_size()
     own = _fingerprint(params)
     distributed.all_gather_object(drawn, (own, seed))

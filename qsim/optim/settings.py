@@ -153,22 +153,20 @@ def _check_arithmetic(arithmetic: str, weights: Format, state: str | None, state
     if state is not None and resolve_format(state) != weights:
         raise ValueError(f"arithmetic='format': the moments are in the weights' format {weights!r}, got state={state!r}")
     if state_rounding != "nearest":
-        raise ValueError(
-            f"arithmetic='format': every operation rounds to nearest, the last one apart, got state_rounding={state_rounding!r}"
-        )
+        raise ValueError(f"arithmetic='format': every operation except the last rounds to nearest, got state_rounding={state_rounding!r}")
     # A result may first be rounded to twice the precision plus two bits without changing the final result.
     if 10 < weights.grid.mantissa < 23:
         raise ValueError(
             f"arithmetic='format': float32 has too few bits to compute with {weights!r}, which has {weights.precision} significant bits; "
-            "formats with up to 11 can be computed with, and fp32"
+            "it can compute with formats of up to 11, and with fp32"
         )
 
 
 def _rule(fmt: Format, rounding: str) -> Rule:
-    """A rounding of float32 numbers that leaves infinities and NaN visible: what overflows becomes an infinity, if the format has one."""
+    """A rounding of float32 numbers that keeps infinities and NaN visible: overflow becomes an infinity, if the format has one."""
     saturate = not fmt.has_inf
     stochastic = Stochastic() if rounding == "stochastic" else read_call(rounding, {"Stochastic": Stochastic})
     if not isinstance(stochastic, Stochastic) or fmt == resolve_format(torch.float32):
-        # To float32 there is nothing to round.
+        # Rounding to float32 changes nothing.
         return Rule(int(Mode.NEAREST), 0, False, saturate)
     return stochastic.rule("saturate" if saturate else "nonfinite")

@@ -1,4 +1,4 @@
-"""Pure BF16 training under the names used elsewhere: thin wrappers of the operators."""
+"""Pure BF16 training under names that other packages use: thin wrappers of the operators."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def adamw_stochastic_bf16_(
         beta2: Decay of the second moment.
         eps: Added to the denominator.
         weight_decay: Weight decay.
-        step: Number of the step, from 1 on.
+        step: Number of the step, starting at 1.
         generator: Where the seed is drawn from; torch's CPU generator by default.
 
     Raises:
@@ -117,7 +117,7 @@ def adamw_stochastic_bf16_(
     check_number("beta1", beta1, below=1)
     check_number("beta2", beta2, below=1)
     if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise ValueError(f"step must be a whole number from 1 on, got {step!r}")
+        raise ValueError(f"step must be an integer of at least 1, got {step!r}")
     seed = int(seeds.seed_tensor(None, generator, params.device))
     state = settings.name_of_format(exp_avg.dtype)
     setting = settings.setting(None, "stochastic", state, "stochastic", "float32", torch.bfloat16)

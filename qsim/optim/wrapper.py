@@ -73,7 +73,7 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in plain containers, as torch's optimizers give it."""
+        """The state in plain containers, as torch's optimizers return it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         saved = self._saved()
@@ -86,7 +86,7 @@ class Wrapper(torch.optim.Optimizer):
         """Load a state_dict.
 
         Args:
-            state_dict: It is not changed.
+            state_dict: The state to load; it is not changed.
         """
         state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():

@@ -1,4 +1,4 @@
-"""The function mode that finds functions which are one operator each, before torch takes them apart."""
+"""The function mode that finds functions that count as one operator each, before torch decomposes them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MADE_OF_OTHERS = (F.multi_head_attention_forward, torch.Tensor.backward, torch.
 
 
 class CallsMode(TorchFunctionMode):
-    """Has functions that are one operator round once, or not at all.
+    """Make functions that count as one operator round once, or not at all.
 
     Args:
-        mode: What rounds. Where it is not the innermost, this does nothing.
-        keep: The functions to leave in full precision, by their one name.
+        mode: The mode that rounds. This one does nothing if that is not the innermost.
+        keep: The functions to leave in full precision, by their common names.
     """
 
     def __init__(self, mode: RoundingMode, keep: frozenset[str]) -> None:
@@ -52,7 +52,7 @@ class CallsMode(TorchFunctionMode):
 def _apart(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor | None, tuple[Any, ...], dict[str, Any], Callable[..., Any]]:
-    """A call, and the tensor that its result is to be copied into if it was to work in place or has `out=`."""
+    """A call without in-place effects, and the tensor to copy its result to if it works in place or has `out=`."""
     if isinstance(kwargs.get("out"), Tensor):
         return kwargs["out"], args, {name: value for name, value in kwargs.items() if name != "out"}, func
     name = func.__name__
@@ -60,7 +60,7 @@ def _apart(
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, Tensor) or not (in_place or kwargs.get("inplace")):
         return None, args, kwargs, func
-    # The gradient may need what the tensor was before.
+    # The gradient may need the old value of the tensor.
     args = (first.clone(), *args[1:])
     kwargs = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
     plain = getattr(torch.Tensor, name_of(func), None) or getattr(F, name_of(func), None)
@@ -69,7 +69,7 @@ def _apart(
 
 @cache
 def _body(function: FunctionType) -> Callable[..., Any]:
-    """A function that asks no mode what to do, so that modes see what it calls."""
+    """The function without overrides, so that modes see the calls inside it."""
     asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     scope = {**function.__globals__, **dict.fromkeys(asks, lambda *_: False)}
     body = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)

@@ -28,23 +28,24 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
 
     It emulates a floating-point unit that has no other format, as in the 16-bit-FPU training of *Revisiting BFloat16 Training*, for
     unmodified code. Operators compute in the dtype of their inputs, float32, and their outputs are rounded: results, gradients and their
-    sums, what is written in place, and the states and weights that an optimizer writes.
+    sums, in-place writes, and the states and weights that an optimizer writes.
 
-    - **Inputs are not rounded.** Convert values that no operator has rounded yet, above all parameters and data, to the format first:
+    - **Inputs are not rounded.** First convert values that no operator has rounded yet, mainly parameters and data, to the format:
       `qsim.fpu(...).store(model)`. Weights that stay in float32 are a separate experiment.
-    - **Left alone**: views, copies, comparisons, integers, `item()`, `torch.tensor(…)`, zeros; counters that are counted up in place, as
-      those of an optimizer's steps; what processes send each other; qsim's own operators, which say themselves what they round. A layer
-      with points rounds its result and its gradients once more, as one operator.
-    - **Rounded once**, as fused operators do: each operator of torch's, and beyond that losses, normalizations, activations, attention and
-      dropout where torch takes them apart. Statistics that they keep for the backward pass stay as wide as they are computed.
-      `torch.nn.LSTM` and its kind round as torch computes them, once where it fuses them; each tensor of a `torch._foreach_…` is one
-      operator, and so is a fused optimizer's step.
-    - **The backward pass** is rounded where it is called in the context. Gradients of gradients are rounded operator by operator.
+    - **Not rounded**: views, copies, comparisons, integers, `item()`, `torch.tensor(…)`, zeros; counters that are incremented in place,
+      such
+      as an optimizer's step; communication between processes; qsim's own operators, which have their own roundings. A layer
+      with points rounds its result and its gradients again, as one operator.
+    - **Rounded once**, like fused operators: each operator of torch, and also losses, normalizations, activations, attention and
+      dropout if torch decomposes them. Statistics that they save for the backward pass stay as wide as they are computed.
+      Recurrent layers such as `torch.nn.LSTM` are rounded as torch computes them, once if it fuses them; each tensor of a
+      `torch._foreach_…` is one operator, and so is a fused optimizer's step.
+    - **The backward pass** is rounded if it is called in the context. Gradients of gradients are rounded operator by operator.
     - **Nested contexts**: the innermost one applies. `qsim.fpu(None)` is full precision.
-    - **Tensors of 16 bits** have been rounded by torch. If their dtype is the format and the rounding is torch's they stay unchanged;
+    - **16-bit tensors** have been rounded by torch. If their dtype is the format and the rounding is torch's, they stay unchanged;
       otherwise they raise an error. float64 is rounded like float32.
-    - **Optimizers** are torch's: `qsim.optim`'s say themselves what they round, and want `weight=` and `state=` in the unit's format.
-    - **Beyond the largest value** lie numbers that code for float32 may use: `torch.finfo(torch.float32).min` is -inf in bfloat16.
+    - **Optimizers** are torch's: those of `qsim.optim` have their own roundings, and need `weight=` and `state=` in the unit's format.
+    - **Out of range** are some numbers in code for float32: `torch.finfo(torch.float32).min` is -inf in bfloat16.
     - **torch.compile** has no effect: compiled functions run operator by operator here.
 
     Args:
@@ -52,18 +53,18 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         rounding: A name or a `Rounding`.
         keep: Functions that stay in full precision, forward and backward: names (`"softmax"`, `"layer_norm"`) or torch's functions. A name
             means all forms of a function: `add` is also `+`, `+=` and `torch.Tensor.add_`.
-        overflow: `"nonfinite"` gives infinities beyond the largest value, as torch's own dtypes do, and is the default for formats with
+        overflow: `"nonfinite"` returns infinities beyond the largest value, like torch's own dtypes, and is the default for formats with
             infinities; the others saturate.
-        generator: Where each operator draws the seed of its random bits; torch's own unless given, so that `torch.manual_seed` makes a run
-            reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has noise of its own. Optimizer
-            steps of replicas must round alike: give all ranks generators in the same state for them.
-        seed: A seed instead. The first operator takes the random bits of it and of `stream`, those after it take other streams.
+        generator: The source of each operator's seed; by default torch's own, so that `torch.manual_seed` makes a run
+            reproducible and activation checkpointing repeats its noise. In a distributed run each rank then has its own noise. Optimizer
+            steps of replicas must round identically: give all ranks generators in the same state for them.
+        seed: A seed instead of a generator. The first operator uses this seed and `stream`, the following ones use other streams.
         stream: See `seed`.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If a format has scales or no sign, or torch has no function of a name in `keep`. In the context: if an operator gives a
-            dtype that cannot be rounded to the format, or sparse tensors.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a format has scales or no sign, or torch has no function with a name in `keep`. In the context: if an operator
+            returns a dtype that cannot be rounded to the format, or sparse tensors.
 
     Example:
         >>> import torch, qsim
@@ -107,7 +108,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
     def __enter__(self) -> fpu:
         """Start rounding, in this thread and in the threads of its backward passes."""
         if torch.compiler.is_compiling():
-            raise RuntimeError("fpu: rounding every operator is not for compiled code; enter the context outside of torch.compile")
+            raise RuntimeError("fpu: compiled code cannot round every operator; enter the context outside of torch.compile")
         self._calls.__enter__()  # type: ignore[no-untyped-call]
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -124,7 +125,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
             x: A tensor or a module.
 
         Returns:
-            The same.
+            The same object.
 
         Example:
             >>> import torch, qsim
@@ -144,9 +145,11 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         return x
 
     def __call__(self, function: Any) -> Any:
-        """Make a function whose operators are rounded: `@qsim.fpu("bf16")`."""
+        """Decorate a function to round its operators: `@qsim.fpu("bf16")`."""
         if isinstance(function, (Tensor, nn.Module)):
-            raise TypeError(f"fpu: it decorates functions, got a {type(function).__name__}; store(x) puts numbers into the format")
+            raise TypeError(
+                f"fpu: this decorates functions, got a {type(function).__name__}; use store(x) to convert numbers to the format"
+            )
         return super().__call__(function)
 
     def __repr__(self) -> str:
@@ -159,7 +162,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
 def _resolved(format: str | torch.dtype | Format) -> Format:
     found = block.resolve(format)
     if isinstance(found, Block):
-        raise ValueError(f"fpu: operators round element by element: their format has no scales, got {format!r}")
+        raise ValueError(f"fpu: operators round element by element, so the format must not have scales, got {format!r}")
     if not found.is_signed or not found.has_zero:
         raise ValueError(f"fpu: arithmetic needs zero and negative numbers, which {found!r} lacks")
     return found

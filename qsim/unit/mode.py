@@ -23,12 +23,12 @@ _thread = _Thread()
 
 
 class RoundingMode(TorchDispatchMode):
-    """Rounds what operators give. Of several around one another the innermost does.
+    """Round the outputs of operators. Of nested modes, only the innermost does.
 
-    torch hands the modes of the thread that calls `backward` to the threads that do the work, so that it rounds there as well.
+    torch passes the modes of the thread that calls `backward` to the threads that do the work, so that it rounds there as well.
 
     Args:
-        output: How; `None` leaves everything in full precision.
+        output: The rounding of outputs; `None` leaves everything in full precision.
     """
 
     def __init__(self, output: Output | None) -> None:
@@ -38,16 +38,16 @@ class RoundingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call an operator and rounds."""
+        """Call an operator and round its output."""
         kwargs = kwargs or {}
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # subclasses compute with plain tensors in the end, and these come here
+            return NotImplemented  # subclasses eventually compute with plain tensors, which arrive here
         rounded = rounded_of(func)
         if self.output is None or rounded is None or _thread.taken or makes_none(func, args):
             return _taken(func, args, kwargs)
         written = rounded.tensors_written(args, kwargs)
         for x in written:
-            self.output.leaves(x)  # refuses before anything is written
+            self.output.leaves(x)  # raises errors before anything is written
         result = _taken(func, args, kwargs)
         for x in written:
             self.output.into(x)
@@ -70,11 +70,11 @@ def _taken(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _thread.taken = before
 
 
-#: To be entered where nothing is to be rounded.
+#: A context in which nothing is rounded.
 FULL_PRECISION = RoundingMode(None)
 
 
 def innermost() -> RoundingMode | None:
-    """The mode that rounds what is called now."""
+    """The mode that rounds the current call."""
     found = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RoundingMode)]
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""The functions that round once, and the names under which users know functions."""
+"""Functions that count as one operator, and the names under which users know functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-#: Losses, normalizations and activations that torch computes in several operators, on some device or in the backward pass.
+#: Losses, normalizations and activations that torch decomposes into several operators, on some device or in the backward pass.
 ONCE = frozenset((
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "ctc_loss",
     "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "margin_ranking_loss", "mse_loss",
@@ -21,10 +21,10 @@ ONCE = frozenset((
     "dropout3d", "feature_alpha_dropout", "feature_dropout", "product_with_seeds",
 ))  # fmt: skip
 
-#: Functions of qsim's that say themselves what they round, in operators of torch's.
+#: Functions of qsim that have their own roundings, built from operators of torch.
 THEIR_OWN = frozenset({"threshold_quantize"})
 
-#: What Python and NumPy call what torch calls otherwise.
+#: Names in Python and NumPy that differ from torch's.
 _SPELLINGS = {
     "radd": "add", "iadd": "add", "rsub": "sub", "isub": "sub", "subtract": "sub", "rmul": "mul", "imul": "mul", "multiply": "mul",
     "truediv": "div", "rtruediv": "div", "itruediv": "div", "rdiv": "div", "idiv": "div", "divide": "div", "true_divide": "div",
@@ -33,17 +33,17 @@ _SPELLINGS = {
 
 
 def name_of(function: Any) -> str:
-    """The one name of a function in all its forms: a method, in place, an operator of Python's, for lists of tensors."""
+    """The common name of a function in all its forms: a method, in place, a Python operator, for lists of tensors."""
     name = getattr(function, "__name__", "").removeprefix("_foreach_").strip("_")
     return _SPELLINGS.get(name, name)
 
 
 def kept(names: object) -> frozenset[str]:
-    """The functions that a user names, by their one name.
+    """The functions that a user names, by their common names.
 
     Raises:
-        TypeError: If it is no list of names and functions.
-        ValueError: If torch has no such function, or none that modes see.
+        TypeError: If it is not a list of names and functions.
+        ValueError: If torch has no such function, or modes do not see it.
     """
     if isinstance(names, str) or callable(names):
         names = [names]
@@ -59,25 +59,25 @@ def _known(given: object) -> str:
         if name is None:
             close = difflib.get_close_matches(given, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"fpu: keep names a function of torch that takes tensors, and there is none called {given!r}{hint}")
+            raise ValueError(f"fpu: keep must name functions of torch that take tensors, and none is called {given!r}{hint}")
         return name
     if not callable(given):
         raise TypeError(f"fpu: keep must be names of torch's functions, or these functions, got {given!r}")
     if given not in functions and not any(getattr(space, getattr(given, "__name__", ""), None) is given for space in (torch, torch.Tensor)):
         close = difflib.get_close_matches(getattr(given, "__name__", "").lower(), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"fpu: keep names functions of torch, as torch.nn.functional.softmax is one, got {given!r}{hint}")
+        raise ValueError(f"fpu: keep must name functions of torch, such as torch.nn.functional.softmax, got {given!r}{hint}")
     return name_of(given)
 
 
 @lru_cache(maxsize=1)
 def _overridable() -> tuple[dict[str, str], frozenset[Callable[..., Any]]]:
-    """The names of the functions that torch lets modes see, and these functions."""
+    """The functions that torch lets modes see, and their names."""
     spaces = (torch, torch.functional, F, torch.Tensor, torch.linalg, torch.fft, torch.special)
     by_space = torch.overrides.get_overridable_functions()
     found = frozenset(function for space in spaces for function in by_space.get(space, ()))
     names = {name_of(f): name_of(f) for f in found} | {f.__name__: name_of(f) for f in found if hasattr(f, "__name__")}
-    # What a function is called where users find it may not be its own name.
+    # The name under which users find a function may not be its own.
     names |= {name: name_of(f) for name, f in vars(F).items() if callable(f) and f in found}
     names |= {old: new for old, new in _SPELLINGS.items() if new in names}
     return {name: one for name, one in names.items() if one and one != "get"}, found

@@ -17,15 +17,15 @@ from qsim.unit.output import Output
 
 @dataclass
 class _Inner:
-    """What a function computed, from other names of its inputs, so that gradients end there.
+    """The computation of a function from detached inputs, so that its gradients end there.
 
-    What its graph saves for the backward pass is handed on to the node that stands for it, and comes from there. So checkpoints and other
-    hooks see one operator, and what they recompute is rounded as it was.
+    Tensors that its graph saves for the backward pass are stored by the outer node instead. So checkpoints and other
+    hooks see one operator, and recomputation repeats its rounding.
 
     Attributes:
-        inputs: These other names.
+        inputs: The detached inputs.
         outputs: The results.
-        saved: What the graph saved, while it may be asked for.
+        saved: The tensors that the graph saved, while they are available.
         is_recorded: Whether gradients of gradients go through the graph, which is then not freed.
     """
 
@@ -35,23 +35,23 @@ class _Inner:
     is_recorded: bool = False
 
     def pack(self, x: Tensor) -> int:
-        """Take a tensor in."""
+        """Store a tensor of the inner graph."""
         self.saved = [*self.saved, x.detach()]
         return len(self.saved) - 1
 
     def unpack(self, place: int) -> Tensor:
-        """Give it back."""
+        """Return a stored tensor."""
         return self.saved[place]
 
 
 def once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Output | None) -> Any:
-    """Call a function of tensors and rounds what it gives.
+    """Call a function of tensors, and round its results.
 
     Args:
-        function: One of torch's, or one like it: its results are functions of the tensors among its arguments alone.
+        function: A function of torch, or a similar one: its results depend only on the tensors among its arguments.
         args: Its arguments.
-        kwargs: The same.
-        output: How its results and, in the backward pass, the gradients of its arguments are rounded; `None`: not at all.
+        kwargs: Its keyword arguments.
+        output: The rounding of its results and, in the backward pass, of the gradients of its arguments; `None`: no rounding.
 
     Raises:
         NotImplementedError: Under the transforms of torch.func and in forward mode.
@@ -60,8 +60,8 @@ def once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     watched = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         raise NotImplementedError(
-            f"fpu: {getattr(function, '__name__', function)} rounds once, which the transforms of torch.func and forward mode do not get "
-            "through; take gradients by backward() or torch.autograd.grad, or write it in operators of its own"
+            f"fpu: {getattr(function, '__name__', function)} rounds once, which does not work under the transforms of torch.func or in "
+            "forward mode; take gradients with backward() or torch.autograd.grad, or write the function in separate operators"
         )
     if not torch.is_grad_enabled() or not watched:
         with FULL_PRECISION:
@@ -85,7 +85,7 @@ def once(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 class _Once(torch.autograd.Function):
-    """Stands for an inner graph: its results and its gradients, each rounded once."""
+    """The outer node of an inner graph: its results and its gradients, each rounded once."""
 
     @staticmethod
     def forward(ctx: Any, inner: _Inner, output: Output | None, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Which results of torch's operators are rounded, and which of the tensors that they write into."""
+"""The tensors to round for each of torch's operators: results, and arguments that it writes to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-#: Whose operators compute nothing, say themselves what they round, or run beside the others.
+#: Namespaces of operators that compute nothing, have their own roundings, or run next to the others.
 _NOT_ARITHMETIC = frozenset({"qsim", "prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "symm_mem", "debugprims"})
 
-#: Operators that move numbers and make none.
+#: Operators that move numbers without computing new ones.
 _COPIES = frozenset((
     "_foreach_copy", "_foreach_zero", "_pin_memory", "_reshape_copy", "_to_copy", "_unsafe_index", "_unsafe_view", "amax", "amin",
     "as_strided_scatter", "cat", "channel_shuffle", "clone", "complex", "copy", "cummax", "cummin", "diag_embed", "diagonal_scatter",
@@ -26,8 +26,8 @@ _COPIES = frozenset((
     "unsafe_split_with_sizes", "where", "zero", "zeros", "zeros_like",
 ))  # fmt: skip
 
-#: Operators whose results but the first are for the backward pass alone: statistics, sums of logits, work space. Fused operators keep these
-#: as wide as they compute them.
+#: Operators whose results after the first are only for the backward pass: statistics, sums of logits, work space. Fused operators keep
+#: these as wide as they compute them.
 _KEEP_ALL_BUT_FIRST = frozenset((
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_ctc_loss", "_cudnn_ctc_loss", "_efficient_attention_forward",
     "_flash_attention_forward", "_fused_rms_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
@@ -37,7 +37,7 @@ _KEEP_ALL_BUT_FIRST = frozenset((
     "log_sigmoid_forward", "miopen_batch_norm", "multilabel_margin_loss_forward", "native_batch_norm", "native_group_norm",
     "native_layer_norm", "nll_loss2d_forward", "nll_loss_forward",
 ))  # fmt: skip
-#: Batch normalization writes these without its schema saying so.
+#: Batch normalization writes to these, which its schema does not declare.
 _RUNNING = ("running_mean", "running_var")
 
 
@@ -46,10 +46,10 @@ class Rounded:
     """The rounded tensors of one operator.
 
     Attributes:
-        results: Its own results, by their places; `None` if there are none.
-        written: The arguments that it writes into, by place and name.
-        running: The running statistics that it writes into if it trains, likewise.
-        training: The argument that says so.
+        results: Its own results, by position; `None` if there are none.
+        written: The arguments that it writes to, by position and name.
+        running: The running statistics that it writes to in training, likewise.
+        training: The argument that enables training.
     """
 
     results: frozenset[int]
@@ -58,10 +58,10 @@ class Rounded:
     training: tuple[int, str] | None = None
 
     def tensors_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The tensors that a call writes into."""
+        """The tensors that a call writes to."""
         found = [_argument(place, args, kwargs) for place in self.written]
         if self.training is not None and _argument(self.training, args, kwargs):
-            # Their versions do not change: other users of the same memory must not see that they did.
+            # Do not bump their versions: other users of the same memory must not notice.
             found += [_argument(place, args, kwargs) for place in self.running]
         flat = [x for one in found for x in (one if isinstance(one, (list, tuple)) else [one])]
         return [x for x in flat if isinstance(x, Tensor)]
@@ -74,7 +74,7 @@ def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, A
 
 @cache
 def rounded_of(operator: OpOverload) -> Rounded | None:
-    """The rounded tensors of an operator; `None` if it is left alone."""
+    """The tensors of an operator to round; `None` if it is left alone."""
     schema = operator._schema
     namespace, _, name = schema.name.partition("::")
     if namespace in _NOT_ARITHMETIC or _copies(operator, name):
@@ -90,7 +90,7 @@ def rounded_of(operator: OpOverload) -> Rounded | None:
 
 
 def _copies(operator: OpOverload, name: str) -> bool:
-    """Whether an operator gives views or copies of numbers that are there already, whatever its arguments."""
+    """Whether an operator only returns views or copies of existing numbers, whatever its arguments."""
     if torch.Tag.view_copy in operator.tags or f"{name}.{operator._overloadname}" in _COPIES or name.removesuffix("_") in _COPIES:
         return True
     returns = operator._schema.returns
@@ -98,14 +98,14 @@ def _copies(operator: OpOverload, name: str) -> bool:
 
 
 def makes_none(operator: OpOverload, args: tuple[Any, ...]) -> bool:
-    """Whether this call of an operator makes no numbers: it puts some into places, or counts.
+    """Whether this call of an operator computes no new numbers: it fills in constants, or counts.
 
-    What counts adds 1 to numbers that have no dimension, in place, as optimizers count their steps. In a narrow format such a counter would
-    stop where its steps become wider than 1, in bfloat16 at 256.
+    Counters are 0-d tensors to which 1 is added in place, like the steps of optimizers. In a narrow format such a counter would
+    stop where steps become wider than 1, in bfloat16 at 256.
     """
     name = operator._schema.name
     if name in ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::put", "aten::put_"):
-        return len(args) < 4 or not args[3]  # else it accumulates
+        return len(args) < 4 or not args[3]  # otherwise it accumulates
     if name not in ("aten::add_", "aten::_foreach_add_") or len(args) < 2:
         return False
     counters, step = args[0] if isinstance(args[0], (list, tuple)) else [args[0]], args[1]

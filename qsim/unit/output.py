@@ -25,9 +25,9 @@ class SeedSource:
     """The source of seeds for stochastic rounding: a given seed, a given generator, or torch's own generator.
 
     Attributes:
-        seed: The seed; of it each operator has a stream of its own, of which the first is `stream`.
+        seed: The seed; each operator uses its own stream of it, starting with `stream`.
         stream: See `seed`.
-        generator: Where each operator draws a seed if none is given; by default torch's own, with a stream for each rank.
+        generator: The source of each operator's seed if none is given; by default torch's own, with a stream for each rank.
     """
 
     seed: int | Tensor | None = None
@@ -50,9 +50,9 @@ class Output:
 
     Attributes:
         format: The unit's format.
-        rounding: How numbers between two of its values are rounded.
-        overflow: What becomes of numbers beyond the largest.
-        noise: Where random bits come from.
+        rounding: The rounding of numbers between two of its values.
+        overflow: The treatment of numbers beyond the largest value.
+        noise: The source of random bits.
     """
 
     format: Format
@@ -61,27 +61,29 @@ class Output:
     noise: SeedSource
 
     def leaves(self, x: Tensor) -> bool:
-        """Whether a tensor stays as it is: no floating-point numbers, or of a dtype that has rounded them to the format itself.
+        """Whether a tensor stays unchanged: it is not floating-point, or its dtype has rounded it to the format itself.
 
         Raises:
-            ValueError: If its numbers cannot be rounded to the format, or would be rounded twice. (Of a TypeError, operators as `+` would
-                make one that says nothing.)
+            ValueError: If its numbers cannot be rounded to the format, or would be rounded twice. (Operators such as `+` would replace
+                a TypeError by one without explanation.)
         """
         dtype = x.dtype.to_real()
         if not dtype.is_floating_point or x.device.type == "meta":
             return True
         if x.layout != torch.strided:
-            raise ValueError(f"fpu: operators must give dense tensors, got layout {x.layout}; embeddings have sparse=False")
+            raise ValueError(f"fpu: operators must return dense tensors, got layout {x.layout}; give embeddings sparse=False")
         name = str(x.dtype).removeprefix("torch.")
         if _OWN.get(dtype) == self.format:
             if str(self.rounding) != "nearest" or self.overflow != "nonfinite":
                 raise ValueError(f"fpu: operators on {name} round to nearest by themselves: to round otherwise, compute in a wider dtype")
             return True
         if dtype not in FLOATS:
-            raise ValueError(f"fpu: an operator must give float32 or float64, or {self.format!r} itself, got {name}")
+            raise ValueError(f"fpu: an operator must return float32 or float64, or {self.format!r} itself, got {name}")
         spelt = spelling(self.format, self.rounding, self.overflow)
         if dtype not in spelt.holders:
-            raise ValueError(f"fpu: an operator gave {name}, which {cannot_hold(self.format, spelt.holders)}; call .float() on the model")
+            raise ValueError(
+                f"fpu: an operator returned {name}, which {cannot_hold(self.format, spelt.holders)}; call .float() on the model"
+            )
         if dtype.itemsize == 2:
             raise ValueError(f"fpu: {name} rounds by itself, and {self.format!r} after it would be a second rounding: compute in float32")
         return False

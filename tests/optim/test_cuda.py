@@ -212,6 +212,6 @@ def test_a_seed_cannot_be_agreed_on_while_a_graph_is_captured(monkeypatch: pytes
     p = nn.Parameter(torch.ones(16, dtype=BF16, device="cuda"))
     p.grad = torch.ones_like(p)
     optimizer = qsim.optim.SGD([p], lr=2.0**-9)
-    refused = pytest.raises(RuntimeError, match="agreed on in its first step: do one before a CUDA graph is captured, or give seed=")
+    refused = pytest.raises(RuntimeError, match="agree on an optimizer's seed in its first step: take one before")
     with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()

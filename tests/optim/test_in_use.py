@@ -338,6 +338,6 @@ def test_numbers_set_between_steps_are_checked_before_anything_moves() -> None:
     optimizer.step()
     before = first.detach().clone()
     optimizer.param_groups[1]["betas"] = (0.9, 1.0)
-    with pytest.raises(ValueError, match=r"betas\[1\] must lie in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"betas\[1\] must be in \[0, 1\), got 1.0"):
         optimizer.step()
     assert torch.equal(first, before)

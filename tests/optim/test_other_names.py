@@ -124,18 +124,18 @@ def test_what_a_step_refuses(change: dict[int, Any], words: list[str]) -> None:
 @pytest.mark.parametrize("step", [0, -1, 1.0, True])
 def test_steps_count_from_one(step: Any) -> None:
     given = tensors()
-    with refused(ValueError, "step must be a whole number from 1 on", repr(step), untouched=tuple(given)):
+    with refused(ValueError, "step must be an integer of at least 1", repr(step), untouched=tuple(given)):
         adamw_stochastic_bf16_(*given, **NUMBERS, step=step)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("lr", -0.5, ["lr must lie in [0, inf)", "-0.5"]),
-        ("beta1", -0.5, ["beta1 must lie in [0, 1)", "-0.5"]),
-        ("beta2", 1.0, ["beta2 must lie in [0, 1)", "1.0"]),
-        ("eps", math.nan, ["eps must lie in [0, inf)", "nan"]),
-        ("weight_decay", -1.0, ["weight_decay must lie in [0, inf)", "-1.0"]),
+        ("lr", -0.5, ["lr must be in [0, inf)", "-0.5"]),
+        ("beta1", -0.5, ["beta1 must be in [0, 1)", "-0.5"]),
+        ("beta2", 1.0, ["beta2 must be in [0, 1)", "1.0"]),
+        ("eps", math.nan, ["eps must be in [0, inf)", "nan"]),
+        ("weight_decay", -1.0, ["weight_decay must be in [0, inf)", "-1.0"]),
     ],
 )
 def test_numbers_that_a_step_refuses(name: str, value: float, words: list[str]) -> None:

@@ -321,14 +321,14 @@ def test_compiled_functions_run_operator_by_operator() -> None:
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"format": "bf61"}, ValueError, "did you mean 'bf16'"),
-    ({"format": "mxfp4"}, ValueError, "no scales, got 'mxfp4'"),
+    ({"format": "mxfp4"}, ValueError, "must not have scales, got 'mxfp4'"),
     ({"format": "e8m0"}, ValueError, "needs zero and negative numbers, which PowerOfTwo"),
     ({"format": "uint8"}, ValueError, "needs zero and negative numbers"),
     ({"format": "bf16", "rounding": "near"}, ValueError, "did you mean 'nearest'"),
     ({"format": "bf16", "overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
-    ({"format": "bf16", "keep": "softmx"}, ValueError, "none called 'softmx'; did you mean 'softmax'"),
+    ({"format": "bf16", "keep": "softmx"}, ValueError, "none is called 'softmx'; did you mean 'softmax'"),
     ({"format": "bf16", "keep": [nn.LayerNorm]}, ValueError, "did you mean 'layer_norm'"),
-    ({"format": "bf16", "keep": [lambda x: x]}, ValueError, "as torch.nn.functional.softmax is one, got"),
+    ({"format": "bf16", "keep": [lambda x: x]}, ValueError, "such as torch.nn.functional.softmax, got"),
     ({"format": "bf16", "keep": 5}, TypeError, "keep must be names of torch's functions, or these functions, got 5"),
     ({"format": "bf16", "keep": [5]}, TypeError, "keep must be names of torch's functions, or these functions, got 5"),
     ({"format": "bf16", "seed": 1, "generator": torch.Generator()}, ValueError, "give seed= or generator=, not both"),
@@ -349,8 +349,8 @@ IN_CONTEXT: list[tuple[qsim.fpu, Callable[[], Tensor], str]] = [
     (qsim.fpu("fp16"), lambda: HALF * HALF, "bfloat16, which cannot hold every value of"),
     (qsim.fpu("bf16", "stochastic"), lambda: HALF + 1, "operators on bfloat16 round to nearest by themselves"),
     (qsim.fpu("fp32", "stochastic"), lambda: X + 1, "operators on float32 round to nearest by themselves"),
-    (qsim.fpu("bf16"), lambda: (X * 1).to_sparse() * 2, "must give dense tensors, got layout torch.sparse_coo"),
-    (qsim.fpu("bf16"), lambda: torch.func.grad(lambda x: F.l1_loss(x, x * 2))(X), "l1_loss rounds once, which the transforms"),
+    (qsim.fpu("bf16"), lambda: (X * 1).to_sparse() * 2, "must return dense tensors, got layout torch.sparse_coo"),
+    (qsim.fpu("bf16"), lambda: torch.func.grad(lambda x: F.l1_loss(x, x * 2))(X), "l1_loss rounds once, which does not work under"),
 ]  # fmt: skip
 
 
@@ -383,5 +383,5 @@ def test_store_and_repr() -> None:
     assert qsim.fpu(None).store(before) is before
     with pytest.raises(TypeError, match="store takes a tensor or a module, got list"):
         unit.store([before])  # type: ignore[type-var]
-    with pytest.raises(TypeError, match=r"fpu: it decorates functions, got a Tensor; store\(x\) puts numbers into the format"):
+    with pytest.raises(TypeError, match=r"fpu: this decorates functions, got a Tensor; use store\(x\) to convert numbers to the format"):
         unit(before)
