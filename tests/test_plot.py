@@ -79,7 +79,7 @@ def test_a_number_line_marks_every_value(fmt: Format, log: bool) -> None:
     axes.figure.canvas.draw()
 
 
-def test_subnormals_are_told_apart() -> None:
+def test_subnormals_are_drawn_differently() -> None:
     assert marked(plot.number_line("e2m1"))["subnormal"] == [-0.5, 0.5]
 
 
@@ -113,7 +113,7 @@ ROUNDINGS = [*NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(4), Stoch
 
 @pytest.mark.parametrize("how", ROUNDINGS, ids=repr)
 @pytest.mark.parametrize("fmt", [E2M1, Fixed(4, 1), Float(2, 1, subnormals=False), PowerOfTwo(3)], ids=repr)
-def test_what_is_expected_is_what_all_random_bits_give(fmt: Format, how: Rounding) -> None:
+def test_expected_values_are_means_over_all_random_bits(fmt: Format, how: Rounding) -> None:
     x = torch.linspace(-1.1 * fmt.max, 1.1 * fmt.max, 2000, dtype=torch.float64)
     x = torch.cat([x[x > 0] if not fmt.is_signed else x, torch.tensor(fmt.values(), dtype=torch.float64)])
     found = expected(x, fmt, how)

@@ -31,7 +31,7 @@ def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(host.BATCH, kind, 1)
 
 
-def test_layers_and_tensors_stand_beside_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_and_tensors_are_compared_with_torchs(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(capsys, "--points", "nearest,mxfp4")
     assert f"torch {torch.__version__}, qsim {qsim.__version__}" in found["heading"]
     works = ["layer, nearest", "layer, mxfp4", "quantize e4m3, nearest", "quantize e4m3, stochastic"]

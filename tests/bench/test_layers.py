@@ -90,7 +90,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, module: Any) -> Seen:
 # one layer
 
 
-def test_linear_measures_every_shape_beside_torchs_layer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_linear_compares_every_shape_with_torchs_layer(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench(capsys, *LINEAR)
     assert f"torch {torch.__version__}, qsim {qsim.__version__}; act=e4m3, weight=e4m3, act_bwd=e4m3 Stochastic()" in found["heading"]
     assert [(row["shape"], row["how"], row["against"]) for row in found["rows"]] == [

@@ -130,7 +130,7 @@ def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
     ],
     ids=str,
 )
-def test_what_qpytorch_has_not_is_refused(point: Quantizer | str | None, named: str) -> None:
+def test_points_that_qpytorch_lacks_raise_an_error(point: Quantizer | str | None, named: str) -> None:
     points = FivePoint(*["e4m3"] * 4, point)
     with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it does not ") as caught:
         QPyTorchLinear(nn.Linear(2, 2), points, float_quantize)

@@ -200,7 +200,7 @@ def test_a_block_shows_its_scale_and_its_elements(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("bad", ["nan", "-inf"])
-def test_what_is_not_finite_makes_nan_of_its_block(capsys: pytest.CaptureFixture[str], bad: str) -> None:
+def test_non_finite_numbers_make_their_block_nan(capsys: pytest.CaptureFixture[str], bad: str) -> None:
     assert run(capsys, "inspect", "mxfp4", "0.3", bad).endswith("scale  nan: a number that is not finite makes NaN of its whole block\n")
     found = json.loads(run(capsys, "inspect", "mxfp4", "--json", "0.3", bad))
     assert (found["scale"]["value"], found["values"]) == ("nan", None)

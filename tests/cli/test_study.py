@@ -108,7 +108,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
         (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),
     ],
 )
-def test_settings_that_no_report_could_use_are_refused_first(
+def test_settings_that_no_report_could_use_raise_errors_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     assert said(capsys, *words, "--workers", "1", "--out", str(tmp_path), code=2).startswith(message)

@@ -353,7 +353,7 @@ def by_hand(net: Net, quant: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return quant(net.heads["b"][0](both))  # type: ignore[index]
 
 
-def test_lower_and_sequential_lower_round_behind_each_layer() -> None:
+def test_lower_and_sequential_lower_round_the_output_of_each_layer() -> None:
     net, x = Net(), torch.randn(4, 1, 8, 8)
     how: Any = {"layer_types": ["conv", "linear", "activation"], "forward_number": FloatingPoint(4, 2), "forward_rounding": "nearest"}
     plain = net(x)
@@ -387,7 +387,7 @@ def test_a_copy_of_a_lowered_model_is_a_model_of_its_own() -> None:
     assert model(torch.ones(2)).tolist() == [0.0, 0.0]
 
 
-def test_modules_lie_where_they_lie_in_qtorch() -> None:
+def test_modules_are_where_they_are_in_qtorch() -> None:
     from qsim.compat.qtorch.auto_low.auto_low import lower as as_there
     from qsim.compat.qtorch.optim.optim_low import OptimLP
     from qsim.compat.qtorch.quant.quant_function import quantizer as function

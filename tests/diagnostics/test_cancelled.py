@@ -69,7 +69,7 @@ def test_by_hand(device: torch.device, name: str) -> None:
     assert (found.share, found.carried, found.lost) == (0.5, carried, (2 - carried) / 4)
 
 
-def test_what_kahan_carries_comes_back() -> None:
+def test_updates_that_kahan_carries_are_applied_later() -> None:
     parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = qsim.optim.SGD([parameter], RATE, update="kahan")
     with cancelled_updates(optimizer) as cancelled:
@@ -124,7 +124,7 @@ def test_adam(kind: type[Optimizer]) -> None:
         assert one(cancelled) == (2, 2 - moved, 0)
 
 
-def test_no_rate_is_no_update() -> None:
+def test_a_rate_of_zero_makes_no_updates() -> None:
     for rate in (0.0, torch.tensor(0.0)):
         parameter = nn.Parameter(torch.ones(3))
         optimizer = torch.optim.SGD([parameter], rate)
@@ -134,7 +134,7 @@ def test_no_rate_is_no_update() -> None:
 
 
 @pytest.mark.parametrize("fused", [None, True])
-def test_a_step_that_a_scaler_skips_is_no_update(fused: bool | None) -> None:
+def test_steps_that_a_scaler_skips_have_no_updates(fused: bool | None) -> None:
     """Skipped by the step itself, which is then counted with no updates, or by the scaler, which makes no step."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = qsim.optim.SGD([parameter], RATE, update="nearest", weight="bf16", fused=fused)
@@ -233,7 +233,7 @@ def test_figure(tmp_path: Path) -> None:
         cancelled_updates(torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)).plot()
 
 
-def test_what_is_refused() -> None:
+def test_invalid_input_raises_errors() -> None:
     with pytest.raises(TypeError, match=r"cancelled_updates: optimizer must be a torch.optim.Optimizer, got 3"):
         cancelled_updates(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cancelled_updates: every must lie in 1…"):

@@ -145,7 +145,7 @@ def test_only_sampled_steps_have_hooks() -> None:
         monitor.step()
 
 
-def test_a_layer_that_fails_leaves_nobody_looking() -> None:
+def test_a_layer_that_fails_leaves_no_observer_active() -> None:
     model = net()
     with Monitor(model) as monitor:
         with pytest.raises(ValueError, match="does not fit"):
@@ -220,7 +220,7 @@ def test_a_watched_model_inside_of_compiled_code_is_not_seen() -> None:
     assert monitor.samples[0].points == ()
 
 
-def test_what_cannot_be_watched() -> None:
+def test_models_that_cannot_be_watched() -> None:
     with pytest.raises(TypeError, match=r"Monitor: model must be a torch.nn.Module, got 3"):
         Monitor(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Monitor: the model has no layer with points"):

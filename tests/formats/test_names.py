@@ -77,7 +77,7 @@ def test_names_that_are_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nf4", "NF3", "posit8", "posit"])
-def test_what_people_ask_for_and_qsim_has_not(name: str) -> None:
+def test_popular_formats_that_qsim_lacks(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r} is none of qsim's formats: floats, .*; NF4 and posits are neither"):
         qsim.quantize(torch.ones(3), name)
 
@@ -90,12 +90,12 @@ def test_suggestions_are_names_of_the_library_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool])
-def test_dtypes_that_are_no_format(dtype: torch.dtype) -> None:
+def test_dtypes_that_are_not_formats(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=f"no format stands for {dtype}"):
         qsim.format(dtype)
 
 
 @pytest.mark.parametrize("thing", [3, None, 1.5, ("e4m3",), (4, 3), Float, ["e4m3"], {"e4m3"}, {}])
-def test_things_that_are_no_format(thing: object) -> None:
+def test_objects_that_are_not_formats(thing: object) -> None:
     with pytest.raises(TypeError, match=re.escape(f"a format must be a name, a torch dtype or a Format, got {thing!r}")):
         qsim.format(thing)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def test_a_block_is_sylvesters_matrix_times_signs(size: int) -> None:
     torch.testing.assert_close(signed, signed[:1].expand_as(signed))  # one sign for each column
 
 
-def test_what_is_left_over_is_cut_into_powers_of_two() -> None:
+def test_the_remainder_is_split_into_powers_of_two() -> None:
     found = matrix(Hadamard(8, False), 11)
     expected = torch.block_diag(*[sylvester(size) / math.sqrt(size) for size in (8, 2, 1)])
     torch.testing.assert_close(found, expected)
@@ -125,7 +125,7 @@ def test_transforms_go_to_configurations_and_back() -> None:
         (lambda: qsim.nn.Quantize(forward=Quantizer("e4m3", transform=Hadamard(8))), ValueError, "cancels in a product alone"),
     ],
 )
-def test_what_is_refused(make: object, error: type[Exception], said: str) -> None:
+def test_invalid_input_raises_errors(make: object, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()  # type: ignore[operator]
 

@@ -61,7 +61,7 @@ def test_it_does_not_depend_on_the_memory_layout(device: torch.device, dtype: to
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_shares_give_adds_up(device: torch.device, dtype: torch.dtype) -> None:
+def test_checksums_of_shards_add_up(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randn(3, 100_001).to(device, dtype)
     whole = checksum(x, 7)
     assert sum(checksum(row, 7 if i == 0 else 0, i * 100_001) for i, row in enumerate(x)) == whole

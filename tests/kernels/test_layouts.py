@@ -47,7 +47,7 @@ CODED: list[Format] = [E4M3FNUZ, E2M1, Int(8), FP16, FP32]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.randoms())
-def test_what_lies_how_in_memory(sizes: list[int], random: object) -> None:
+def test_memory_layouts_are_recognized(sizes: list[int], random: object) -> None:
     order = list(range(len(sizes)))
     random.shuffle(order)  # type: ignore[attr-defined]
     whole = torch.arange(math.prod(sizes)).view(sizes)
@@ -66,7 +66,7 @@ def test_what_lies_how_in_memory(sizes: list[int], random: object) -> None:
 @pytest.mark.parametrize(
     ("shape", "strides"), [((4, 3), (6, 2)), ((4, 3), (0, 1)), ((2, 3), (1, 1)), ((4, 3), (1, 5))], ids=["gaps", "again", "shared", "wide"]
 )
-def test_what_does_not_fill_its_memory_is_not_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+def test_tensors_that_do_not_fill_their_memory_are_not_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     memory = memory_of(torch.Size(shape), strides)
     assert not memory.is_dense
     assert memory.transposed is None

@@ -114,7 +114,7 @@ def test_inductor_gives_the_operators_bits(device: torch.device) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_fused_rounds_first(device: torch.device) -> None:
+def test_fused_operations_round_first(device: torch.device) -> None:
     """A product is a number of its dtype before it is rounded to a format, and a rounded number is one before anything is added to it.
 
     Fused code could keep 16-bit products in float32, and contract a product or a rounded number with what is added next.

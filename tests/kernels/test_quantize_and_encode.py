@@ -104,7 +104,7 @@ def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("formats", [(E4M3, E4M3), (E4M3, E2M1)], ids=repr)
-def test_any_count_and_nothing_behind_it(formats: tuple[Format, Format]) -> None:
+def test_any_count_and_no_write_beyond_the_end(formats: tuple[Format, Format]) -> None:
     # A count of 1 or of a multiple of 16 comes first: a kernel that is compiled for it must serve the others too.
     memory = torch.randn(2 * 2048 + 40, device=DEVICE)
     rules = rules_of(RULES[1], torch.float32)

@@ -104,7 +104,7 @@ def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("columns", [7, 8])
-def test_what_is_not_finite_goes_into_the_sums(columns: int) -> None:
+def test_non_finite_values_are_summed_too(columns: int) -> None:
     x = torch.ones(9, columns, device=DEVICE)
     x[3, 0], x[8, 1], x[0, 2], x[0, 3], x[8, 3] = torch.nan, torch.inf, -torch.inf, torch.inf, -torch.inf
     x[:, 4], x[:, 5] = -0.0, 2.0**-149

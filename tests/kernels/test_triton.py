@@ -127,7 +127,7 @@ def test_decode_every_code(fmt: Format) -> None:
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in DECODED if fmt.bits not in (8, 16, 32)], ids=repr)
-def test_decode_ignores_what_stands_above_a_code(fmt: Format) -> None:
+def test_decode_ignores_the_bits_above_a_code(fmt: Format) -> None:
     # Every pattern of the codes' dtype; of 32 bits the upper ones, from the code's first 8 bits on.
     codes = torch.arange(2 ** min(16, inputs.code_dtype(fmt).itemsize * 8), device=DEVICE)
     check_decode(codes << (fmt.bits - 8 if fmt.bits > 16 else 0), fmt)

@@ -106,7 +106,7 @@ def test_block_size_leaves_no_trace(number: int, offset: int) -> None:
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", Stochastic(6)], ids=str)
-def test_any_count_and_nothing_behind_it(rounding: str | roundings.Rounding) -> None:
+def test_any_count_and_no_write_beyond_the_end(rounding: str | roundings.Rounding) -> None:
     # A count of 1 or of a multiple of 16 comes first: a kernel that is compiled for it must serve the others too.
     memory = torch.randn(3000, device=DEVICE)
     how = rule(rounding, "saturate")

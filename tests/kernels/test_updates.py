@@ -82,7 +82,7 @@ def unaligned(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("arrange", [strided, unaligned])
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
-def test_where_tensors_lie_does_not_matter(update: str, arrange: Callable[[Tensor], Tensor]) -> None:
+def test_memory_layouts_do_not_matter(update: str, arrange: Callable[[Tensor], Tensor]) -> None:
     case = Case("AMSGrad", update=update, steps=1, sizes=((2051,), (3, 5)))
     assert differences(case, arrange) == []
 

@@ -324,7 +324,7 @@ def test_a_whole_transformer(training: bool) -> None:
         (lambda: _attend(attn_mask=torch.ones(3, 3).int()), TypeError, "attn_mask must be boolean or floating, got torch.int32"),
     ],
 )
-def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+def test_errors_are_clear(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 

@@ -63,7 +63,7 @@ def test_given(value: float) -> None:
         (lambda: qsim.nn.MultiheadAttention(8, 2, points=FivePoint(act=spec())), ValueError, "layers of one product"),
     ],
 )
-def test_what_is_refused(make: Callable[[], object], error: type[Exception], said: str) -> None:
+def test_invalid_input_raises_errors(make: Callable[[], object], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 
@@ -278,7 +278,7 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
 
 
-def test_what_is_not_finite_stays_visible() -> None:
+def test_non_finite_values_stay_visible() -> None:
     spec = qsim.Quantizer("e4m3", scale=Delayed(4))
     layer = qsim.nn.Linear(2, 1, bias=False, points=qsim.FivePoint(act=spec, grad=spec))
     torch.nn.init.ones_(layer.weight)

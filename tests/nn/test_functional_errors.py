@@ -123,7 +123,7 @@ ONES = torch.ones
         (lambda: _attention((1, 5, 3, 4), (1, 2, 3, 4), enable_gqa=True), ValueError, "must divide the query's 5, got 2 and 2"),
     ],
 )
-def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+def test_errors_are_clear(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 

@@ -116,7 +116,7 @@ def test_wide_points_change_nothing_and_narrow_ones_do(name: str) -> None:
     assert not [module for module in model.modules() if type(module).__module__.startswith("qsim")]
 
 
-def test_conv1d_is_a_linear_layer_whose_weight_lies_the_other_way() -> None:
+def test_conv1d_is_a_linear_layer_with_a_transposed_weight() -> None:
     layer: Any = transformers.pytorch_utils.Conv1D(6, 4)
     x = torch.randn(2, 3, 4)
     for points in (NEAREST, NOISY):
@@ -142,7 +142,7 @@ def test_patterns_of_their_names() -> None:
     assert found == {"transformer.h.0.attn.c_attn": NEAREST, "transformer.h.0.mlp.c_proj": NOISY}
 
 
-def test_what_is_left_alone_cannot_be_asked_for() -> None:
+def test_unsupported_layers_cannot_be_requested() -> None:
     with pytest.raises(ValueError, match=r"'\*.experts' matches no layer that can round; .*experts: has weights of its own: gate_up_proj"):
         qsim.convert(mixtral(), NEAREST, include=["*.experts"])
 

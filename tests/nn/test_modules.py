@@ -152,7 +152,7 @@ def test_points_are_given_as_a_configuration_too() -> None:
         (lambda: _embedding(dtype=torch.int32, _weight=torch.ones(3, 2).int(), _freeze=True), TypeError, "got a table of torch.int32"),
     ],
 )
-def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+def test_errors_are_clear(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 

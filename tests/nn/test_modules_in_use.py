@@ -57,7 +57,7 @@ TRANSFORMS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_of_functions_are_refused_in_words(transform: str) -> None:
+def test_transforms_of_functions_raise_clear_errors(transform: str) -> None:
     with pytest.raises(RuntimeError, match=r"do not support the transforms of torch.func \(grad, vmap, jvp, …\): use backward"):
         TRANSFORMS[transform](qsim.nn.Linear(4, 4, points=NEAREST), torch.randn(3, 4))
     TRANSFORMS[transform](qsim.nn.Linear(4, 4), torch.randn(3, 4))

@@ -90,7 +90,7 @@ def test_checkpointing_replays_the_noise(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("made_again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
-def test_is_told_and_kept_by_its_points(made_again: Callable[[nn.Module], nn.Module]) -> None:
+def test_it_is_printed_and_saved_with_its_points(made_again: Callable[[nn.Module], nn.Module]) -> None:
     module = qsim.nn.Quantize(Quantizer("e4m3", "stochastic", "nonfinite"), "e5m2")
     for one in (module, made_again(module)):
         assert repr(one) == "Quantize(forward=e4m3 Stochastic() nonfinite, backward=e5m2)"
@@ -133,6 +133,6 @@ def test_gradients_of_gradients_are_refused() -> None:
         ),
     ],
 )
-def test_refuses_in_words(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+def test_errors_are_clear(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

@@ -125,7 +125,7 @@ def _refused(device: torch.device, case: str) -> tuple[str, list[float]]:
         ("plain gradient", "TypeError: the gradient of parameter 1 is a plain tensor, the parameter a distributed one"),
     ],
 )
-def test_what_cannot_be_moved_is_refused_before_anything_moves(two: Ranks, case: str, words: str) -> None:
+def test_unsupported_tensors_raise_an_error_before_anything_is_updated(two: Ranks, case: str, words: str) -> None:
     for said, first in two(_refused, case):
         assert said.startswith(words)
         assert first == [1.0, 1.0]
@@ -159,7 +159,7 @@ def test_replicas_do_not_drift(two: Ranks, kind: str) -> None:
     assert not differing(first["results"], second["results"])
 
 
-def test_replicas_with_seeds_of_their_own_drift(two: Ranks) -> None:
+def test_replicas_with_different_seeds_drift(two: Ranks) -> None:
     """So that the test above would see it."""
     first, second = two(_replicas, "AdamW", 5, 1)
     assert "0.up.weight" in differing(first["results"], second["results"])

@@ -187,7 +187,7 @@ def test_learning_rates_that_are_set_later_are_refused_too(make: Any, lr: Any) -
         (torch.float32, {"state": "e4m3", "betas": (0.9, 0.98)}, 1 - 2**-5),
     ],
 )
-def test_second_moments_that_cannot_shrink_are_told(dtype: torch.dtype, options: dict[str, Any], most: float) -> None:
+def test_second_moments_that_cannot_shrink_raise_a_warning(dtype: torch.dtype, options: dict[str, Any], most: float) -> None:
     weights = [torch.nn.Parameter(torch.ones(3, dtype=dtype))]
     with pytest.warns(UserWarning, match=rf"the second moment can grow but not shrink.* betas\[1\] below {most:.4f}") as told:
         optimizer = qsim.optim.AdamW(weights, **options)
@@ -206,7 +206,7 @@ def test_second_moments_that_cannot_shrink_are_told(dtype: torch.dtype, options:
 
 
 @pytest.mark.parametrize("options", [{"state": "fp32"}, {"state_rounding": "stochastic"}, {"betas": (0.9, 0.95)}])
-def test_second_moments_that_can_shrink_are_not_told(options: dict[str, Any]) -> None:
+def test_second_moments_that_can_shrink_raise_no_warning(options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         qsim.optim.AdamW([torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))], **options)

@@ -158,7 +158,7 @@ def test_unscaled_gradients_can_be_clipped(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
-def test_who_unscales(make: Any) -> None:
+def test_whether_the_scaler_or_the_step_unscales(make: Any) -> None:
     """The scaler, unless `fused=True` or a gradient in float16, which it does not unscale; copies and pickles keep the choice."""
     for fused, dtype, due in (
         (None, BF16, False),
@@ -195,7 +195,7 @@ def test_a_step_that_unscales_and_a_scaler_that_does_come_to_the_same(make: Any)
     assert alike(*found)
 
 
-def test_a_scale_that_is_no_power_of_two() -> None:
+def test_a_scale_that_is_not_a_power_of_two() -> None:
     """The gradient is multiplied in float32 by what is nearest to the scale's inverse."""
     p, q = (nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16)) for _ in range(2))
     optimizer, other = (qsim.optim.SGD([x], lr=0.5, update="nearest") for x in (p, q))

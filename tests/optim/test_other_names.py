@@ -112,7 +112,7 @@ def test_the_generator_of_a_step() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_a_step_refuses(change: dict[int, Any], words: list[str]) -> None:
+def test_invalid_arguments_of_a_step(change: dict[int, Any], words: list[str]) -> None:
     given = tensors()
     for number, make in change.items():
         given[number] = make(given[number])
@@ -200,7 +200,7 @@ def test_a_copy_is_quantize(device: torch.device) -> None:
         (torch.zeros(3, dtype=BF16), torch.ones(3, device="meta"), ["target is on cpu, source on meta"]),
     ],
 )  # fmt: skip
-def test_what_a_copy_refuses(target: Tensor, source: Tensor, words: list[str]) -> None:
+def test_invalid_arguments_of_a_copy(target: Tensor, source: Tensor, words: list[str]) -> None:
     before = target.clone()
     with refused(ValueError, *words):
         copy_fp32_to_bf16_stochastic_(target, source)

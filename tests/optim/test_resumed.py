@@ -56,7 +56,7 @@ def _resumed(device: torch.device, folder: str, layout: str, kind: str, flat: bo
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_two_ranks_saved_one_process_resumes(two: Ranks, tmp_path: Path, kind: str) -> None:
+def test_one_process_resumes_a_run_of_two_ranks(two: Ranks, tmp_path: Path, kind: str) -> None:
     for unbroken in two(_saved, str(tmp_path), "fsdp", kind):
         assert not differing(unbroken, alone(kind, 20))
     torch.manual_seed(99)
@@ -81,7 +81,7 @@ def test_two_ranks_resume_what_they_saved(two: Ranks, tmp_path: Path, flat: bool
         ("tp", "fsdp", "SGD"),
     ],
 )
-def test_what_two_ranks_saved_four_resume(two: Ranks, four: Ranks, tmp_path: Path, before: str, after: str, kind: str) -> None:
+def test_four_ranks_resume_a_run_of_two(two: Ranks, four: Ranks, tmp_path: Path, before: str, after: str, kind: str) -> None:
     two(_saved, str(tmp_path), before, kind)
     for resumed in four(_resumed, str(tmp_path), after, kind):
         assert not differing(resumed, alone(kind, 20))
@@ -89,7 +89,7 @@ def test_what_two_ranks_saved_four_resume(two: Ranks, four: Ranks, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["AdamW", "SGD, Kahan"])
-def test_what_four_ranks_saved_two_resume(two: Ranks, four: Ranks, tmp_path: Path, kind: str) -> None:
+def test_two_ranks_resume_a_run_of_four(two: Ranks, four: Ranks, tmp_path: Path, kind: str) -> None:
     four(_saved, str(tmp_path), "fsdp over tp", kind)
     for resumed in two(_resumed, str(tmp_path), "fsdp", kind):
         assert not differing(resumed, alone(kind, 20))

@@ -78,7 +78,7 @@ def test_moments_rounded_to_nearest_are_an_option(device: torch.device) -> None:
     ("make", "options"),
     [(StochasticAdamW, {"lr": 1e-3, "state_dtype": BF16, "state_rounding": "nearest"}), (qsim.optim.AdamW, {}), (qsim.optim.Adam, {})],
 )
-def test_it_takes_what_the_warning_recommends(make: Any, options: dict[str, Any]) -> None:
+def test_it_accepts_the_option_that_the_warning_recommends(make: Any, options: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match="can grow but not shrink") as caught:
         make(parameters(BF16), **options)
     message = str(caught[0].message)
@@ -134,7 +134,7 @@ def test_groups() -> None:
     assert not same_bits(params[1], before[1])
 
 
-def test_what_the_optimizer_refuses() -> None:
+def test_invalid_arguments_of_the_optimizer() -> None:
     with refused(ValueError, "StochasticAdamW: parameter 1 must be bfloat16", "float32", "qsim.optim.AdamW"):
         StochasticAdamW([*parameters(BF16)[:1], *parameters()[:1]], lr=1e-3)
     with refused(ValueError, "state_dtype must be float32 or bfloat16", "float16"):

@@ -175,7 +175,7 @@ def test_nan_and_infinity(carried: str, update: str) -> None:
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("carried", list(CARRIED))
-def test_weights_that_are_no_numbers(carried: str, update: str) -> None:
+def test_weights_that_are_nan(carried: str, update: str) -> None:
     weight, dtype = CARRIED[carried]
     start = torch.tensor([torch.nan, torch.inf, -torch.inf, weight.max, 0.0, -0.0])
     turn = [*CARRIED].index(carried) + ("nearest", "kahan", "stochastic").index(update)
@@ -187,7 +187,7 @@ def test_weights_that_are_no_numbers(carried: str, update: str) -> None:
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
 @pytest.mark.parametrize("make", [qsim.optim.AdamW, qsim.optim.Adam, qsim.optim.SGD])
-def test_what_went_wrong_stays_visible(make: Any, update: str) -> None:
+def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
     for weight, dtype in CARRIED.values():
         p = nn.Parameter(torch.tensor([torch.nan, 1.0, 1.0, 1.0], dtype=DTYPES[dtype]))
         optimizer = make([p], weight=weight, update=update)
@@ -202,7 +202,7 @@ def test_what_went_wrong_stays_visible(make: Any, update: str) -> None:
 
 
 @pytest.mark.parametrize("update", ["nearest", "kahan", "stochastic"])
-def test_finite_weights_saturate_where_there_is_no_infinity(update: str, device: torch.device) -> None:
+def test_finite_weights_saturate_in_formats_without_infinity(update: str, device: torch.device) -> None:
     for weight, dtype, due in ((E4M3, BF16, 448.0), (E4M3, FP32, 448.0), (E5M2, FP16, torch.inf), (BF16, BF16, torch.inf)):
         p = nn.Parameter(torch.tensor([weight.max, -weight.max], dtype=DTYPES[dtype], device=device))
         optimizer = qsim.optim.SGD([p], lr=0.5 * weight.max, weight=weight, update=update, maximize=True)

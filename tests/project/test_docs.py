@@ -75,7 +75,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("somewhere")
 @pytest.mark.parametrize("page", with_python(), ids=name_of)
-def test_a_pages_code_prints_what_stands_below_it(page: Path) -> None:
+def test_a_pages_code_prints_the_output_shown(page: Path) -> None:
     blocks = fenced(page)
     held: dict[str, object] = {"__name__": "__main__"}
     for i, (language, code) in enumerate(blocks):
@@ -88,7 +88,7 @@ def test_a_pages_code_prints_what_stands_below_it(page: Path) -> None:
         assert printed.getvalue() == (follows[1] if follows[0] == "text" else ""), code
 
 
-def test_what_is_printed_stands_below_the_code_that_prints_it() -> None:
+def test_printed_output_is_shown_below_its_code() -> None:
     for page in PAGES:
         languages = [language for language, _ in fenced(page)]
         for before, language in zip(["", *languages], languages, strict=False):

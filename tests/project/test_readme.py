@@ -74,7 +74,7 @@ def test_the_comparison_is_the_full_tables() -> None:
         assert [mark.strip() for mark in marks] == [mark.strip()[:1] for mark in long[name.strip()][: len(marks)]], name
 
 
-def test_what_is_linked_or_shown_is_there() -> None:
+def test_linked_files_and_pictures_exist() -> None:
     linked = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", README)
     targets = [a or b for a, b in linked]
     assert len(targets) > 20

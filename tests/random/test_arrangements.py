@@ -199,7 +199,7 @@ def _shared(device: torch.device) -> list[Tensor]:
 
 
 @NEEDS_GLOO
-def test_what_ranks_draw_for_themselves_is_independent_and_can_be_shared(two: Ranks) -> None:
+def test_draws_of_single_ranks_are_independent_and_can_be_shared(two: Ranks) -> None:
     first, second = two(_own)
     for name in first:
         check_independent(first[name], second[name])

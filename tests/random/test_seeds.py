@@ -107,7 +107,7 @@ def test_nothing_else_draws_from_torchs_generator(x: Tensor) -> None:
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_generator_stands_still_where_nothing_is_random(x: Tensor) -> None:
+def test_the_generator_does_not_advance_without_random_bits(x: Tensor) -> None:
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
     qsim.quantize(x, "e2m1", generator=generator)

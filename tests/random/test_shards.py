@@ -73,7 +73,7 @@ def _refused(device: torch.device, names: str) -> str:
     ("names", "words"),
     [("12", "cut along its first dimension and one other, got cuts along [1, 2]"), ("p0", "redistribute it first"), ("s0", "in one piece")],
 )
-def test_what_has_no_place_is_refused(four: Ranks, names: str, words: str) -> None:
+def test_unsupported_placements_raise_an_error(four: Ranks, names: str, words: str) -> None:
     assert all(words in message for message in four(_refused, names))
 
 

@@ -77,7 +77,7 @@ def test_copies_know_what_follows_from_their_points_and_no_plans() -> None:
             assert getattr(points, fact) == getattr(RECIPE, fact)
 
 
-def test_what_was_saved_without_these_facts_gets_them() -> None:
+def test_old_pickles_without_these_attributes_get_them() -> None:
     points, point = FivePoint.__new__(FivePoint), Quantizer.__new__(Quantizer)
     points.__setstate__({field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(FivePoint)})
     noisy = Quantizer("e5m2", "stochastic")
@@ -87,7 +87,7 @@ def test_what_was_saved_without_these_facts_gets_them() -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_knows_which_points_draw(point: str) -> None:
+def test_points_that_draw_are_recognized(point: str) -> None:
     first = {"grad": "e5m2"} if point == "grad_w" else {}
     for rounding in ("nearest", "up", "odd", "stochastic", Stochastic(bits=2)):
         points = FivePoint(**{**first, point: Quantizer(E4M3, rounding)})

@@ -240,7 +240,7 @@ class TestConvert:
         assert all(layer.points == recipes.mxfp8().points for layer in model)
         assert all(type(layer) is nn.Linear for layer in qsim.revert(model))
 
-    def test_tells_what_is_kept(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_layers_kept_in_high_precision_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
         model = qsim.convert(layers(2), recipes.nvfp4(), verbose=True)
         told = capsys.readouterr().out
         assert told == f"{qsim.nn.conversion(model)}\n"
@@ -287,7 +287,7 @@ def test_scales_of_recipes_may_be_texts() -> None:
         (torch.bfloat16, "points must be a FivePoint, a recipe or its name, .* got torch.bfloat16"),
     ],
 )
-def test_what_is_no_recipe_yet(points: object, message: str) -> None:
+def test_incomplete_recipes_raise_an_error(points: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         qsim.convert(torch.nn.Linear(2, 2), points)  # type: ignore[arg-type]
 

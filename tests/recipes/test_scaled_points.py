@@ -49,13 +49,13 @@ def test_points_go_to_json_and_back() -> None:
 
 
 @pytest.mark.parametrize("scale", [Tensor(), Tiles(16, 16), None])
-def test_what_has_no_direction_is_reused(scale: Tensor | Tiles | None) -> None:
+def test_scales_without_a_direction_can_be_reused(scale: Tensor | Tiles | None) -> None:
     point = Quantizer("e4m3", scale=scale)
     assert FivePoint(point, point, "same", "same", point).weight_bwd == "same"
 
 
 @pytest.mark.parametrize("point", [Quantizer("mxfp4"), Quantizer("e4m3", scale=Channel(0)), Quantizer("e4m3", scale=Tiles(1, 128)), TURNED])
-def test_what_has_a_direction_is_not(point: Quantizer) -> None:
+def test_scales_with_a_direction_cannot_be_reused(point: Quantizer) -> None:
     for name, own in (("act_bwd", "act"), ("weight_bwd", "weight")):
         with pytest.raises(ValueError, match=rf'{name}="same" cannot reuse .*{own}'):
             FivePoint(act=point, weight=point, **{name: "same"})  # type: ignore[arg-type]
@@ -108,12 +108,12 @@ ALONG = Quantizer("e4m3", scale=Channel(0))
         ),
     ],
 )
-def test_what_an_operation_cannot_do(call: Callable[[], object], said: str) -> None:
+def test_unsupported_points_of_an_operation(call: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
 
 
-def test_an_input_beside_a_gradient_is_transformed_as_that_is() -> None:
+def test_an_input_multiplied_by_a_gradient_has_the_same_transform() -> None:
     """NVFP4's recipe transforms the operands of ∇W alone; in attention an input stands in the weight's place for ∇A, too."""
     wide, turned = Quantizer("fp32"), Quantizer("fp32", transform=Hadamard(4))
     for points in (FivePoint(wide, wide, turned, wide, wide, turned), FivePoint(wide, wide, wide, turned, turned, wide)):

@@ -35,7 +35,7 @@ def test_ocps_rule_saturates_and_the_rounded_up_one_does_not() -> None:
     assert qsim.quantize(x, Block("e4m3", 32, rule="ceil"))[0] == 960
 
 
-def test_what_is_not_finite_stays_in_its_block() -> None:
+def test_non_finite_values_stay_in_their_block() -> None:
     for name, block in NAMED.items():
         x = torch.randn(64, 256)
         x[3, 5], x[40, 200] = math.nan, -math.inf
@@ -45,7 +45,7 @@ def test_what_is_not_finite_stays_in_its_block() -> None:
 
 
 @pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Channel(0), scaling.Blocks(4), scaling.Tiles(2, 2)], ids=str)
-def test_values_lie_in_memory_as_the_input_does(scale: scaling.Scaling) -> None:
+def test_values_have_the_memory_layout_of_the_input(scale: scaling.Scaling) -> None:
     images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     for x in (torch.randn(5, 7).t(), images, torch.randn(4, 8)[:, ::2], torch.randn(3, 1).expand(3, 4)):
         found = qsim.quantize(x, "e2m1", scale=scale)
@@ -53,7 +53,7 @@ def test_values_lie_in_memory_as_the_input_does(scale: scaling.Scaling) -> None:
         assert torch.equal(found, qsim.quantize(x.contiguous(), "e2m1", scale=scale))
 
 
-def test_scales_that_need_no_more_than_their_name_are_resolved_from_it() -> None:
+def test_scales_without_arguments_are_resolved_by_name() -> None:
     x = torch.tensor([[0.001, 0.003], [100.0, 300.0]])
     assert scaling.resolve("tensor") == scaling.resolve("Tensor()") == scaling.Tensor()
     assert scaling.resolve("delayed") == scaling.Delayed()

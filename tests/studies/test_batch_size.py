@@ -64,7 +64,7 @@ def test_a_batch_summed_up_from_parts_learns_as_well(found: Found) -> None:
 
 
 @pytest.mark.parametrize("scale", [PLAIN, IN_RANGE])
-def test_a_bit_is_made_up_for_by_at_most_four_times_the_batch(found: Found, scale: str) -> None:
+def test_at_most_four_times_the_batch_compensates_for_a_bit(found: Found, scale: str) -> None:
     """And by no smaller one: fewer bits never make gradients vary less."""
     factors = [r for r in found[1] if r.run.like and r.run.loss_scale == scale]
     assert len(factors) == SETTINGS.seeds

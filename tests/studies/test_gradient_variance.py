@@ -115,7 +115,7 @@ def test_runs_are_the_sizes_and_bits_that_were_chosen() -> None:
         ({"seeds": 1}, "seeds: must be at least 2, got 1"),
     ],
 )
-def test_settings_that_say_nothing_are_refused(change: dict[str, Any], wording: str) -> None:
+def test_settings_without_information_raise_an_error(change: dict[str, Any], wording: str) -> None:
     with pytest.raises(ValueError, match=wording):
         GradientVariance().runs(replace(Settings(), **change))
 

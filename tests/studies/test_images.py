@@ -106,7 +106,7 @@ def test_a_wide_resnet_16_4_has_its_parameters() -> None:
     assert net.blocks(net.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 256, 8, 8)
 
 
-def test_folders_that_hold_nothing_known_are_told(tmp_path: Path) -> None:
+def test_folders_without_known_files_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data: must be 'digits' or a folder with images; there is no folder '.*none'"):
         images(str(tmp_path / "none"), CPU)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(random((2, 28, 28))))
@@ -118,7 +118,7 @@ def test_folders_that_hold_nothing_known_are_told(tmp_path: Path) -> None:
     "content",
     [b"", b"\0\0\x08", b"\0\0\x09\1\0\0\0\1a", b"\0\0\x08\0a", b"\0\0\x08\1\0\0\0\2a", b"\0\0\x08\1\0\0\0\1ab", b"\0\0\x08\3\0\0\0\1"],
 )
-def test_files_that_are_no_idx_files_are_told(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_idx_files_raise_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
     for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
         (tmp_path / name).write_bytes(idx(random((2,))))
@@ -126,7 +126,7 @@ def test_files_that_are_no_idx_files_are_told(tmp_path: Path, content: bytes) ->
         images(str(tmp_path), CPU)
 
 
-def test_images_without_labels_are_told(tmp_path: Path) -> None:
+def test_images_without_labels_raise_an_error(tmp_path: Path) -> None:
     for part, labels in (("train", 3), ("t10k", 2)):
         (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(idx(random((2, 28, 28))))
         (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(idx(random((labels,), 10)))
@@ -150,7 +150,7 @@ class Harmful:
         (pickle.dumps({b"data": Harmful(), b"labels": [1]}), "it asks for .*print"),
     ],
 )
-def test_batches_that_are_no_pickles_of_arrays_are_told(
+def test_batches_that_are_not_pickled_arrays_raise_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
 ) -> None:
     write_python(tmp_path)
@@ -161,7 +161,7 @@ def test_batches_that_are_no_pickles_of_arrays_are_told(
 
 
 @pytest.mark.parametrize("length", [0, 3072, 3074])
-def test_batches_of_another_length_are_told(tmp_path: Path, length: int) -> None:
+def test_batches_of_a_wrong_length_raise_an_error(tmp_path: Path, length: int) -> None:
     write_binary(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(bytes(length))
     with pytest.raises(ValueError, match=rf"test_batch.bin is not a batch of CIFAR-10's binary version: it has {length} bytes"):

@@ -36,7 +36,7 @@ def test_batches_follow_from_the_generator(tmp_path: Path) -> None:
     assert not torch.equal(first, other)
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_text_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data: must be 'library', a file or a folder; .* does not exist"):
         text(str(tmp_path / "none"), 8, CPU)
     (tmp_path / "short").write_bytes(b"short")

@@ -156,7 +156,7 @@ def test_frequencies_are_those_of_the_text_to_learn_from() -> None:
     assert frequencies_loss(words) == pytest.approx(-0.5 * (math.log(76 / 356) + math.log(26 / 356)))
 
 
-def test_a_loss_that_is_no_number_is_infinite(tmp_path: Path) -> None:
+def test_a_nan_loss_is_infinite(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"ab" * 1000)
     how = GPTTraining("tiny", MIXED, 0.1, 1, 2, 8, 0.0, 0)
     model, _ = begin(how, CPU)

@@ -61,7 +61,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
             assert losses[-1] == result["loss"]
 
 
-def test_the_report_tells_what_was_measured(found: tuple[studies.Report, Findings]) -> None:
+def test_the_report_shows_the_measurements(found: tuple[studies.Report, Findings]) -> None:
     report, findings = found
     perplexities, speeds, more_bits = (part for part in report.parts if isinstance(part, studies.Table))
     for method, label in METHODS.items():
@@ -131,7 +131,7 @@ def test_states_and_gradients_in_more_bits(states: str, gradients: str) -> None:
     assert weight.dtype == torch.bfloat16
 
 
-def test_torch_without_gradients_in_other_dtypes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_gradients_in_other_dtypes_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Old:
         """torch, as it was."""
 
@@ -241,6 +241,6 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
         ({"steps": 1}, "steps: must be at least 2, because the first is not timed; got 1"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(chosen: dict[str, object], told: str) -> None:
+def test_invalid_settings_raise_an_error(chosen: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         studies.plan("llm", settings=chosen).todo()

@@ -57,7 +57,7 @@ def test_claims_about_biases_are_decided_by_them(found: Found) -> None:
     assert [row[:2] for row in table.rows] == [["1", "-0.25"], ["6", "-0.00781"]]
 
 
-def test_nets_lose_by_one_bit_that_is_cut_off_and_not_by_a_corrected_one(found: Found) -> None:
+def test_nets_lose_with_one_truncated_bit_and_not_with_a_corrected_one(found: Found) -> None:
     """One bit takes a quarter of a gap, 1/64 to 1/32, from inputs and from gradients: a learning rate that is lower by 3 to 6 %."""
     cut, corrected, six, every = (losses(found, "e4m3", *which) for which in ((1, False), (1, True), (6, False), (32, False)))
     seeds = max(every) - min(every)

@@ -36,7 +36,7 @@ def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
         assert way.measured.value == way.exact
 
 
-def test_decay_makes_walks_late_and_a_higher_floor_mends_it(findings: Findings) -> None:
+def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Findings) -> None:
     slow, fast = (way.measured.value for way in findings.stochastic)
     exact = findings.exact[0].measured.value
     # What the closed form says, which the test above holds the measured ones against.
@@ -107,7 +107,7 @@ def test_exact_weights_take_the_steps_that_the_paper_reports() -> None:
     assert exact_steps(low.schedule(low.steps), low.levels) == pytest.approx(4600, abs=5)
 
 
-def test_levels_that_are_not_equally_far_apart_are_refused() -> None:
+def test_levels_that_are_not_equally_far_apart_raise_an_error() -> None:
     study = RandomWalk()
     with pytest.raises(ValueError, match=r"levels: must be in \[1, 64\], where they are equally far apart; got 65"):
         study.runs(replace(study.settings(), levels=65))

@@ -53,7 +53,7 @@ def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(f
     assert (single.printed > 0).all()
 
 
-def test_of_a_single_weight_the_mended_bound_holds_where_the_printed_one_does_not(findings: Findings) -> None:
+def test_for_a_single_weight_the_corrected_bound_holds_and_the_published_one_does_not(findings: Findings) -> None:
     below = 0
     for rate in findings.settings.rates:
         curves = findings.lone(rate)
@@ -64,7 +64,7 @@ def test_of_a_single_weight_the_mended_bound_holds_where_the_printed_one_does_no
     assert below > 0
 
 
-def test_where_the_proof_of_theorem_1_takes_too_much_for_lost() -> None:
+def test_where_the_proof_of_theorem_1_assumes_too_many_lost_updates() -> None:
     """The last level below 2 loses updates up to 2**-8, not up to 2**-8 times itself."""
     weight = torch.tensor([2 - 2.0**-7])
     for update, lost in ((0.99 * 2.0**-8, True), (1.01 * 2.0**-8, False)):

@@ -144,7 +144,7 @@ def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     assert json.dumps(found.values) == json.dumps(values)
 
 
-def test_what_is_no_result_is_named(tmp_path: Path) -> None:
+def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
     studies.run(Coins(), out=tmp_path)
     file = tmp_path / "results.jsonl"
     content = file.read_text()
@@ -219,7 +219,7 @@ def test_settings_are_defaults_of_the_form() -> None:
     assert studies.plan(Coins(), settings={"seeds": 1}).settings == Settings(seeds=1)
 
 
-def test_a_quick_form_says_that_it_proves_nothing(tmp_path: Path) -> None:
+def test_a_quick_form_warns_that_its_verdicts_are_not_evidence(tmp_path: Path) -> None:
     for form, said in (("quick", True), ("default", False)):
         studies.run(Coins(), form=form, out=tmp_path / form)
         assert ("its verdicts are not evidence" in (tmp_path / form / "report.md").read_text()) == said

@@ -152,7 +152,7 @@ def test_a_rank_that_dies_between_two_calls(two: Ranks, seen: bool, monkeypatch:
             check(two)
 
 
-def test_an_interrupted_call_leaves_no_answers_behind(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_leaves_no_stale_answers(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Patience) -> str:
         raise KeyboardInterrupt
 

@@ -289,7 +289,7 @@ def test_float64_complex_and_inference() -> None:
     assert y.tolist() == [1.1015625] * 3
 
 
-def test_overflow_is_as_in_the_format_unless_told() -> None:
+def test_overflow_follows_the_format_by_default() -> None:
     x = torch.tensor([3e38, -3e38]) * 1.0
     for fmt, overflow, due in (("bf16", None, torch.inf), ("bf16", "saturate", 3.3895313892515355e38), ("e4m3", None, 448.0)):
         with qsim.fpu(fmt, overflow=overflow):

@@ -59,7 +59,7 @@ def test_the_same_points_need_the_same_batch(model: nn.Linear, generator: torch.
     assert same.factor.value == 1.0
 
 
-def test_a_bit_costs_no_more_than_four_times_the_batch(generator: torch.Generator) -> None:
+def test_a_bit_costs_at_most_four_times_the_batch(generator: torch.Generator) -> None:
     # Batches are all but alike: what varies is rounding, and a factor of 4 is all but reached. Where 2048 numbers lie between their
     # neighbours decides it to 1.5 %: each one's `p (1 - p)` varies by 45 % around 1/6, for both operands, in both variances.
     net = qsim.convert(nn.Linear(32, 32, bias=False), qsim.FivePoint())
@@ -98,7 +98,7 @@ def test_a_recipe_spares_the_first_and_the_last_layer(generator: torch.Generator
     assert found.points == str(recipe)
 
 
-def test_what_it_returns_goes_into_tables_and_json(model: nn.Linear, generator: torch.Generator) -> None:
+def test_results_become_tables_and_json(model: nn.Linear, generator: torch.Generator) -> None:
     found = batch_for(model, exact.linear_loss, exact.batches(4, generator), stochastic(1), stochastic(2))
     assert isinstance(found, BatchFactors)
     rows = json.loads(json.dumps(found.rows()))

@@ -76,7 +76,7 @@ def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torc
     assert (found.rounding.value, found.rounding.low, found.rounding.high) == (0.0, 0.0, 0.0)
 
 
-def test_intervals_hold_what_many_batches_find(generator: torch.Generator) -> None:
+def test_intervals_contain_the_result_of_many_batches(generator: torch.Generator) -> None:
     """Over the distribution that batches come from, not for the batches at hand: so these have to be drawn again."""
     model = layer(BACKWARD, generator)
     a_sixteenth = [exact.Fraction(k, 16) for k in range(-32, 33)]
@@ -94,7 +94,7 @@ def test_intervals_hold_what_many_batches_find(generator: torch.Generator) -> No
     assert min(covered.values()) >= 0.62 * trials, covered
 
 
-def test_what_it_returns_goes_into_tables_json_and_figures(generator: torch.Generator) -> None:
+def test_results_become_tables_json_and_figures(generator: torch.Generator) -> None:
     model = nn.Sequential(layer(BACKWARD, generator), nn.Linear(exact.OUTPUTS, exact.OUTPUTS))
     found = gradient_error(model, exact.linear_loss, exact.batches(3, generator), draws=2)
     assert isinstance(found, GradientErrors)

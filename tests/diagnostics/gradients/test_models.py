@@ -153,7 +153,7 @@ def forgets(model: nn.Module, x: Tensor) -> Tensor:
         ({"level": 95}, ValueError, "level must be a probability between 0 and 1, got 95"),
     ],
 )
-def test_bad_input_is_refused_in_words(change: dict[str, Any], kind: type[Exception], wording: str) -> None:
+def test_bad_input_raises_clear_errors(change: dict[str, Any], kind: type[Exception], wording: str) -> None:
     given: dict[str, Any] = {"model": dense({"act": "e4m3"}), "loss": loss, "batches": batches(8, 32)}
     with pytest.raises(kind, match=r"gradient_error: .*" + wording):
         gradient_error(**(given | change))

@@ -341,7 +341,7 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"model": NEAREST, "points": net}, TypeError, "convert: model must be a torch.nn.Module, got FivePoint"),
     ],
 )
-def test_refuses_in_words_and_changes_nothing(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
+def test_errors_are_clear_and_nothing_changes(arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
     model = net()
     with pytest.raises(kind, match=words):
         qsim.convert(**{"model": model, "points": NEAREST, **arguments})
@@ -359,6 +359,6 @@ def test_patterns_of_a_model_without_layers() -> None:
     assert str(qsim.nn.conversion(qsim.convert(nn.Sequential(nn.ReLU()), NEAREST))) == "no layer that could round"
 
 
-def test_a_model_in_which_nothing_can_round_is_told() -> None:
+def test_a_model_in_which_nothing_can_round_raises_an_error() -> None:
     with pytest.warns(UserWarning, match="convert: the model has no layer that could round"):
         qsim.convert(nn.Sequential(nn.LSTM(2, 2), nn.ReLU()), NEAREST)

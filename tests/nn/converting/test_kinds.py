@@ -157,7 +157,7 @@ class Experts(nn.Module):
         self.gate = nn.Linear(4, 2)
 
 
-def test_what_is_not_known_is_left_alone_and_named() -> None:
+def test_unknown_layers_are_left_alone_and_named() -> None:
     model = nn.Sequential(
         Doubling(4, 4), Experts(), nn.LSTM(4, 4), nn.EmbeddingBag(3, 4), nn.Bilinear(2, 2, 2), nn.LayerNorm(4), nn.Linear(4, 4)
     )
@@ -177,7 +177,7 @@ def test_what_is_not_known_is_left_alone_and_named() -> None:
 
 
 @pytest.mark.parametrize("argument", ["include", "points"])
-def test_what_is_not_known_cannot_be_asked_for(argument: str) -> None:
+def test_unknown_layers_cannot_be_requested(argument: str) -> None:
     model = nn.Sequential(Doubling(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4))
     for name, reason in (("0", "convert does not know .*Doubling"), ("1", "has weights of its own: weight_ih_l0")):
         given = {"include": [name]} if argument == "include" else {"points": {name: NEAREST, "2": NEAREST}}

@@ -85,7 +85,7 @@ def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act:
 @pytest.mark.parametrize("fmt", [E4M3, E2M1, Float(4, 1), Float(4, 0), Float(4, 1, signed=False), Float(3, 2, subnormals=False)], ids=repr)
 @pytest.mark.parametrize("act", [None, "e4m3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_kept_as_codes_is_what_rounding_gives(device: torch.device, fmt: Format, act: str | None, dtype: torch.dtype) -> None:
+def test_saved_codes_decode_to_the_rounded_values(device: torch.device, fmt: Format, act: str | None, dtype: torch.dtype) -> None:
     """Not a number included, for which many narrow formats have no code."""
     values = [*fmt.values(), 1.3, -2.7, 1e-9, -0.0, math.inf, -math.inf, math.nan]
     a = torch.tensor([values], dtype=dtype, device=device)
@@ -97,7 +97,7 @@ def test_what_is_kept_as_codes_is_what_rounding_gives(device: torch.device, fmt:
     assert torch.equal(grad[0].nan_to_num(nan=-77), qsim.quantize(a[0], fmt).nan_to_num(nan=-77))
 
 
-def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) -> None:
+def test_the_same_rounding_is_saved_as_its_codes(device: torch.device) -> None:
     given = operands(linear(5, 7), torch.float32, device)
     torch.manual_seed(4)
     codes, _ = kept(POINTS["same"], linear(5, 7), given)
@@ -107,7 +107,7 @@ def test_what_is_kept_of_the_same_rounding_is_its_codes(device: torch.device) ->
 
 
 @pytest.mark.parametrize("points", ["act", "wide", "same, wide", "same as nothing"])
-def test_what_has_no_narrow_code_is_kept_as_it_is(device: torch.device, points: str) -> None:
+def test_values_without_narrow_codes_are_saved_unchanged(device: torch.device, points: str) -> None:
     a, w, _ = given = operands(linear(5, 7), torch.float32, device)
     assert [x.data_ptr() for x in kept(POINTS[points], linear(5, 7), given)] == [a.data_ptr(), w.data_ptr()]
 

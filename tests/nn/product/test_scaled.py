@@ -300,7 +300,7 @@ def test_the_bias_is_added_to_the_scaled_result(case: Case) -> None:
     assert torch.equal(gradient, upstream.sum([0, 2, 3] if a.dim() == 4 else [0, 1]))
 
 
-def test_gradients_are_rounded_once_per_product_where_scales_lie_along_directions() -> None:
+def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> None:
     """With stochastic rounding two roundings draw other bits: those of the product that has its own."""
     x, w = torch.eye(6).requires_grad_(), torch.eye(6).requires_grad_()
     g = torch.randn(6, 6)
@@ -340,7 +340,7 @@ def test_a_table_is_scaled_along_its_rows() -> None:
     assert torch.equal(gradient, torch.zeros(7, 40).index_add(0, index.flatten(), rows))
 
 
-def test_what_passes_through_is_scaled_both_ways() -> None:
+def test_gradients_that_pass_through_are_scaled_both_ways() -> None:
     layer = qsim.nn.Quantize(forward="mxfp4", backward="nvfp4")
     x, g = torch.randn(5, 40).exp().requires_grad_(), torch.randn(5, 40).exp()
     y = layer(x)

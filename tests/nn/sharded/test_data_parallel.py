@@ -187,7 +187,7 @@ def _reverted(device: torch.device) -> tuple[list[str], Tensor, Tensor]:
     return [type(module).__name__ for module in net.modules()], net(x), model(device)(x)
 
 
-def test_what_fsdp_shards_can_be_reverted(two: Ranks) -> None:
+def test_models_that_fsdp_shards_can_be_reverted(two: Ranks) -> None:
     for names, y, expected in two(_reverted):
         assert names.count("FSDPLinear") == 4
         torch.testing.assert_close(y, expected)

@@ -137,7 +137,7 @@ ALL_BUT_WEIGHT = FivePoint(None, "e2m1", None, "same", noisy("e2m1"))
     [(("all", "all"), NOISY), (("all", "0"), ALL_BUT_GRAD), (("all", "0"), REUSED), (("2", "1"), ALL_BUT_WEIGHT)],
     ids=lambda given: "-".join(given) if isinstance(given, tuple) else "",
 )
-def test_what_is_whole_on_every_rank_rounds_alike_however_ranks_are_seeded(two: Ranks, places: tuple[str, str], points: FivePoint) -> None:
+def test_replicated_tensors_round_identically_however_ranks_are_seeded(two: Ranks, places: tuple[str, str], points: FivePoint) -> None:
     x, w, g = coarse(3, 5, 18, seed=0), coarse(13, 18, seed=1), coarse(3, 5, 13, seed=3)
     (first, alone, _), (second, other, _) = two(_linear, points, places, x, w, g)
     assert alike(first, alone), "as the first rank rounds it alone"
@@ -359,7 +359,7 @@ def _refused(device: torch.device) -> list[str]:
     return said
 
 
-def test_what_cannot_be_multiplied_is_refused_in_words(two: Ranks) -> None:
+def test_unsupported_placements_raise_clear_errors(two: Ranks) -> None:
     for said in two(_refused):
         mixed = "TypeError: the operands of a product must be all distributed tensors or none, got "
         assert said[:3] == [mixed + "Tensor, DTensor", mixed + "DTensor, Tensor", mixed + "DTensor, DTensor, Tensor"]

@@ -45,7 +45,7 @@ def test_arguments_are_refused(options: dict[str, Any], error: type[Exception], 
 
 
 @pytest.mark.parametrize("optimizer", [None, nn.Linear(1, 1), Quantized(sgd(3)[1])])
-def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
+def test_objects_that_are_not_optimizers_raise_an_error(optimizer: Any) -> None:
     with refused(TypeError, "optimizer must be a torch.optim.Optimizer", type(optimizer).__name__):
         Quantized(optimizer)
 
