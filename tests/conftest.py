@@ -18,17 +18,17 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# One thread computes: tensors of tests are small, pytest-xdist has a process for every core already, and threads of processes that compete
-# for cores mostly wait for one another. Another number is tried with OMP_NUM_THREADS, which also reaches the processes that tests start.
+# One thread computes: tensors of tests are small, pytest-xdist already has a process for every core, and threads of competing processes
+# mostly wait for each other. OMP_NUM_THREADS sets another number, also for the processes that tests start.
 if "OMP_NUM_THREADS" not in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
-# Compiled graphs are kept by what they call, and would survive a change of what an operator becomes in them.
+# Compiled graphs are cached by the operators that they call, and would survive a change of an operator's decomposition.
 _KERNELS = sorted((Path(__file__).parents[1] / "kernels" / "qsim_kernels").glob("**/*.py"))
 os.environ.setdefault("TORCH_COMPILE_CACHE_KEY_TAG", hashlib.sha256(b"".join(path.read_bytes() for path in _KERNELS)).hexdigest())
 
-# Inductor's cache does not depend on ATEN_CPU_CAPABILITY, and code that it kept for one kind does not compile for another.
+# Inductor's cache key lacks ATEN_CPU_CAPABILITY, and code cached for one kind does not compile for another.
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}_{kernels}")
 
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores, for tests of ranks and of programs mostly wait for other processes; two more are slower."""
+    """One process more than there are cores, because tests of ranks and of programs mostly wait for others; two more are slower."""
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) + 1
 
 
@@ -68,7 +68,7 @@ def session_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Every device that a test can have: each with its own implementation of the operators."""
+    """Every device for tests: each has its own implementation of the operators."""
     return torch.device(request.param)
 
 
@@ -79,7 +79,7 @@ def _seeded(session_seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned() -> Iterator[None]:
-    """Fills memory that `torch.empty` hands out with NaN (the largest number, for integers), so that no result is right by accident."""
+    """Fill memory that `torch.empty` returns with NaN (the largest number, for integers), so that no result is right by accident."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -89,7 +89,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def plain_arithmetic() -> Iterator[None]:
-    """GPUs convolve float32 in TF32 unless told otherwise; tensors as small as tests have are not worth a second thread."""
+    """GPUs convolve float32 in TF32 by default; tensors of tests are too small for a second thread."""
     before = torch.backends.cudnn.allow_tf32, torch.get_num_threads()
     torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(1)
@@ -100,9 +100,9 @@ def plain_arithmetic() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def quick_study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Carries out the quick form of a study, with settings that are given, and gives its plan.
+    """Run the quick form of a study with given settings, and return its plan.
 
-    All processes of pytest-xdist share what the first of them has found: every file of tests has one study with one choice of settings.
+    All processes of pytest-xdist share the results of the first: every test file has one study with one choice of settings.
     """
     from filelock import FileLock
 

@@ -73,7 +73,7 @@ def test_the_way_from_a_call_to_the_kernel_stays_short(capsys: pytest.CaptureFix
 
 def test_calls_within_a_file_and_outside_of_qsim_are_not_counted() -> None:
     assert calls_between_files(lambda: sorted([3, 1])) == 0
-    # Into `random.py`, where functions call one another.
+    # Into `random.py`, where functions call each other.
     assert calls_between_files(lambda: streams.rank_stream(3)) == 1
     small, large = (calls_between_files(lambda count=count: qsim.quantize(torch.ones(count), "e4m3")) for count in (3, 10**5))  # type: ignore[misc]
     assert small == large

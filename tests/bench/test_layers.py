@@ -32,7 +32,7 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of which no step takes long."""
+    """Models whose steps are all fast."""
     monkeypatch.setitem(_models.SIZES, "tiny", (GPTSize(1, 2, 8, 16, 8, 2), ConvSize(4, 1, 3, 8, 2)))
 
 
@@ -46,7 +46,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def qtorch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """A stand-in for QPyTorch that notes what it is asked for."""
+    """A stand-in for QPyTorch that records its calls."""
     asked: list[tuple[int, int, str]] = []
 
     def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
@@ -61,7 +61,7 @@ def qtorch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
 
 
 def run_once(calls: list[Call], clock: Clock, seconds: float) -> list[float]:
-    """Calls everything once, and says how long it is to have taken."""
+    """A stand-in for timing that calls everything once, and returns the given times."""
     for call in calls:
         call()
     return [3.0, 1.0][-len(calls) :]
@@ -75,7 +75,7 @@ def three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, module: Any) -> Seen:
-    """The models whose steps are made, with what they are given."""
+    """Record the models whose steps are created, and their arguments."""
     seen: Seen = []
     make = module._step
 
@@ -168,7 +168,7 @@ def test_train_measures_every_model_without_points_and_with_them(
     variants = ("native", "five points", "QPyTorch's way, fp32")
     assert [(row["model"], row["variant"]) for row in rows] == [(model, variant) for model in ("gpt", "conv") for variant in variants]
     assert all(row["how"] == "eager" for row in rows)
-    # 2 × 8 tokens and 2 images a step, which takes three seconds in the native model and one in the others.
+    # 2 × 8 tokens and 2 images per step, which takes three seconds in the native model and one in the others.
     measured = [(row["milliseconds"], row["per_second"], row["ratio"]) for row in rows if "note" not in row]
     expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
     assert measured == [pytest.approx(each) for each in expected]
@@ -182,7 +182,7 @@ def test_train_measures_every_model_without_points_and_with_them(
 def test_all_layers_but_the_last_have_points(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, qtorch: Any) -> None:
     seen = watch(monkeypatch, train)
     bench(capsys, *TRAIN, "--peers")
-    # In their order: a GPT thrice, a convolutional net twice.
+    # In order: three GPTs, two convolutional nets.
     counts = [len(qsim.nn.conversion(model).changed) for model, _ in seen]
     assert counts == [0, 4, 0, 0, 9]
     theirs = [name for name, module in seen[2][0].named_modules() if type(module).__name__ == "QPyTorchLinear"]

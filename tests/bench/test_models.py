@@ -29,7 +29,7 @@ def test_the_small_gpt_has_gpt_2s_shapes() -> None:
     assert block["merge.weight"] == (768, 768)
     assert block["up.weight"] == (3072, 768)
     assert block["down.weight"] == (768, 3072)
-    # GPT-2 has 124439808 parameters with a vocabulary of 50257; this one's is rounded up to a multiple of 128.
+    # GPT-2 has 124439808 parameters with a vocabulary of 50257; this one is rounded up to a multiple of 128.
     assert sum(parameter.numel() for parameter in model.parameters()) == 124439808 + (50304 - 50257) * 768
 
 
@@ -48,7 +48,7 @@ def test_the_gpt_predicts_from_the_past_alone() -> None:
     model, (x, target), _ = _models.make("gpt", "tiny", CPU, torch.float32)
     logits: list[Tensor] = []
     model.head.register_forward_hook(lambda module, inputs, output: logits.append(output.detach()))
-    # Weights as small as the ones it starts with would hide a difference.
+    # Weights as small as the initial ones would hide a difference.
     for parameter in model.parameters():
         parameter.data.mul_(4)
     other = x.clone()
@@ -88,14 +88,14 @@ def test_every_variant_starts_from_the_same_model_and_batch(name: str) -> None:
 
 
 def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
-    """Rounds as QPyTorch is asked to, but as qsim does."""
+    """Round with qsim as QPyTorch would."""
     return qsim.quantize(x, Float(exp, man), rounding=rounding)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
 def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
-    # A different format at each point, so that none can be mistaken for another.
+    # A different format at each point, so that mix-ups are visible.
     points = FivePoint(Float(4, 3), Float(3, 4), Float(4, 1), Float(5, 2), Float(4, 2))
     ours = qsim.nn.Linear(5, 4, bias, points=points)
     theirs = QPyTorchLinear(ours, points, float_quantize)

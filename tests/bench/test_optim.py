@@ -1,4 +1,4 @@
-"""Tests of `qsim bench optim`: which steps are measured, on what, which peers, and errors for bad arguments. Speed is not tested."""
+"""Tests of `qsim bench optim`: the measured steps, tensors and peers, and errors for bad arguments. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of which no step takes long."""
+    """A model whose steps are fast."""
     monkeypatch.setitem(GPTS, "tiny", ("a tiny GPT", 1, 16))
 
 
@@ -80,7 +80,7 @@ def test_steps_measure_every_work_on_both_sets_of_tensors(capsys: pytest.Capture
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         assert row["ratio"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
         assert row["ratio"] > 0
-        # The CPU launches nothing, and the host does the work.
+        # The CPU has no launches, and the host does the work.
         assert row["launches"] is None
         assert row["host_microseconds"] is None
 
@@ -160,7 +160,7 @@ def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str
     heading, _, first, peer_titles, peer, _, second, titles, *rows = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
     assert heading.endswith("2^6 elements")
-    # Peers are timed before a profiler has been at work.
+    # Peers are timed before a profiler has been active.
     assert (first, second) == ("peers", "steps")
     assert peer_titles.endswith("  ratio")
     assert titles.endswith("  ratio")
@@ -221,7 +221,7 @@ def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Stand-ins for the packages that note what their optimizers are told."""
+    """Stand-ins for the packages that record the arguments of their optimizers."""
     seen: list[tuple[str, dict[str, Any]]] = []
     for module, name in (("torchao.optim", "_AdamW"), ("optimi", "AdamW"), ("d9d.optim.stochastic", "StochasticAdamW")):
 
@@ -392,5 +392,5 @@ def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["ratio"] > 0 for row in rows)
     for row in rows[2:]:
         assert row["host_microseconds"] > 0
-        # One group is moved by at most three launches, however many tensors it has; a copy takes one tensor.
+        # One group takes at most three launches, however many tensors it has; a copy takes one tensor.
         assert 1 <= row["launches"] <= (row["count"] if row["states"] == "-" else 3)

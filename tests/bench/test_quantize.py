@@ -128,7 +128,7 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
     monkeypatch.setattr(runtime, "jit_post_compile_hook", hook)
     with _sweep.compilations() as names:
         for name in ("quantize_kernel", "quantize_kernel", "encode_kernel"):
-            # As triton calls it.
+            # In triton's notation.
             runtime.jit_post_compile_hook(key="", repr="", fn=types.SimpleNamespace(name=name), compile={}, already_compiled=False)
     assert names == ["quantize_kernel", "quantize_kernel", "encode_kernel"]
     assert seen == ["before"] * 3
@@ -139,13 +139,13 @@ def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.M
 def test_memory_on_the_cpu_is_that_of_temporaries_alone() -> None:
     moved, extra = _memory.in_new_process("quantize e4m3", 2**22)
     assert moved == 32 * MIB
-    # At most pieces of a piecewise computation: less than either tensor. How much the process keeps of what it frees varies.
+    # At most chunks of a chunked computation: less than either tensor. How much freed memory the process keeps varies.
     assert extra < 16 * MIB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_lists_every_call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # How much this process grows says nothing, for it has freed memory before. What goes in and comes out is the same anywhere.
+    # This process's growth is meaningless, because it has freed memory before. Input and output are the same anywhere.
     monkeypatch.setattr(_memory, "in_new_process", _memory._cpu_growth)
     rows = bench(capsys, "--only", "memory", "--elements", "2^20")["rows"]
     assert [row["work"] for row in rows] == list(CALLS)
@@ -164,7 +164,7 @@ def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str
     assert heading.startswith("CPU, ")
     assert f"torch {torch.__version__}, triton " in heading
     assert heading.endswith("2^6 elements")
-    # Parts come in their own order, whatever order they were asked for in.
+    # Parts run in their own order, whatever order was requested.
     assert [line for line in tables if line in ("quantize", "host")] == ["quantize", "host"]
     titles = [line for line in tables if line.endswith("  ratio")]
     assert len(titles) == 2
@@ -176,7 +176,7 @@ def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def qtorch(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, str]]]:
-    """A stand-in for QPyTorch that notes what it is asked for."""
+    """A stand-in for QPyTorch that records its calls."""
     asked: list[tuple[int, int, str]] = []
 
     def float_quantize(x: torch.Tensor, exp: int, man: int, rounding: str = "stochastic") -> torch.Tensor:
@@ -192,7 +192,7 @@ def qtorch(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, str
 
 def test_peers_round_the_same_formats(capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]) -> None:
     rows = bench(capsys, "--only", "peers", "--peers", "qpytorch", "--formats", "e4m3,fp16,int8")["rows"]
-    # QPyTorch has no rounding upwards, and calls other things integers.
+    # QPyTorch has no rounding upwards, and its integers are different.
     places = [("e4m3", "nearest"), ("e4m3", "stochastic"), ("fp16", "nearest"), ("fp16", "stochastic")]
     assert [(row["format"], row["rounding"]) for row in rows] == places
     assert list(dict.fromkeys(qtorch)) == [(4, 3, "nearest"), (4, 3, "stochastic"), (5, 10, "nearest"), (5, 10, "stochastic")]

@@ -12,14 +12,14 @@ from qsim.bench._timing import WARMUP, excess, host_time, interleaved, sustained
 
 
 class FakeClock:
-    """A clock that calls move forward; a device whose marks can be read only behind a wait."""
+    """A clock that calls advance; a device whose marks can only be read after a wait."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.waited = True
 
     def call(self, *durations: float) -> Callable[[], None]:
-        """A call that takes the given times in turn, then the last one for ever."""
+        """A call that takes the given times in turn, then the last one forever."""
         times = iter(durations)
 
         def run() -> None:
@@ -52,7 +52,7 @@ def test_interleaved_calls_take_turns() -> None:
 
 
 def test_excess_is_the_median_of_differences_to_the_call_just_before() -> None:
-    # A slow while takes part in both calls of a turn: the medians of either, 4 and 5, would hide half of the difference.
+    # A slow phase affects both calls of a turn: the medians of either, 4 and 5, would hide half of the difference.
     clock = FakeClock()
     alone, with_more = clock.call(*[100.0] * WARMUP, 1.0, 9.0, 4.0), clock.call(*[300.0] * WARMUP, 3.0, 11.0, 5.0)
     assert excess(alone, with_more, clock, 3) == (4.0, 2.0)
@@ -84,14 +84,14 @@ def test_sustained_calls_go_on_for_a_while_before_the_next_has_its_turn() -> Non
         return call
 
     assert sustained([timed("a", 2.0), timed("b", 0.5), timed("c", 9.0)], clock, seconds=4.0, rounds=2) == [2.0, 0.5, 9.0]
-    # Three calls of each tell how often four seconds hold it; what takes longer is called once.
+    # Three calls of each estimate how many fit into four seconds; slower ones are called once.
     assert turns == ["a", "b", "c"] * (WARMUP + 3) + (["a"] * 2 + ["b"] * 8 + ["c"]) * 2
 
 
 def test_sustained_gives_the_median_of_each_calls_turns() -> None:
     clock = FakeClock()
     found = clock.call(*[1.0] * (WARMUP + 3), 1.0, 1.0, 9.0, 7.0, 2.0, 4.0)
-    # Two calls a turn: means of 1, 8 and 3 seconds.
+    # Two calls per turn: means of 1, 8 and 3 seconds.
     assert sustained([found], clock, seconds=2.0) == [3.0]
 
 

@@ -88,7 +88,7 @@ def test_inspect_shows_neighbours_position_and_codes(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("words", [("-0.3",), ("--", "-0.3"), ("-3/10",), ("-3e-1",), ("-.3",)])
 def test_negative_numbers_need_no_quoting(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    # Options come first, because everything behind -- is a value.
+    # Options come first, because everything after -- is a value.
     found = json.loads(run(capsys, "inspect", "e4m3", "--json", *words))["values"][0]
     assert (found["below"]["value"], found["above"]["value"], found["position"]) == (-0.3125, -0.28125, "3/5")
 
@@ -210,7 +210,7 @@ def test_non_finite_numbers_make_their_block_nan(capsys: pytest.CaptureFixture[s
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Makes what is captured a terminal."""
+    """Make the captured output look like a terminal."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
 

@@ -13,7 +13,7 @@ from support.coins import Coins
 
 @pytest.fixture(autouse=True)
 def _coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more study, which takes no time."""
+    """An additional study that takes no time."""
     monkeypatch.setitem(qsim.studies._STUDIES, "coins", "coins.Coins")
     own = qsim.studies.named
     monkeypatch.setattr(qsim.studies, "named", lambda name: Coins() if name == "coins" else own(name))

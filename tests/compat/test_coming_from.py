@@ -1,4 +1,4 @@
-"""The guide's tables for torchao, d9d and optimi: both sides run if the package is installed; otherwise its side is written out."""
+"""The guide's tables for torchao, d9d and optimi, compared with the packages if installed, otherwise with their code written out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDENTICAL = "bit-identical"
 
 
 class Row(NamedTuple):
-    """A row of a table: code of torchao, code of qsim, and how equal they are."""
+    """A row of a table: code of torchao, code of qsim, and the kind of equality."""
 
     theirs: str
     ours: str
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def rows(start: str) -> list[Row]:
-    """The rows whose first cell starts with some code."""
+    """The rows whose first cell starts with the given code."""
     found = [
         Row(*(cell.strip().strip("`") for cell in line.strip("|").split("|"))) for line in SECTION.splitlines() if line.startswith("| `")
     ]
@@ -39,7 +39,7 @@ def rows(start: str) -> list[Row]:
 
 
 def names() -> dict[str, Any]:
-    """What the guide's code defines for its table."""
+    """The names that the guide's code defines for its table."""
     (code,) = re.findall(r"^```python\n(from qsim .*?)^```$", SECTION, flags=re.MULTILINE | re.DOTALL)
     found: dict[str, Any] = {"qsim": qsim, "torch": torch}
     exec(code, found)
@@ -53,14 +53,14 @@ TOKENS, INPUTS, OUTPUTS = 32, 32, 64
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
-    """Numbers of nine bits from ±1 to ±16: all sums of products of the rounded ones, and of these, are exact, in whatever order."""
+    """Numbers of nine bits from ±1 to ±16: all sums of products, of these and of rounded ones, are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(2**5, 2**9, shape, generator=generator)
     return sizes * (2 * torch.randint(0, 2, shape, generator=generator) - 1) * 2.0**-5
 
 
 def run(layer: nn.Module) -> list[Tensor]:
-    """Output and both gradients of a layer without a bias, whose weight is given."""
+    """The output and both gradients of a layer without bias and with a given weight."""
     x = numbers(0, TOKENS, INPUTS).requires_grad_()
     y = layer(x)
     y.backward(numbers(1, TOKENS, OUTPUTS))
@@ -84,7 +84,7 @@ def ours(row: Row) -> list[Tensor]:
 
 
 def check(found: list[Tensor], due: list[Tensor], equality: str) -> None:
-    """Bit equality where the guide promises it; where it promises equal codes, what float32 scales leave of it."""
+    """Assert bit equality where the guide promises it; where it promises equal codes, equality up to float32 scales."""
     if equality == IDENTICAL:
         assert alike(found, due)
     else:
@@ -162,7 +162,7 @@ def cast(x: Tensor, dim: int | None, fmt: torch.dtype = torch.float8_e4m3fn) -> 
     ],
 )
 def test_float8_layers_written_out(recipe: str, theirs: str) -> None:
-    """What torchao computes, without torchao."""
+    """torchao's computation, without torchao."""
     (row,) = (row for row in FLOAT8 if row.theirs == theirs)
     weight = linear().weight
     x = numbers(0, TOKENS, INPUTS).requires_grad_()
@@ -209,7 +209,7 @@ COUNT, STEPS = 512, 24
 
 
 def moved(make: Callable[..., torch.optim.Optimizer]) -> tuple[Tensor, dict[str, Any]]:
-    """Weights in bfloat16 after steps with the same gradient of all, and the optimizer's state of them."""
+    """Weights in bfloat16 after steps with the same gradient for all, and the optimizer's state of them."""
     w = nn.Parameter(torch.ones(COUNT, dtype=torch.bfloat16))
     optimizer = make([w])
     for _ in range(STEPS):
@@ -219,7 +219,7 @@ def moved(make: Callable[..., torch.optim.Optimizer]) -> tuple[Tensor, dict[str,
 
 
 def check_mean(w: Tensor) -> None:
-    """Each step takes a thousandth, and the decay: the mean of stochastic rounding, a unit being 2**-8."""
+    """Each step subtracts a thousandth, plus the decay: check the mean of stochastic rounding, with units of 2**-8."""
     due = 1.0
     for _ in range(STEPS):
         due = due * (1 - 1e-5) - 1e-3
@@ -228,7 +228,7 @@ def check_mean(w: Tensor) -> None:
 
 
 def test_torchaos_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The defaults are the same, and so are moments: in bfloat16, rounded to nearest, which keeps the second from shrinking."""
+    """Defaults and moments are the same: in bfloat16, rounded to nearest, which keeps the second from shrinking."""
     found = [moved(lambda params: qsim.optim.AdamW(params, lr=1e-3))]
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     theirs = pytest.importorskip("torchao.optim", exc_type=ImportError)._AdamW
@@ -283,7 +283,7 @@ def test_d9ds_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_optimis_adamw() -> None:
-    """With the options of the guide both follow float64's AdamW, closer than weights in bfloat16 are to one another."""
+    """With the guide's options both follow float64's AdamW, closer than the spacing of bfloat16 weights."""
     make = pytest.importorskip("optimi", exc_type=ImportError).AdamW
     before = torch.randn(1024, generator=torch.Generator().manual_seed(0)).bfloat16()
     exact, theirs, here = nn.Parameter(before.double()), nn.Parameter(before.clone()), nn.Parameter(before.clone())

@@ -67,7 +67,7 @@ def test_changed_numbers_are_checked_and_keep_their_value_where_refused() -> Non
 
 
 def test_numbers_are_objects_of_their_own() -> None:
-    """They are equal to themselves only and can be keys of a dictionary, as in QPyTorch; copies are separate and keep all parameters."""
+    """They are only equal to themselves and can be dictionary keys, as in QPyTorch; copies are separate and keep all parameters."""
     number = FixedPoint(8, 4, symmetric=True)
     assert number != FixedPoint(8, 4, symmetric=True)
     assert len({number, number, FixedPoint(8, 4, symmetric=True)}) == 2
@@ -178,7 +178,7 @@ def test_nan_and_infinities_stay_what_they_are() -> None:
 
 
 def test_subnormals_and_blocks_are_rounded_once() -> None:
-    """Numbers just beyond a tie, which an addition in float32 turns into one."""
+    """Numbers just beyond a tie, which an addition in float32 turns into a tie."""
     assert float_quantize(torch.tensor([-0.014526366256177425]), 3, 10, "nearest").item() == -59 * 2.0**-12
     assert float_quantize(torch.tensor([0.07958979159593582]), 2, 10, "nearest").item() == 81 * 2.0**-10
     assert block_quantize(torch.tensor([-140.00086975097656, 4095.0]), 12, rounding="nearest")[0].item() == -140.0

@@ -21,7 +21,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
 
 
 def blocks_written_out(x: Tensor, wl: int, dim: int = -1, rounding: str = "nearest") -> Tensor:
-    """QPyTorch 0.3.0's `block_quantize`, bit by bit: it adds six times the shared power of two and cuts off the low bits of the sum."""
+    """QPyTorch 0.3.0's `block_quantize`, bit by bit: it adds six times the shared power of two and truncates the low bits of the sum."""
     assert rounding == "nearest"
     largest = x.abs().amax([d for d in range(x.dim()) if d != dim], keepdim=True)
     power = largest.view(torch.int32) & 0x7F800000
@@ -35,7 +35,7 @@ def blocks_written_out(x: Tensor, wl: int, dim: int = -1, rounding: str = "neare
 
 @pytest.fixture(scope="module")
 def installed() -> ModuleType:
-    """QPyTorch 0.3.0. It compiles C++ when it is imported, which takes a minute the first time and needs ninja and a compiler."""
+    """QPyTorch 0.3.0. It compiles C++ when imported, which takes a minute the first time and needs ninja and a compiler."""
     try:
         importlib.import_module("qtorch.quant")
     except (ImportError, OSError, RuntimeError) as error:
@@ -50,7 +50,7 @@ def block_quantize(request: pytest.FixtureRequest) -> Any:
 
 
 def replacements(wl: int, dim: int) -> list[str]:
-    """The guide's two replacements of `block_quantize`, for another word and another dimension than it prints."""
+    """The guide's two replacements of `block_quantize`, for another word length and dimension than printed."""
     rows = re.findall(r"^\| (?:`block_quantize\(.*|the same bits as in QPyTorch) \| `(.*)` \|$", GUIDE.read_text(encoding="utf-8"), re.M)
     assert len(rows) == 2
     assert all("qsim.Fixed(8, 6, symmetric=True)" in row for row in rows)
@@ -101,7 +101,7 @@ def test_the_guides_blocks_that_round_once_are_the_layers() -> None:
 
 
 def test_long_words_are_qpytorchs(installed: ModuleType) -> None:
-    """On numbers that QPyTorch rounds once: below 2**20 steps with three bits more, and from 2**24 steps on."""
+    """On numbers that QPyTorch rounds once: below 2**20 steps with three more bits, and from 2**24 steps on."""
     generator = torch.Generator().manual_seed(3)
     eighths = torch.randint(-(2**23), 2**23, (3000,), generator=generator) / 8
     huge = torch.randn(1000, generator=generator).sign() * 2.0 ** torch.linspace(24, 90, 1000)
@@ -134,7 +134,7 @@ def test_nine_bits_of_exponent_are_qpytorchs(installed: ModuleType) -> None:
 
 
 def results_of_changes(package: ModuleType) -> list[list[float]]:
-    """What a script gets that changes its numbers between forward and backward passes."""
+    """The results of a script that changes its numbers between forward and backward passes."""
     found = []
     values, gradients = package.FixedPoint(8, 4), package.FixedPoint(8, 6)
     module = package.quant.Quantizer(values, gradients, "nearest", "nearest")

@@ -20,7 +20,7 @@ from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 
 def to_steps(bits: int) -> Callable[[Tensor], Tensor]:
-    """A function of a user's own."""
+    """A user-defined function."""
     return lambda x: torch.round(x * 2.0**bits) / 2.0**bits
 
 
@@ -70,7 +70,7 @@ def test_steps_of_sgd_written_out(with_accumulator: bool) -> None:
         due, buffer = weight(copied), momentum(buffer)
         torch.testing.assert_close(w.detach(), due, rtol=0, atol=2.0**-5 if step else 0)
         assert torch.equal(w.detach(), weight(w.detach()))
-        # One rounding of the two may fall the other way; from there on they are compared again.
+        # One of the two roundings may differ; after it they are compared again.
         with torch.no_grad():
             due, buffer = w.detach().clone(), optimizer.state[w]["momentum_buffer"].clone()
             copied = optimizer.weight_acc[w].clone() if with_accumulator else due
@@ -131,7 +131,7 @@ def test_a_run_is_reproducible_and_leaves_other_noise_alone(make: Callable[[Any]
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         w = parameter()
-        # The optimizer draws its seed when it is made; its steps draw nothing.
+        # The optimizer draws its seed when it is created; its steps draw nothing.
         optimizer = noisy_optimizer(w, make)
         before = torch.get_rng_state()
         runs.append(trained(optimizer, w, range(5)))
@@ -255,7 +255,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class SmallVGG(nn.Module):
-    """As the models of QPyTorch's examples: a quantizer behind each block, none behind the last layer."""
+    """Like the models of QPyTorch's examples: a quantizer after each block, none after the last layer."""
 
     def __init__(self, quant: Callable[[], nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The checks of QPyTorch's own tests, on `qsim.compat.qtorch`.
+"""The checks of QPyTorch's own tests, run on `qsim.compat.qtorch`.
 
 Each test restates one file of the `test/` folder of QPyTorch's repository. One assertion of that suite does not hold here and is marked:
 the limits of floating point that versions before 0.3 had and 0.3.0 no longer has (`test_clamp`). Not restated are a comparison of times
@@ -36,7 +36,7 @@ def test_clamp_fixed(rounding: str, device: torch.device) -> None:
 @pytest.mark.parametrize("rounding", BOTH)
 @pytest.mark.parametrize(("exp", "man"), [(6, 9), (5, 10), (5, 2)])
 def test_clamp_float(exp: int, man: int, rounding: str, device: torch.device) -> None:
-    """No number leaves the range. The limits themselves are asserted as they are in QPyTorch 0.3.0.
+    """No number leaves the range. The asserted limits are those of QPyTorch 0.3.0.
 
     Its test has 65504 and 57344 as the largest E5M10 and E5M2, and the smallest normal as what everything tiny becomes: that was so when
     the top binade was left out and there were no subnormals. Run with 0.3.0 it fails there.
@@ -64,7 +64,7 @@ def test_backward_fixed(device: torch.device) -> None:
 
 
 def test_backward_is_zero_where_rounded_numbers_are_clamped() -> None:
-    """Against the same written with `torch.round`: beyond the range is what is there after rounding and before clamping."""
+    """Compared with the same written with `torch.round`: a number is out of range if it is after rounding and before clamping."""
     step = 2.0**-3
     number = FixedPoint(wl=4, fl=3, clamp=True, symmetric=True)
     x = torch.linspace(-2, 2, 1001, requires_grad=True)
@@ -83,13 +83,13 @@ def test_backward_block_and_float(number: Number, device: torch.device) -> None:
     a = torch.linspace(-0.9, 0.9, 100, device=device, requires_grad=True)
     quantizer(number, number, "nearest", "nearest")(a).sum().backward()
     assert a.grad is not None
-    assert a.grad.eq(1).all()  # which both hold
+    assert a.grad.eq(1).all()  # which both represent
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rounding", BOTH)
 def test_device(rounding: str) -> None:
-    """Bit for bit, and rounding stochastically too; theirs allows for a squared error of 1e-15, to nearest."""
+    """Bit for bit, also with stochastic rounding; their test allows a squared error of 1e-15, to nearest."""
     x = torch.randn(20, 50)
     calls: list[Callable[[Tensor], Tensor]] = [
         *[lambda x, wl=wl: fixed_point_quantize(x, wl=wl, fl=wl - 1, rounding=rounding) for wl in (5, 3)],  # type: ignore[misc]
@@ -104,7 +104,7 @@ def test_device(rounding: str) -> None:
 
 
 def test_device_with_nine_bits_of_exponent() -> None:
-    """Theirs calls this: the range is float32's, and only mantissas are rounded."""
+    """Their test uses this call: the range is float32's, and only mantissas are rounded."""
     x = torch.cat([torch.randn(2000) * 2.0 ** torch.arange(-140, 60).repeat(10), torch.tensor([math.inf, -math.inf, -0.0])])
     for dtype, exp, man in ((torch.float32, 9, 6), (torch.float32, 31, 2), (torch.bfloat16, 9, 3)):
         got = float_quantize(x.to(dtype), exp, man, rounding="nearest")
@@ -123,7 +123,7 @@ def test_random() -> None:
 
 @pytest.mark.parametrize(("wl", "fl"), [(3, 2), (5, 4)])
 def test_relation_of_fixed_point_and_blocks(wl: int, fl: int, device: torch.device) -> None:
-    """Under an exponent of zero a block is fixed point without the lowest number."""
+    """With an exponent of zero, a block is fixed point without the lowest number."""
     x = torch.linspace(2**-fl - 1, 1 - 2**-fl, 1000, device=device)
     fixed = fixed_point_quantize(x, wl=wl, fl=fl, rounding="nearest")
     assert len(fixed.unique()) == 2**wl - 1
@@ -131,7 +131,7 @@ def test_relation_of_fixed_point_and_blocks(wl: int, fl: int, device: torch.devi
 
 
 def test_relation_of_float_and_half(device: torch.device) -> None:
-    """Theirs compares sums of squared errors on random numbers; ties and subnormals, where 0.3.0 is wrong, are here too."""
+    """Their test compares sums of squared errors on random numbers; this one also has ties and subnormals, where 0.3.0 is wrong."""
     grid = torch.arange(2**12, device=device) * 2.0**-25
     x = torch.cat([torch.rand(10**5, device=device), grid, 1 + torch.arange(2**12, device=device) * 2.0**-12])
     assert torch.equal(float_quantize(x, exp=5, man=10, rounding="nearest"), x.half().float())
@@ -146,7 +146,7 @@ STOCHASTIC: list[tuple[Number, Callable[[Tensor], Tensor]]] = [
 
 @pytest.mark.parametrize(("number", "function"), STOCHASTIC, ids=[repr(number) for number, _ in STOCHASTIC])
 def test_stochastic(number: Number, function: Callable[[Tensor], Tensor], device: torch.device) -> None:
-    """Unbiased: of each number, as many are rounded up as its place between its neighbours says."""
+    """Unbiased: the share of each number that is rounded up equals its position between its neighbours."""
     x, calls = torch.rand(10, 10, generator=torch.Generator().manual_seed(5)).to(device), 600
     below, above = number.round(x, "down"), number.round(x, "up")
     is_between = below < above

@@ -17,8 +17,8 @@ from qsim.diagnostics import CancelledUpdates, cancelled_updates
 from support import bounds
 
 RATE = 2.0**-10
-# Below 1 bfloat16 has steps of 2**-8. Of 1 an update of 2**-10 is cancelled, one of 2**-8 is not, one of 2**-9 is a tie that goes back to
-# the even 1; where the gradient is zero there is none; a small weight moves.
+# Below 1 bfloat16 has steps of 2**-8. At 1 an update of 2**-10 is cancelled, one of 2**-8 is not, one of 2**-9 is a tie that goes back to
+# the even 1; with a zero gradient there is no update; a small weight moves.
 WEIGHTS, GRADIENTS = (1.0, 1.0, 1.0, 1.0, 2.0**-9), (1.0, 4.0, 2.0, 0.0, 1.0)
 BY_HAND = {"elements": 5, "updates": 4, "cancelled": 2}
 
@@ -57,7 +57,7 @@ def test_by_hand(device: torch.device, name: str) -> None:
     parameter = nn.Parameter(torch.tensor(WEIGHTS, dtype=dtype, device=device))
     optimizer = make([parameter])
     for _ in range(2):
-        # Twice: at the second time there are states, and Kahan's compensation makes up for what was lost.
+        # Twice: the second time, states exist, and Kahan's compensation restores lost updates.
         with cancelled_updates(optimizer) as cancelled:
             step(optimizer, parameter, torch.tensor(GRADIENTS))
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_momentum_and_decay_move_weights_too(ours: bool) -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, qsim.optim.AdamW])
 def test_adam(kind: type[Optimizer]) -> None:
-    # The first update of Adam is the learning rate, whatever the gradient.
+    # The first update of Adam equals the learning rate, whatever the gradient.
     options = {"update": "nearest"} if kind is qsim.optim.AdamW else {}
     for rate, moved in ((2.0**-7, 2), (2.0**-10, 0)):
         parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
@@ -135,7 +135,7 @@ def test_a_rate_of_zero_makes_no_updates() -> None:
 
 @pytest.mark.parametrize("fused", [None, True])
 def test_steps_that_a_scaler_skips_have_no_updates(fused: bool | None) -> None:
-    """Skipped by the step itself, which is then counted with no updates, or by the scaler, which makes no step."""
+    """Skipped by the step itself, which is then counted without updates, or by the scaler, which does not call the step."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = qsim.optim.SGD([parameter], RATE, update="nearest", weight="bf16", fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

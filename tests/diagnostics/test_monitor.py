@@ -20,7 +20,7 @@ FIELDS = ("elements", "saturated", "underflowed", "exact", "nan", "zero", "infin
 
 
 def direct(x: Tensor, rounded: Tensor, fmt: qsim.Format) -> tuple[dict[str, int], Counter[int]]:
-    """The counts, in Python's numbers, one element after the other."""
+    """The counts in Python's numbers, element by element."""
     found: Counter[str] = Counter(elements=x.numel())
     exponents: Counter[int] = Counter()
     for v, q in zip(x.double().flatten().tolist(), rounded.double().flatten().tolist(), strict=True):
@@ -70,7 +70,7 @@ def test_counts_are_those_of_a_direct_computation(device: torch.device, name: st
 
 
 def seen_by_hooks(model: nn.Module, x: Tensor) -> dict[tuple[str, str], Tensor]:
-    """What goes into the points of linear layers: inputs, weights and upstream gradients."""
+    """The tensors at the points of linear layers: inputs, weights and upstream gradients."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, qsim.nn.Linear):
@@ -109,7 +109,7 @@ def test_gradients_of_their_own_and_reused_operands() -> None:
 
 
 def matrices(x: Tensor, spec: Quantizer, dim: int) -> tuple[Tensor, Tensor]:
-    """Elements divided by the scales of blocks along a dimension, and what they become: from the codes that qsim gives."""
+    """Elements divided by the scales of blocks along a dimension, and their rounded values, from qsim's codes."""
     along = qsim.scaling.Blocks(32, dim=dim, format="e8m0", rule="floor")
     made = qsim.encode(x, spec.format, scale=along)
     elements = qsim.decode(made.codes, spec.format)
@@ -133,8 +133,8 @@ def test_blocks_are_counted_after_their_scales(device: torch.device) -> None:
         rounded = qsim.quantize(value, {"act": "mxfp4", "weight": "mxfp8"}[point])
         noise = (value.double() - rounded.double()).square().sum()
         assert sample["0", point].sqnr == pytest.approx(float(10 * torch.log10(value.double().square().sum() / noise)), abs=1e-6)
-    assert sample["0", "act"].saturated > 0  # under the rule of OCP's formats some do
-    # The gradient is scaled along what each of its products sums over: rounded twice.
+    assert sample["0", "act"].saturated > 0  # some do under the rule of OCP's formats
+    # The gradient is scaled along the dimension over which each of its products sums: rounded twice.
     assert sample["0", "grad"].elements == 2 * y.numel()
 
 

@@ -84,7 +84,7 @@ def _tensor_parallel(device: torch.device, kind: str, parallel: bool) -> dict[st
 
 @pytest.mark.parametrize("kind", POINTS)
 def test_shares_of_weights_are_counted_as_the_whole_rounds(two: Ranks, kind: str) -> None:
-    # The first weight is cut into rows, the second into columns.
+    # The first weight is sharded by rows, the second by columns.
     whole, _ = two(_tensor_parallel, kind, False)
     shares = two(_tensor_parallel, kind, True)
     for layer in ("0", "2"):

@@ -16,7 +16,7 @@ from support.watched import net
 
 
 class Writer:
-    """Takes down what a TensorBoard writer would get."""
+    """A stand-in that records what a TensorBoard writer would get."""
 
     def __init__(self) -> None:
         self.scalars: dict[tuple[str, int], float] = {}
@@ -94,7 +94,7 @@ def test_lines_of_json_and_plain_dictionaries(tmp_path: Path) -> None:
 def test_tables() -> None:
     _, monitor = sampled()
     table = str(monitor).splitlines()
-    # The input needs no gradient: the first layer rounds no weight for the way back.
+    # The input requires no gradient, so the first layer does not round a weight for the backward pass.
     assert (table[0], len(table)) == ("step 2", 2 + 9)
     assert table[1].split() == ["layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR"]
     assert monitor.table(0).startswith("step 0\n")

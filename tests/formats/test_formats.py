@@ -21,7 +21,7 @@ EVERY = [*NAMED, *VARIETY]
 
 
 def check_facts(fmt: Format) -> None:
-    """Every derived fact, against the values that the codes stand for."""
+    """Check every derived property against the values of the codes."""
     decoded = [oracle.decode_exact(code, fmt) for code in range(2**fmt.bits)]
     values = sorted({value + 0.0 for value in decoded if value is not None and math.isfinite(value)})
     assert list(fmt.values()) == values
@@ -159,7 +159,7 @@ def test_describe_says_what_the_facts_say(fmt: Format) -> None:
     rows = {line[:18].strip(): line[18:].strip() for line in fmt.describe().splitlines()}
     assert repr(fmt) in fmt.describe()
     assert rows["bits"].startswith(f"{fmt.bits} (")
-    # In full: nothing of a fact is lost in print.
+    # In full: printing loses nothing.
     for name, fact in (("max", fmt.max), ("smallest normal", fmt.smallest_normal), ("smallest", fmt.smallest), ("epsilon", fmt.epsilon)):
         assert repr(float(rows[name])) == repr(fact), name
         assert not rows[name].endswith(".0"), name
@@ -169,10 +169,10 @@ def test_describe_says_what_the_facts_say(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in EVERY if fmt.bits <= 16], ids=repr)
 def test_holds(fmt: Format) -> None:
-    # A dtype holds a format exactly when no value changes on the way through it.
+    # A dtype holds a format exactly if no value changes on the way through it.
     values = torch.tensor(fmt.values(), dtype=torch.float64)
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-        # The step of a format whose largest value is zero is no value, but is asked for all the same.
+        # The step of a format whose largest value is zero is not a value, but the property must exist.
         assert holds(dtype, fmt) == torch.equal(values.to(dtype).double(), values), dtype
 
 
@@ -238,7 +238,7 @@ def test_other_impossible_formats() -> None:
 @pytest.mark.parametrize("flag", ["signed", "symmetric", "subnormals"])
 @pytest.mark.parametrize("value", [2, 0, "no", None])
 def test_flags_are_true_or_false(flag: str, value: object) -> None:
-    # Fixed(8, 4, signed=2) must not come out two bits short.
+    # Fixed(8, 4, signed=2) must not be two bits short.
     make, owner = (Float, "Float") if flag == "subnormals" else (Fixed, "Fixed")
     with pytest.raises(TypeError, match=re.escape(f"{owner}: {flag} must be True or False, got {value!r}")):
         make(4, 3, **{flag: value})  # type: ignore[arg-type]

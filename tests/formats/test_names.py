@@ -83,7 +83,7 @@ def test_popular_formats_that_qsim_lacks(name: str) -> None:
 
 
 def test_suggestions_are_names_of_the_library_alone() -> None:
-    # Whatever other spellings were used before.
+    # Independent of other spellings used before.
     qsim.format("e4m9")
     with pytest.raises(ValueError, match="unknown format 'e4m99': did you mean 'e4m3'"):
         qsim.format("e4m99")

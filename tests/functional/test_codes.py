@@ -25,15 +25,15 @@ def every_code(fmt: Format) -> torch.Tensor:
 
 
 def plain(codes: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Codes as non-negative integers, without what the dtype adds."""
+    """Codes as non-negative integers, without the dtype's sign extension."""
     return codes.to(torch.int64) & (2**fmt.bits - 1)
 
 
 def check_decode(fmt: Format) -> None:
-    """Decodes every code and encodes it again."""
+    """Decode every code and encode it again."""
     exact = [oracle.decode_exact(code, fmt) for code in range(2**fmt.bits)]
     codes = every_code(fmt)
-    # Codes of values that the format leaves out (subnormals, the lowest integer) stand for nothing: no claim about those.
+    # Codes of values that the format lacks (subnormals, the lowest integer) have no meaning: no claim about those.
     meant = torch.tensor([value is not None for value in exact])
     decoded = qsim.decode(codes, fmt, dtype=torch.float64)
     expected = np.array([math.nan if value is None else value for value in exact])
@@ -122,7 +122,7 @@ def test_codes_of_wide_formats() -> None:
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("fmt", [Int(25), Int(26), Int(32), Int(25, signed=False), Int(32, signed=False), Fixed(30, 20)], ids=repr)
 def test_integers_of_more_bits_than_float32_saturate_on_their_own_side(fmt: Format, dtype: torch.dtype) -> None:
-    # Rounded up to float32, the largest value would be one too many, whose code is that of the lowest.
+    # Rounded up to float32, the largest value would be one too large, with the code of the lowest.
     codes = qsim.encode(torch.tensor([math.inf, -math.inf, 1.0], dtype=dtype), fmt)
     assert qsim.decode(codes, fmt, dtype=torch.float64).tolist() == [fmt.max, fmt.min, 1.0]
     lost = qsim.encode(torch.tensor([math.nan], dtype=dtype), fmt, check=False)

@@ -66,7 +66,7 @@ WEIGHTS = [1.0, -2.0, 4.0, 8.0, 16.0, -32.0, 64.0]
 
 
 def training(x: Tensor) -> Tensor:
-    """A loss with two roundings on the way, one of which clips its gradient and changes the dtype. Everything behind them is exact."""
+    """A loss with two roundings, one of which clips its gradient and changes the dtype. Everything after them is exact."""
     inner = qsim.quantize(x * 2, "e4m3", rounding="stochastic", seed=3, clip_gradient=True, dtype=torch.bfloat16)
     coarse = qsim.quantize(inner.float() / 8, "e2m1")
     return (coarse * torch.tensor(WEIGHTS, device=x.device)).sum()
@@ -83,7 +83,7 @@ def test_backward(device: torch.device, backend: str) -> None:
     compiled.backward()
     assert eager.grad is not None
     assert other.grad is not None
-    # 1000, -500 and 225 lie beyond 448 when doubled.
+    # 1000, -500 and 225 are beyond 448 when doubled.
     assert other.grad.tolist() == [0.25, -0.5, 0, 0, 4, -8, 0]
     assert torch.equal(eager.grad, other.grad)
 
@@ -153,7 +153,7 @@ def test_dynamic_sizes_give_the_same_bits(device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["seed", "stream", "offset"])
 def test_numbers_that_change_at_every_step_do_not_recompile(device: torch.device, name: str) -> None:
-    # The first number may be taken for a constant, the second shows that it is none.
+    # The first number may be treated as a constant, the second shows that it is not.
     x = torch.full((64,), 1.0625, device=device)
     counter = CompileCounterWithBackend("aot_eager")
 

@@ -95,7 +95,7 @@ def test_compiled_into_graphs() -> None:
 
 
 def layer_and_step(points: FivePoint) -> tuple[qsim.nn.Linear, Tensor, Callable[[], None]]:
-    """A layer, where its weight's gradient is written, and what writes it."""
+    """A layer, the tensor of its weight's gradient, and the step that writes it."""
     layer = qsim.nn.Linear(64, 32, bias=False, device="cuda", points=points)
     x, gradient = torch.randn(128, 64, device="cuda"), torch.zeros(32, 64, device="cuda")
 
@@ -145,5 +145,5 @@ def test_replayed_layers_keep_a_weights_noise_until_it_changes() -> None:
         layer.weight.mul_(-1)
     again()
     assert torch.equal(first, gradient)
-    # Without a bias, the same bits would only have turned the gradient's sign.
+    # Without a bias, the same bits would only change the gradient's sign.
     assert not torch.equal(first, -negated)

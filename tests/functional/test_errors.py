@@ -34,7 +34,7 @@ def out(x: Tensor) -> Tensor:
 
 
 def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
-    """One of `OPERATIONS`, with stochastic rounding unless the options say something else: it would draw."""
+    """Run one of `OPERATIONS`, with stochastic rounding unless the options say otherwise, so that it would draw."""
     options = {"format": "e4m3", "rounding": "stochastic", **options}
     if operation == "quantize into out":
         options["out"] = out
@@ -79,9 +79,9 @@ def test_options(operation: str, options: dict[str, Any], error: type[Exception]
 
 
 def sparse(layout: torch.layout) -> Tensor:
-    """A matrix that is not dense."""
+    """A sparse matrix."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls some layouts a beta
+        warnings.simplefilter("ignore")  # torch calls some layouts beta
         return torch.eye(4).to_sparse(layout=layout)
 
 
@@ -113,7 +113,7 @@ def test_inputs_of_another_kind(operation: str, bad: Any, message: str, out: Ten
 @pytest.mark.parametrize(
     ("name", "dtype", "able"),
     [
-        ("e8m7", torch.float16, "float64 can"),  # its top exponent is finite, which takes it beyond float32
+        ("e8m7", torch.float16, "float64 can"),  # its top exponent is finite, so it exceeds float32
         ("e8m7", torch.bfloat16, "float64 can"),
         ("bf16", torch.float16, "bfloat16, float32, float64 can"),
         ("fp16", torch.bfloat16, "float16, float32, float64 can"),
@@ -136,7 +136,7 @@ def test_dtypes_that_cannot_hold_the_format(name: str, dtype: torch.dtype, able:
         for call in wrong:
             with refused(ValueError, f"{argument}: {words[0]}", words[1], untouched=(x, narrow, target)):
                 call()
-    # Codes need no dtype that holds the values.
+    # Codes do not need a dtype that holds the values.
     assert torch.equal(qsim.encode(narrow, name), qsim.encode(narrow.double(), name))
 
 

@@ -1,4 +1,4 @@
-"""Exactness: every rounding of every format equals what exact arithmetic gives, bit for bit."""
+"""Exactness: every rounding of every format equals exact arithmetic, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.oracle_arrays import Bracket, explain, mismatches, numbers
 
 
 def carrier(fmt: Format, dtype: torch.dtype) -> torch.dtype:
-    """The input's own dtype for the result where it holds the format, else a wider one."""
+    """The input's own dtype for the result if it holds the format, else a wider one."""
     return next(wide for wide in (dtype, torch.float32, torch.float64) if holds(wide, fmt))
 
 
@@ -28,7 +28,7 @@ SETTINGS = [(rounding, overflow) for overflow in oracle.OVERFLOWS for rounding i
 
 
 def check(x: torch.Tensor, fmt: Format, settings: Sequence[tuple[str, str]] = SETTINGS) -> None:
-    """Roundings and overflow modes against exact arithmetic."""
+    """Compare roundings and overflow modes with exact arithmetic."""
     bracket, target = Bracket(fmt, numbers(x)), carrier(fmt, x.dtype)
     for rounding, overflow in settings:
         got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow, dtype=target)
@@ -40,7 +40,7 @@ def check(x: torch.Tensor, fmt: Format, settings: Sequence[tuple[str, str]] = SE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fmt", [*NAMED, *VARIETY], ids=repr)
 def test_every_16_bit_pattern(fmt: Format, dtype: torch.dtype) -> None:
-    # Each setting in one of the two dtypes; all of them are for `test_midpoints_and_their_neighbours`.
+    # Each setting in one of the two dtypes; `test_midpoints_and_their_neighbours` has all of them.
     check(inputs.every_pattern(dtype), fmt, dealt(SETTINGS, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2))
 
 
@@ -64,10 +64,10 @@ def test_no_double_rounding_of_float64(fmt: Format) -> None:
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 @pytest.mark.parametrize("exponent", range(1, 9))
 def test_sweep(exponent: int, dtype: torch.dtype) -> None:
-    # Float(1…8, 0…10) in all specials, with and without subnormals: 32 formats a width, a few thousand inputs each.
+    # Float(1…8, 0…10) in all specials, with and without subnormals: 32 formats per width, a few thousand inputs each.
     for number, fmt in enumerate(sweep()):
         if fmt.exponent == exponent:
-            # The four dtypes together take every setting.
+            # The four dtypes together cover every setting.
             check(inputs.edges(fmt, dtype, count=400), fmt, dealt(SETTINGS, number + inputs.DTYPES.index(dtype), 4))
 
 
@@ -90,7 +90,7 @@ def test_agrees_with_ml_dtypes(fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
 def test_agrees_with_gfloat(fmt: Format) -> None:
     x = inputs.edges(fmt, torch.float64, 2**9)
-    # gfloat refuses NaN where a format has none, takes the sign of an unsigned format's input away, and lets E8M0 go below its smallest.
+    # gfloat raises errors for NaN if a format has none, drops the sign of an unsigned format's input, and lets E8M0 go below its smallest.
     x = x[~x.isnan() & ((x >= fmt.smallest) | GFLOAT[fmt].is_signed)]
     for rounding, name in GFLOAT_ROUNDINGS.items():
         for overflow in oracle.OVERFLOWS if fmt.has_nan else ("saturate",):
@@ -140,7 +140,7 @@ def test_infinity_saturates_or_stays(rounding: str) -> None:
 @pytest.mark.parametrize("overflow", oracle.OVERFLOWS)
 @pytest.mark.parametrize("rounding", [*oracle.DETERMINISTIC, "stochastic"])
 def test_negative_zero_is_zero(rounding: str, overflow: str, device: torch.device) -> None:
-    # Not a number below every value: of a set without zero it becomes the smallest value, as +0 does, and overflows nowhere.
+    # Not below every value: in a set without zero it becomes the smallest value, like +0, and never overflows.
     seed = 0 if rounding == "stochastic" else None
     for fmt in (E8M0, PowerOfTwo(3), PowerOfTwo(5, bias=20), Float(4, 3, signed=False), Int(8, signed=False), E4M3FNUZ, Int(8)):
         for dtype in inputs.DTYPES:
@@ -159,7 +159,7 @@ def test_quantizing_twice_changes_nothing(fmt: Format) -> None:
 
 @st.composite
 def formats(draw: st.DrawFn) -> Format:
-    """Any format at all."""
+    """Any format."""
     if draw(st.booleans()):
         return Fixed(draw(st.integers(2, 32)), draw(st.integers(-20, 40)), draw(st.booleans()))
     exponent, mantissa = draw(st.integers(1, 8)), draw(st.integers(0, 23))
@@ -178,7 +178,7 @@ def formats(draw: st.DrawFn) -> Format:
     st.lists(st.floats(0, 4), min_size=1, max_size=8),
 )
 def test_any_format_any_number(fmt: Format, rounding: str, overflow: str, anything: list[float], relative: list[float]) -> None:
-    # Numbers of the format's own size, and of any.
+    # Numbers of the format's own size, and of any size.
     x = torch.tensor([*anything, *(part * fmt.smallest for part in relative), *(-part * fmt.max for part in relative)], dtype=torch.float64)
     got = qsim.quantize(x, fmt, rounding=rounding, overflow=overflow)
     expected = np.array([oracle.round_exact(value, fmt, rounding, overflow) for value in x.tolist()])

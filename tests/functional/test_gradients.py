@@ -32,7 +32,7 @@ def test_passes_straight_through(x: Tensor, fmt: Format, rounding: str) -> None:
 
 
 def test_clipped_is_that_of_clamping(device: torch.device) -> None:
-    # At the ends themselves the gradient passes; a NaN's passes too, as clamp's does not stop it either.
+    # The gradient passes at the ends themselves; that of NaN passes too, because clamp does not stop it either.
     values = [448.0, -448.0, 448.1, -448.1, 464.0, torch.inf, -torch.inf, 0.0, 1.0, 447.9, 1e-30]
     leaf = torch.tensor(values, device=device, requires_grad=True)
     other = leaf.detach().clone().requires_grad_()
@@ -64,7 +64,7 @@ def test_has_the_inputs_dtype(x: Tensor, dtype: torch.dtype) -> None:
 
 
 def test_finite_differences_of_the_clipped_identity(device: torch.device) -> None:
-    # Values of the format moved by multiples of its steps stay values: there rounding is the identity, and its slope can be measured.
+    # Values of the format moved by multiples of its steps stay values: rounding is the identity there, and its slope can be measured.
     x = torch.tensor([1.0, -2.5, 96.0, 3.0], dtype=torch.float64, device=device, requires_grad=True)
     call = lambda x: qsim.quantize(x, qsim.Fixed(16, 8), clip_gradient=True)  # noqa: E731
     assert torch.autograd.gradcheck(call, (x,), eps=2.0**-8, atol=0, rtol=0)
@@ -90,7 +90,7 @@ def test_in_functional_transforms(device: torch.device) -> None:
 
 
 def test_forward_mode(device: torch.device) -> None:
-    # The tangent passes straight through too; a silent zero would be the true derivative, which nobody wants.
+    # The tangent passes straight through too; zero would be the true derivative, but not a useful one.
     x, tangent = torch.tensor([0.3, -1.7, 1000.0], device=device), torch.tensor([1.0, 2.0, 3.0], device=device)
 
     def pushed(**options: Any) -> tuple[Tensor, Tensor]:

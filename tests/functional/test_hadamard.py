@@ -1,4 +1,4 @@
-"""Hadamard transforms: orthonormal, of every shape, the same for all, and quantizers that carry them."""
+"""Hadamard transforms: orthonormal for every shape, the same for everyone, and used by quantizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sylvester(size: int) -> torch.Tensor:
 
 
 def matrix(transform: Hadamard, length: int) -> torch.Tensor:
-    """What a transform multiplies a column of some length with, from what it makes of unit vectors."""
+    """The matrix of a transform of columns of some length, from the transformed unit vectors."""
     return transform(torch.eye(length, dtype=torch.float64), 0)
 
 
@@ -87,7 +87,7 @@ def test_a_quantizer_transforms_before_it_rounds(fmt: str) -> None:
     point = Quantizer(fmt, transform=Hadamard(8))
     for x in (torch.randn(3, 5, 16), torch.randn(6, 20).double()):
         assert torch.equal(point(x), qsim.quantize(point.transform(x), fmt))  # type: ignore[union-attr, misc]
-    # What is narrower than float32 is not rounded to its own dtype in between.
+    # Dtypes narrower than float32 are not used for intermediate results.
     half = torch.randn(4, 16).bfloat16()
     assert torch.equal(point(half), qsim.quantize(Hadamard(8)(half.float()), fmt).bfloat16())
     along = Quantizer("e2m1", scale=qsim.scaling.Blocks(4, 0), transform=Hadamard(8))

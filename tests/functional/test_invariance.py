@@ -20,7 +20,7 @@ from support.comparing import raw, same_bits
 SHAPE = (4, 6, 5, 7)
 STOCHASTIC: dict[str, Any] = {"rounding": "stochastic", "seed": 5, "stream": 3}
 
-#: Roundings with and without noise, of the two ways in which random bits are dealt out.
+#: Roundings with and without noise, for both assignments of random bits.
 OPTIONS: dict[str, dict[str, Any]] = {
     "nearest": {},
     "up, nonfinite": {"rounding": "up", "overflow": "nonfinite"},
@@ -31,7 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def every_other(x: Tensor) -> Tensor:
-    """Every other column of a tensor full of something else."""
+    """Every other column of a larger tensor."""
     wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), 77.0, dtype=x.dtype, device=x.device)
     wide[..., 1::2] = x
     return wide[..., 1::2]
@@ -46,13 +46,13 @@ def window(x: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Contiguous, but one element behind where memory is aligned."""
+    """Contiguous, but one element after an aligned address."""
     flat = torch.full((x.numel() + 1,), 77.0, dtype=x.dtype, device=x.device)
     flat[1:] = x.reshape(-1)
     return flat[1:].view(x.shape)
 
 
-#: The same values, differently laid out in memory.
+#: The same values with different memory layouts.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x.clone(),
     "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
@@ -66,14 +66,14 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def values(request: pytest.FixtureRequest) -> Tensor:
-    """840 values with everything among them at which E4M3 may go wrong, on the CPU, contiguous."""
+    """840 values, including all that are difficult for E4M3, on the CPU, contiguous."""
     edges = inputs.edges(E4M3, request.param)
     shuffled = edges[torch.randperm(len(edges), generator=torch.Generator().manual_seed(1))]
     return shuffled.repeat(2)[: 4 * 6 * 5 * 7].clone().view(SHAPE)
 
 
 def check(result: Tensor, expected: Tensor, like: Tensor) -> None:
-    """Holds a result against the bits expected and against the strides that torch gives results."""
+    """Compare a result with the expected bits, and its strides with torch's."""
     assert same_bits(result, expected)
     assert result.device == like.device
     assert result.stride() == torch.empty_like(like).stride()
@@ -112,7 +112,7 @@ class TestLayout:
         assert same_bits(out, expected)
         assert out.stride() == strides
         assert (self.outside(out) == 77).all()
-        # Both with strides, and different ones.
+        # Both with strides, but different ones.
         for source in ("transposed", "every other column"):
             out.fill_(55.0)
             qsim.quantize(LAYOUTS[source](x), E4M3, out=out, **OPTIONS[option])
@@ -134,7 +134,7 @@ class TestLayout:
 
     @staticmethod
     def outside(x: Tensor) -> Tensor:
-        """What lies in a view's memory and does not belong to it."""
+        """The memory of a view that does not belong to it."""
         whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
         belongs = torch.zeros(len(whole), dtype=torch.bool, device=x.device)
         belongs.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(True)
@@ -143,7 +143,7 @@ class TestLayout:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_expanded(values: Tensor, device: torch.device, option: str) -> None:
-    # One place in memory, many logical indices: each has noise of its own.
+    # One memory location, many logical indices: each has its own noise.
     x = values.to(device)[:1, :, :, 3:4].expand(SHAPE)
     result = qsim.quantize(x, E4M3, **OPTIONS[option])
     check(result, qsim.quantize(x.cpu().contiguous(), E4M3, **OPTIONS[option]), x)
@@ -161,7 +161,7 @@ def test_expanded_cannot_be_written(device: torch.device) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_single_element(device: torch.device, option: str) -> None:
-    # 0-d, and dimensions of size one with whatever strides: all are logical index `offset`.
+    # 0-d, and dimensions of size one with any strides: all have logical index `offset`.
     number = torch.tensor(0.3, device=device)
     expected = qsim.quantize(torch.tensor([0.3]), E4M3, **OPTIONS[option])[0]
     result = qsim.quantize(number, E4M3, **OPTIONS[option])
@@ -220,7 +220,7 @@ def test_offset_matters(device: torch.device) -> None:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets how many elements the reference takes at a time."""
+    """Set how many elements the reference processes at a time."""
     return lambda size: monkeypatch.setattr(chunks, "CHUNK", size)
 
 
@@ -290,7 +290,7 @@ def test_threads_leave_no_trace() -> None:
 class TestMoreThanTwoToThe31Elements:
     COUNT = 3 * (2**31 // 3 + 20001)
 
-    #: Places where a 32-bit index would end up elsewhere: the start, 2**31, the end.
+    #: Positions where a 32-bit index would wrap: the start, 2**31, the end.
     PLACES = (0, 2**30 - 64, 2**31 - 64, COUNT - 1000)
 
     @pytest.fixture(autouse=True)
@@ -315,7 +315,7 @@ class TestMoreThanTwoToThe31Elements:
             alone = {**options, "offset": start + place}
             assert same_bits(result[place : place + 1000], qsim.quantize(part, E4M3, **alone))
             assert same_bits(codes[place : place + 1000], qsim.encode(part, E4M3, **alone))
-        # The rest is in the format, every last element of it: nothing was left out.
+        # All other elements are values of the format: none was left out.
         assert torch.equal(raw(qsim.decode(codes, E4M3, dtype=torch.bfloat16)), raw(result))
 
     def test_strides(self, x: Tensor) -> None:

@@ -25,7 +25,7 @@ ROUNDINGS = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down
 
 
 def check(x: Tensor, format: Any, packed: bool = False, overflow: str = "saturate", **how: Any) -> ScaledCodes:
-    """Decodes what it encodes, and holds that against `quantize`."""
+    """Decode the codes, and compare with `quantize`."""
     drawn = {"rounding": how.pop("rounding", "nearest"), "overflow": overflow, "seed": 9, "stream": 4, "offset": 7}
     if drawn["rounding"] not in ("stochastic",) and not isinstance(drawn["rounding"], Stochastic):
         drawn["seed"] = None
@@ -86,7 +86,7 @@ def test_shapes_of_scales_go_with_the_tensor() -> None:
         encoded = check(x, "e4m3", scale=scaling)
         assert tuple(encoded.scales.shape) == shape == scaling.counts(x.shape)
         assert encoded.scales.dtype == torch.float32
-    # Scales of one or of all values of a dimension broadcast: the product of elements and scales is what is decoded.
+    # Scales of one or of all values of a dimension broadcast: decoding multiplies elements and scales.
     encoded = qsim.encode(x, "e4m3", scale=Channel(1))
     assert torch.equal(qsim.decode(encoded.codes, "e4m3") * encoded.scales, qsim.quantize(x, "e4m3", scale=Channel(1)))
 
@@ -97,7 +97,7 @@ def test_bytes_of_a_block_by_hand() -> None:
     assert encoded.scales.tolist() == [124]
     assert encoded.codes.tolist() == [0x7E, 0xD4, 0x00, 0x01]
     assert encoded.outer is None
-    # Under a scale of the whole: 2688 = 6 * 448, so that this one is 1.
+    # With a scale of the whole tensor: 2688 = 6 * 448, so that this one is 1.
     encoded = qsim.encode(torch.tensor([2688.0, -448.0] + [0.0] * 14 + [12.0, 1.0]), "nvfp4", packed=True)
     assert encoded.outer is not None
     assert encoded.outer.item() == 1
@@ -185,7 +185,7 @@ def test_gradients_do_not_flow_into_codes() -> None:
 
 
 class TestInPlace:
-    """quantize_ under scales."""
+    """quantize_ with scales."""
 
     @pytest.mark.parametrize("how", [{"format": "nvfp4", "dim": 0}, {"format": "e4m3", "scale": Channel(1)}], ids=["blocks", "scale"])
     def test_gives_what_quantize_gives(self, how: dict[str, Any]) -> None:
@@ -211,7 +211,7 @@ class TestInPlace:
 
 
 class TestErrors:
-    """What bad input gets, before a random number is drawn."""
+    """Errors for bad input, before a random number is drawn."""
 
     @pytest.mark.parametrize(
         ("error", "match", "call"),
@@ -308,7 +308,7 @@ class TestErrors:
 
 @pytest.mark.parametrize("x", [torch.zeros(40), torch.tensor([1e-40, 0.0, 2e-39]), torch.zeros(3, 0), torch.full((20,), 2.0**-149)])
 def test_scales_under_a_scale_do_not_vanish(x: Tensor) -> None:
-    # The smallest scale of the whole times the smallest scale would have an inverse beyond float32's range, and zeros become NaN.
+    # The smallest outer scale times the smallest block scale would have an inverse beyond float32's range, and zeros would become NaN.
     encoded = check(x, "nvfp4")
     assert encoded.outer is not None
     assert encoded.outer.item() >= 2.0**-118

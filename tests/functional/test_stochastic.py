@@ -45,7 +45,7 @@ INTERVALS = [
 
 
 def outcomes(x: float, fmt: Format, bits: int, correction: bool = False) -> dict[int, float]:
-    """What a value becomes for each R: rounds many copies of it and files the results under the R that each copy used."""
+    """The outcome for each R: round many copies of a value and group the results by the R of each copy."""
     count = 64 * 2**bits
     rounded = qsim.quantize(torch.full((count,), x, dtype=torch.float64), fmt, rounding=Stochastic(bits, correction), seed=7)
     used = random_bits(count, bits, seed=7)
@@ -85,7 +85,7 @@ def test_unbiased_where_the_bits_suffice(fmt: Format, low: float, high: float, b
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_bias_of_few_bits(bits: int) -> None:
-    # Without correction the mean falls short by less than 2**-r of a step; with it, it is off by at most half of that, to either side.
+    # Without correction the mean is too small by less than 2**-r of a step; with it, it is off by at most half of that, either way.
     for p in (0.01, 0.1, 0.3, 0.45, 0.77, 0.99):
         x = 1.0 + p * 0.5
         plain = sum(map(Fraction, outcomes(x, E2M1, bits).values())) / 2**bits - Fraction(x)
@@ -112,7 +112,7 @@ def test_every_decision_follows_from_its_bits(fmt: Format, dtype: torch.dtype) -
     target = next(wide for wide in (dtype, torch.float32, torch.float64) if holds(wide, fmt))
     bracket = Bracket(fmt, numbers(x))
     settings = [*itertools.product((False, True), oracle.OVERFLOWS, (None, 1, 4, 8, 15, 16, 17, 24, 32))]
-    # Two dtypes in a row take every setting.
+    # Two dtypes in a row cover every setting.
     for correction, overflow, bits in dealt(settings, [*NAMED, *VARIETY].index(fmt) + inputs.DTYPES.index(dtype), 2):
         how, width = Stochastic(bits, correction), bits or 32
         used = random_bits(x.numel(), width, seed=5, stream=3, offset=11).numpy()
@@ -141,7 +141,7 @@ def test_any_number_any_seed(x: float, fmt: Format, bits: int, correction: bool,
 @pytest.mark.parametrize(("fmt", "low", "high"), [interval for interval in INTERVALS if interval[0] is not E8M0])
 @pytest.mark.parametrize("bits", [16, 32])
 def test_many_bits_round_up_as_often_as_they_should(fmt: Format, low: float, high: float, bits: int, sign: int) -> None:
-    # Where R cannot be enumerated: a binomial test of 2**15 draws for each value, wrong once in a billion runs of the whole of it.
+    # If R cannot be enumerated: a binomial test of 2**15 draws per value, whose total error probability is one in a billion.
     positions, count = [2.0**-12, 0.01, 0.1, 1 / 3, 0.5, 0.75, 0.999], 2**15
     for i, p in enumerate(positions):
         x = torch.full((count,), sign * (low + p * (high - low)), dtype=torch.float64)
@@ -152,7 +152,7 @@ def test_many_bits_round_up_as_often_as_they_should(fmt: Format, low: float, hig
 
 
 def test_default_bits_of_float32_lose_nothing() -> None:
-    # The last bit of a float32 is a millionth of E4M3's step, and even so a value goes up exactly as often as it should: 4096 R of 2**32.
+    # The last bit of a float32 is a millionth of E4M3's step, and yet a value goes up exactly as often as it should: 4096 R of 2**32.
     count = 2**22
     got = qsim.quantize(torch.full((count,), 1 + 2.0**-23), E4M3, rounding="stochastic", seed=1)
     ups = got == 1.125
@@ -164,7 +164,7 @@ def test_default_bits_of_float32_lose_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("fmt", [E2M1, E4M3], ids=repr)
 def test_values_far_below_a_step_go_up_as_often_as_they_should(fmt: Format, dtype: torch.dtype) -> None:
-    # 16 random bits would leave all of these where they are.
+    # 16 random bits would never round any of these up.
     count = 2**20
     bits = random_bits(count, 32, seed=3)
     for exponent in (17, 18, 20):
@@ -196,7 +196,7 @@ def test_tiny_values_do_round_up(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("count", [2000, 2001])
 def test_the_bound_bounds(count: int) -> None:
-    # Against the exact tail of the binomial distribution, in fractions.
+    # Compared with the exact tail of the binomial distribution, in fractions.
     for successes in (1100, 1150, 1200):
         tail = sum(math.comb(count, k) for k in range(successes, count + 1)) / 2**count
         assert tail <= surprise(successes, count, 0.5) / 2 < tail * 100

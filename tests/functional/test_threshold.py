@@ -15,7 +15,7 @@ from support.inputs import BITS, DTYPES, nans, specials
 
 
 def definition(x: float, step: float, threshold: float) -> float:
-    """Definition 1, word for word."""
+    """Definition 1, literally."""
     if step == 0:
         return x
     part = Fraction(x) / Fraction(step)
@@ -30,7 +30,7 @@ def definition(x: float, step: float, threshold: float) -> float:
     st.sampled_from(DTYPES),
 )
 def test_definition(units: int, exponent: int, sixtyfourths: int, dtype: torch.dtype) -> None:
-    # Steps of a power of two, so that every dtype has the quotient exactly.
+    # Steps of a power of two, so that the quotient is exact in every dtype.
     x = torch.tensor(units / 16, dtype=dtype)
     step, threshold = 2.0**exponent, sixtyfourths / 64
     expected = torch.tensor(definition(x.item(), step, threshold), dtype=torch.float64).to(dtype)
@@ -43,7 +43,7 @@ def test_definition(units: int, exponent: int, sixtyfourths: int, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quotient_is_not_rounded_to_a_narrow_dtype(dtype: torch.dtype) -> None:
-    # 100 / 1.5 is 66.67, for which bfloat16 has 66.5: a remainder below the threshold instead of above it.
+    # 100 / 1.5 is 66.67, which bfloat16 rounds to 66.5: a remainder below the threshold instead of above it.
     assert qsim.threshold_quantize(torch.tensor(100.0, dtype=dtype), 1.5, 0.6).item() == 100.5
 
 
@@ -53,7 +53,7 @@ def test_one_half_is_nearest_with_ties_up() -> None:
 
 
 def test_random_threshold_is_stochastic_rounding() -> None:
-    # A value goes up where its remainder reaches 1 - R / 2**r: exactly where R + floor(p * 2**r) reaches 2**r.
+    # A value goes up if its remainder reaches 1 - R / 2**r: exactly if R + floor(p * 2**r) reaches 2**r.
     x = torch.full((4096,), 1 + 5 / 16)
     used = random_bits(x.numel(), 4, seed=3)
     got = qsim.threshold_quantize(x, 1.0, 1 - used / 16)
@@ -72,7 +72,7 @@ def test_a_step_for_every_element() -> None:
 @pytest.mark.parametrize("step", [0, 0.0, 1e-60, torch.tensor(0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_step_zero_is_the_identity(step: float | torch.Tensor, dtype: torch.dtype) -> None:
-    # As is a step that is zero in the dtype of the quotient: 0 / 0 must not come out.
+    # So is a step that is zero in the dtype of the quotient: the result must not be 0 / 0.
     x = specials(dtype)
     x = x[~x.isnan()]
     got = qsim.threshold_quantize(x, step, 0.5)
@@ -85,7 +85,7 @@ def test_step_zero_is_the_identity(step: float | torch.Tensor, dtype: torch.dtyp
     ("dtype", "value", "step"), [(torch.float32, 3e38, 1e-3), (torch.bfloat16, 3e38, 0.5), (torch.float64, 1e308, 1e-9)]
 )
 def test_far_beyond_the_precision_nothing_moves(dtype: torch.dtype, value: float, step: float) -> None:
-    # The quotient is infinite where x is not; every such x is a multiple of the step as far as its dtype can tell.
+    # The quotient can be infinite if x is not; every such x is a multiple of the step within its dtype's precision.
     x = torch.tensor([value, -value, math.inf, -math.inf], dtype=dtype)
     for threshold in (0.0, 0.5, 1.0):
         assert torch.equal(qsim.threshold_quantize(x, step, threshold), x)

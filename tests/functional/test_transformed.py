@@ -1,4 +1,4 @@
-"""Roundings and codes under scales in compiled code, under vmap, in forward mode and on fake tensors: the same bits and gradients."""
+"""Roundings and codes with scales in compiled code, under vmap, in forward mode and on fake tensors: the same bits and gradients."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SIZES = [hard(20, 64)[5:9], hard(20, 36)[6:9], hard(40, 48)[8:20]]
 
 
 def parts(result: Any) -> tuple[Tensor, ...]:
-    """What a call gives, one tensor or several."""
+    """The results of a call, one tensor or several."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 class TestCompiled:
-    """The same bits, also of sizes that come later, and gradients."""
+    """The same bits and gradients, also for later sizes."""
 
     @pytest.fixture(autouse=True)
     def _fresh_compiler(self) -> Iterator[None]:
@@ -59,7 +59,7 @@ class TestCompiled:
 
     @pytest.mark.parametrize(
         ("names", "sizes"),
-        # Inductor compiles one graph in the time of one call, and code for sizes that vary more slowly.
+        # Inductor compiles one graph in the time of one call, and code for varying sizes more slowly.
         [(tuple(CALLS), SIZES[:1]), (("mxfp4", "out", "encode", "decode"), SIZES)],
         ids=["all calls", "any size"],
     )
@@ -84,7 +84,7 @@ class TestCompiled:
         for rows, columns in ((5, 48), (7, 30), (100, 64), (12, 33), (9, 41), (64, 96), (50, 77), (33, 128)):
             x = torch.randn(rows, columns)
             assert same_bits(compiled(x), call(x))
-        # Once more where there is but one block, or where blocks are all full.
+        # Again if there is only one block, or if all blocks are full.
         assert counter.frame_count <= 3
 
     @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -98,7 +98,7 @@ class TestCompiled:
 
 
 class TestVmap:
-    """Every sample gets what it gets alone, its scales included."""
+    """Every sample gets the same result as on its own, including its scales."""
 
     @pytest.mark.parametrize("name", ["mxfp4", "tensor", "packed", "decode"])
     @pytest.mark.parametrize("dim", [0, 1])

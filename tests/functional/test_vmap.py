@@ -1,4 +1,4 @@
-"""vmap: every sample gets the same result as in a call of its own."""
+"""vmap: every sample gets the same result as in a separate call."""
 
 from __future__ import annotations
 

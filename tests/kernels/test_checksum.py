@@ -24,13 +24,13 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def expected(x: Tensor, offset: int = 0) -> int:
-    """The sum in Python's whole numbers."""
+    """The sum in Python's integers."""
     words = x.detach().cpu().contiguous().view(WORDS[x.element_size()]).flatten().tolist()
     return sum(mixed(word, index, x.element_size() == 8) for index, word in enumerate(words, offset))
 
 
 def mixed(word: int, index: int, is_wide: bool) -> int:
-    """What one element adds: two rounds of a multiplication and a shift, of its bits and its index."""
+    """The contribution of one element: two rounds of multiplication and shift, of its bits and its index."""
     h = (word ^ (word >> 32) * 0x27D4EB2F) if is_wide else word
     h = (h ^ (index + (index >> 32) * 0x27D4EB2F) * 0x9E3779B1) % 2**32
     for factor, shift in ((0x85EBCA6B, 15), (0xC2B2AE35, 16)):
@@ -77,7 +77,7 @@ def test_indices_beyond_32_bits(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_change_shows(device: torch.device, dtype: torch.dtype) -> None:
-    # A step that moves few elements, and each by one unit in its last place, up or down: their plain sum would often stay.
+    # A step that changes few elements, each by one unit in its last place, up or down: their plain sum would often stay the same.
     x = torch.randn(64, 64).to(device, dtype)
     words = x.view(WORDS[x.element_size()])
     seen = {checksum(x)}

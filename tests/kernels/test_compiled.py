@@ -1,4 +1,4 @@
-"""Tests that compiled CPU loops match the plain torch operators bit for bit, whatever the tensor, the thread and the process."""
+"""Tests that compiled CPU loops match the plain torch operators bit for bit, for all tensors, threads and processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS = [(how, overflow) for how in (*map(rounding.resolve, oracle.DETERMINIS
 
 
 def check(x: Tensor, target: torch.dtype, fmt: Format, how: rounding.Rounding, overflow: Any, seed: int, stream: int, offset: int) -> None:
-    """Holds the loops against the reference."""
+    """Compare the loops with the reference."""
     numbers = torch.tensor(seed), read(Grid, fmt.spelling[0]), read(Rule, how.spelling[overflow]), stream, offset
     one, other = torch.empty_like(x, dtype=target), torch.empty_like(x, dtype=target)
     reference.quantize_into(one, x, *numbers)
@@ -128,21 +128,21 @@ def spelt(named: str) -> tuple[Grid, Rule]:
 
 
 def compiled_codes(x: Tensor, named: str) -> Tensor:
-    """Codes as the loops write them, without a check for NaN."""
+    """Codes from the loops, without a check for NaN."""
     codes = torch.empty_like(x, dtype=torch.uint8)
     compiled.encode_into(codes, x, None, *spelt(named), read(Coding, qsim.format(named).spelling[1]), 0, 0, False)
     return codes
 
 
 def quantized(x: Tensor, how: rounding.Rounding) -> Tensor:
-    """What plain torch makes of it."""
+    """Values from plain torch."""
     out = torch.empty_like(x)
     reference.quantize_into(out, x, torch.tensor(1), read(Grid, E4M3.spelling[0]), read(Rule, how.spelling["saturate"]), 0, 0)
     return out
 
 
 def encoded(x: Tensor, how: rounding.Rounding) -> Tensor:
-    """The codes that plain torch writes."""
+    """Codes from plain torch."""
     return qsim.encode(quantized(x, how), E4M3)
 
 
@@ -184,7 +184,7 @@ def _in_another_process(queue: Any, x: Tensor) -> None:
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
 def test_a_process_that_was_forked_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Small tensors, for torch's own threads do not survive a fork.
+    # Small tensors, because torch's own threads do not survive a fork.
     monkeypatch.setattr("qsim_kernels.compiled.threads._SHARE", 1 << 10)
     x = torch.linspace(-3, 3, 1 << 12)
     before = torch.get_num_threads()

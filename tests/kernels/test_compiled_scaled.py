@@ -1,4 +1,4 @@
-"""Tests that compiled CPU loops round under scales as plain torch does, bit for bit, whatever the scales, dtypes and threads."""
+"""Tests that compiled CPU loops round with scales like plain torch, bit for bit, for all scales, dtypes and threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_large_tensors_in_threads(shape: tuple[int, int]) -> None:
 
 
 def test_rows_that_are_long_themselves_from_several_threads_at_once() -> None:
-    # Each row is worth several threads, and so are the rows together: no thread may wait for others that wait, too.
+    # Each row is worth several threads, and so are the rows together: no thread may wait for others that are waiting, too.
     code = """
 import threading, torch, qsim
 torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""Every float32 number through the Triton kernels and the reference, both on the GPU: not one bit may differ.
+"""Every float32 number through the Triton kernels and the reference, both on the GPU: not a single bit may differ.
 
 As a script, `PYTHONPATH=tests python tests/kernels/test_gpu_exhaustive.py [FORMAT …]` prints a table of how many of the 2**32 results
 differ. On an H200 a format takes about 16 seconds.
@@ -25,7 +25,7 @@ from support.comparing import raw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-#: Numbers that are compared at a time. The reference's temporaries for so many take some 6 GB.
+#: Numbers that are compared at a time. The reference's temporaries for this many take about 6 GB.
 CHUNK = 1 << 26
 DEVICE = torch.device("cuda")
 SEED = -6148914691236517206
@@ -43,7 +43,7 @@ FORMATS: tuple[Format, ...] = (
     Float(4, 3, subnormals=False),
 )
 
-#: The eight that have names, and few random bits, which are dealt out in another way.
+#: The eight named modes, and few random bits, which are assigned differently.
 ROUNDINGS: dict[str, roundings.Rounding] = {
     **roundings.NAMED,
     "6 bits": Stochastic(6),
@@ -53,7 +53,7 @@ ROUNDINGS: dict[str, roundings.Rounding] = {
 
 @contextmanager
 def large_chunks() -> Iterator[None]:
-    """Makes the reference take as many numbers at a time as are compared: what fits a processor's cache keeps no GPU busy."""
+    """Make the reference process as many numbers at a time as are compared: chunks for a CPU cache do not keep a GPU busy."""
     before = chunks.CHUNK
     chunks.CHUNK = CHUNK
     try:
@@ -80,12 +80,12 @@ def patterns(every: int = 1) -> Iterator[tuple[int, Tensor]]:
 
 
 def count_differences(a: Tensor, b: Tensor) -> int:
-    """How many elements differ in a bit."""
+    """The number of elements that differ in a bit."""
     return 0 if torch.equal(raw(a), raw(b)) else int((raw(a) != raw(b)).sum())
 
 
 def quantized_differently(fmt: Format, rounding: roundings.Rounding, overflow: str, dtype: torch.dtype, every: int = 1) -> int:
-    """How many of all float32 numbers the two implementations round differently into a dtype."""
+    """The number of float32 numbers that the two implementations round differently into a dtype."""
     from qsim_kernels import triton
 
     rule, seed = rounding.rule(overflow), torch.tensor(SEED)
@@ -100,7 +100,7 @@ def quantized_differently(fmt: Format, rounding: roundings.Rounding, overflow: s
 
 
 def encoded_differently(fmt: Format, rounding: roundings.Rounding, overflow: str, every: int = 1) -> int:
-    """How many of all float32 numbers get different codes, those that are decoded to other values included."""
+    """The number of float32 numbers with different codes, including those that decode to other values."""
     from qsim_kernels import triton
 
     rule, seed = rounding.rule(overflow), torch.tensor(SEED)
@@ -118,7 +118,7 @@ def encoded_differently(fmt: Format, rounding: roundings.Rounding, overflow: str
 
 
 def table(fmt: Format, every: int = 1) -> Iterator[tuple[str, int]]:
-    """What is compared for a format, and how many results differ."""
+    """The comparisons for a format, and the number of results that differ."""
     for overflow in ("saturate", "nonfinite"):
         for name, rounding in ROUNDINGS.items():
             yield f"{name}, {overflow}", quantized_differently(fmt, rounding, overflow, torch.float32, every)
@@ -137,7 +137,7 @@ def test_every_float32(fmt: Format) -> None:
 
 
 def test_every_pattern_is_there() -> None:
-    # Each chunk starts where the one before has ended, with all of its patterns: 2**32 different ones.
+    # Each chunk starts where the one before ended, with all of its patterns: 2**32 different ones.
     expected = -(2**31)
     for start, x in patterns():
         bits = raw(x)
@@ -150,7 +150,7 @@ def test_every_pattern_is_there() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the table of differences for some formats; returns how many there are."""
+    """Print the table of differences for some formats; return the total."""
     parser = argparse.ArgumentParser(description="Compares the two implementations on every float32 number.")
     parser.add_argument("formats", nargs="*", help="names of formats; the test's own unless given")
     parser.add_argument("--every", type=int, default=1, help="take one chunk of so many, to see how long all of them would take")

@@ -1,4 +1,4 @@
-"""Tensors that kernels process in place: which these are, and that every element gets the bits of its logical index."""
+"""Tensors that kernels process in place: how they are recognized, and that every element gets the bits of its logical index."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from qsim_kernels.triton import layouts
 from qsim_kernels.triton.layouts import Transposed, memory_of, tile_of, work_on
 from qsim_kernels.triton.transposed import places_of
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
-#: Tensors of matrices that are stored transposed, with the rows and columns of these.
+#: Tensors of transposed matrices, with the rows and columns of these.
 TRANSPOSED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], Transposed]] = {
     "channels last": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 70, 6, 8), Transposed(48, 70)),
     "channels last, whole tiles": (lambda x: x.contiguous(memory_format=torch.channels_last), (2, 64, 8, 8), Transposed(64, 64)),
@@ -80,7 +80,7 @@ def test_transposed_tensors(layout: str) -> None:
 
 @pytest.fixture
 def nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test in which a tensor is put into logical order."""
+    """Fail a test in which a tensor is copied into logical order."""
 
     def refuse(x: Tensor) -> NoReturn:
         raise AssertionError("a tensor was put into logical order")
@@ -89,7 +89,7 @@ def nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def laid(layout: str, fmt: Format, dtype: torch.dtype) -> Tensor:
-    """Numbers at which rounding may go wrong, as they lie in such a tensor."""
+    """Difficult numbers in the memory layout of such a tensor."""
     lay, shape, _ = TRANSPOSED[layout]
     numbers = difficult(fmt, dtype)
     x: Tensor = lay(numbers.repeat(-(-math.prod(shape) // len(numbers)))[: math.prod(shape)].view(shape))
@@ -98,7 +98,7 @@ def laid(layout: str, fmt: Format, dtype: torch.dtype) -> Tensor:
 
 
 def turn(layout: str) -> int:
-    """Where `dealt` begins: at another setting for the next layout."""
+    """The start of `dealt`: a different setting for the next layout."""
     return [*TRANSPOSED].index(layout)
 
 
@@ -210,7 +210,7 @@ def test_places_of_matrices_beyond_32_bits(rows: int, columns: int) -> None:
     first = torch.empty(tile.columns, dtype=torch.int64, device=DEVICE)
     last = -(-rows // tile.rows) * -(-columns // tile.columns) - 1
     _note_places[(1,)](places, inside, first, last, rows, columns, tile)
-    # The last tile of a matrix holds its last element, and from its first row and column on all others.
+    # The last tile of a matrix contains its last element, and all others from its first row and column on.
     row, column = (rows - 1) // tile.rows * tile.rows, (columns - 1) // tile.columns * tile.columns
     expected = [[r * columns + c for r in range(row, rows)] for c in range(column, columns)]
     assert places[inside.bool()].tolist() == [place for places in expected for place in places]

@@ -1,4 +1,4 @@
-"""Rounding without random bits as lowered for compilers: plain torch operators that give the operator's bits, however they are fused."""
+"""Rounding without random bits as lowered for compilers: plain torch operators with the operator's bits, however they are fused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def operators(call: Callable[..., Any], *given: Tensor) -> list[str]:
-    """The operators of the graphs that a compiler gets of a call, forward and backward."""
+    """The operators of the graphs that a compiler gets for a call, forward and backward."""
     found: list[str] = []
 
     def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -87,9 +87,9 @@ def test_exported_programs_keep_the_operator() -> None:
 
 def settings(dtype: torch.dtype) -> list[tuple[Format, str, str]]:
     """Formats that a dtype holds, with some roundings and overflow modes of each."""
-    # E8M0 has no zero and no sign: C++ that may take a NaN's pattern for one that never overflows loses it there.
+    # E8M0 has no zero and no sign: C++ that never overflows on a NaN's pattern would lose NaN there.
     formats = [fmt for fmt in (E8M0, E4M3, E2M1, E5M2, Fixed(8, 4, signed=False), Int(8)) if dtype in holders(fmt)]
-    # A C++ compiler takes its time.
+    # A C++ compiler is slow.
     hands = 8 if dtype in (torch.float32, torch.bfloat16) else len(SETTINGS)
     return [(fmt, *setting) for turn, fmt in enumerate(formats) for setting in dealt(SETTINGS, turn + inputs.DTYPES.index(dtype), hands)]
 
@@ -115,7 +115,7 @@ def test_inductor_gives_the_operators_bits(device: torch.device) -> None:
 
 @pytest.mark.slow
 def test_fused_operations_round_first(device: torch.device) -> None:
-    """A product is a number of its dtype before it is rounded to a format, and a rounded number is one before anything is added to it.
+    """A product is rounded to its dtype before it is rounded to a format, and a rounded number is final before anything is added to it.
 
     Fused code could keep 16-bit products in float32, and contract a product or a rounded number with what is added next.
     """
@@ -131,7 +131,7 @@ def test_fused_operations_round_first(device: torch.device) -> None:
 
 @pytest.mark.slow
 def test_ties_that_a_contraction_would_break(device: torch.device) -> None:
-    # 1.0625 lies between 1 and 1.125, and a product a little above it is that in float32: even, so down. With all of its bits, up.
+    # 1.0625 is between 1 and 1.125, and a slightly larger product equals it in float32: even, so down. With all of its bits, up.
     a = torch.arange(2**23, 2**23 + 20_000, device=device) * 2.0**-23
     b = (1.0625 / a.double()).float()
     above = (a.double() * b.double() > 1.0625) & (a * b == 1.0625)
@@ -141,7 +141,7 @@ def test_ties_that_a_contraction_would_break(device: torch.device) -> None:
 
 
 class LoweredScaling:
-    """The operators that round under scales: plain torch where they become that, the reference elsewhere."""
+    """The lowered operators with scales: plain torch if they have a decomposition, otherwise the reference."""
 
     def __init__(self) -> None:
         self.lowered = 0

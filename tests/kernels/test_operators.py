@@ -26,7 +26,7 @@ def x(device: torch.device) -> Tensor:
 
 
 def rule(rounding: str | roundings.Rounding, overflow: str = "saturate") -> str:
-    """A rounding as an operator takes it."""
+    """A rounding as an operator argument."""
     return spell(roundings.resolve(rounding).rule(overflow))
 
 
@@ -46,7 +46,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "0-d double": lambda x: x.double()[0, 0],
     "empty fp16": lambda x: x.half()[:0],
 }
-#: Every view with a seed and without. Which format it is rounded to is a string among the arguments, whatever the view.
+#: Every view with and without a seed. The format is a string among the arguments, independent of the view.
 GIVEN = [(view, arguments[turn % len(arguments)]) for turn, view in enumerate(VIEWS) for arguments in (PLAIN, SEEDED)]
 
 
@@ -54,7 +54,7 @@ GIVEN = [(view, arguments[turn % len(arguments)]) for turn, view in enumerate(VI
 class TestOpcheck:
     @pytest.fixture
     def given(self, device: torch.device, view: str) -> Tensor:
-        # No NaN: opcheck does not take one for equal to itself.
+        # No NaN: opcheck does not consider it equal to itself.
         return VIEWS[view](points(device).nan_to_num(7.0, posinf=torch.inf))
 
     @pytest.fixture
@@ -110,15 +110,15 @@ def test_fake_tensors_know_dtype_shape_and_strides(x: Tensor, name: str) -> None
 
 @pytest.mark.parametrize("name", ["nearest", "stochastic", "encode", "decode"])
 def test_functionalized(x: Tensor, name: str) -> None:
-    # Operators that write into an argument are left out: torch.func.functionalize refuses all of them but torch's own. The compiler's
-    # functionalization takes them, and opcheck and the compiled calls go through it.
+    # Operators that write to an argument are left out: torch.func.functionalize only supports torch's own. The compiler's
+    # functionalization supports them, and opcheck and the compiled calls use it.
     before = x.clone()
     assert same(torch.func.functionalize(CALLS[name])(x), CALLS[name](x))
     assert same(x, before)
 
 
 class Layer(torch.nn.Module):
-    """A product of quantized things, as an exported program may hold it."""
+    """A product of quantized tensors, as in an exported program."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Layer(torch.nn.Module):
         self.options = options
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rounds both factors, and the codes of one of them."""
+        """Round both factors, and decode the codes of one of them."""
         coarse = qsim.decode(qsim.encode(x, "bf16"), "bf16")
         return qsim.quantize(coarse, "e4m3", **self.options) @ qsim.quantize(self.weight, "e2m1")
 

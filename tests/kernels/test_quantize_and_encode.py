@@ -20,7 +20,7 @@ Rounding = str | roundings.Rounding
 
 E4M0 = Float(4, 0)
 
-#: Values and codes: of one grid, for which the kernel has a special path, and of two.
+#: Values and codes: of one grid, for which the kernel has a special path, and of two grids.
 FORMATS: tuple[tuple[Format, Format], ...] = (
     (E4M3, E4M3),
     (E4M0, E4M0),
@@ -54,7 +54,7 @@ CASES += [
     for dtype in inputs.DTYPES[1:]
 ]
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
@@ -73,7 +73,7 @@ def both(
 
 
 def check(x: Tensor, formats: tuple[Format, Format], rules: tuple[Rule, Rule], dtype: torch.dtype | None = None) -> None:
-    """Compares both results bit for bit."""
+    """Compare both results bit for bit."""
     (a, codes), (b, other) = both(x, formats, rules, dtype)
     for first, second in ((a, b), (codes, other)):
         assert not first_difference(x, first, second), f"{rules}: {first_difference(x, first, second)}"
@@ -86,10 +86,10 @@ def rules_of(given: tuple[Rounding, str, Rounding, str], dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize(("formats", "source"), CASES)
 def test_triton_and_reference_agree(formats: tuple[Format, Format], source: torch.dtype) -> None:
-    # What is difficult for either format, specials and subnormals among it; together more than one block of the kernel.
+    # Difficult numbers for either format, including specials and subnormals; together more than one block of the kernel.
     x = torch.cat([difficult(fmt, source) for fmt in dict.fromkeys(formats)])
     target = source if holds(source, formats[0]) else torch.float32
-    # Each of them is compiled, where there is a GPU: for the other dtypes half of them must do.
+    # Each of them is compiled on a GPU, so the other dtypes only get half of them.
     for given in RULES if source == torch.float32 else RULES[1::2]:
         check(x, formats, rules_of(given, source), target)
 
@@ -105,7 +105,7 @@ def test_any_carrier(source: torch.dtype, target: torch.dtype) -> None:
 
 @pytest.mark.parametrize("formats", [(E4M3, E4M3), (E4M3, E2M1)], ids=repr)
 def test_any_count_and_no_write_beyond_the_end(formats: tuple[Format, Format]) -> None:
-    # A count of 1 or of a multiple of 16 comes first: a kernel that is compiled for it must serve the others too.
+    # A count of 1 or a multiple of 16 comes first: a kernel compiled for it must also work for the others.
     memory = torch.randn(2 * 2048 + 40, device=DEVICE)
     rules = rules_of(RULES[1], torch.float32)
     (values, codes), _ = both(memory, formats, rules)
@@ -150,7 +150,7 @@ def test_any_seed(number: int) -> None:
 
 
 def test_values_and_codes_draw_from_their_own_streams(device: torch.device) -> None:
-    # The operator is two others in one: what they give alone it gives too, wherever the seed lies.
+    # The operator combines two others: it returns the same as they do, wherever the seed is stored.
     x = torch.cat([torch.randn(3001, device=device), inputs.specials(torch.float32).to(device)])
     how = spell(rule("stochastic", "saturate"))
     grid, coding = spell(E4M3.grid), spell(E4M3.coding)

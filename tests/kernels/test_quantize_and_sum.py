@@ -19,7 +19,7 @@ from support.side_by_side import DEVICE, difficult, kernels, rule, seed
 
 E4M0 = Float(4, 0)
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
@@ -33,7 +33,7 @@ def both(x: Tensor, fmt: Format, how: Rule, dtype: torch.dtype | None = None) ->
 
 
 def check_sums(x: Tensor, sums: Tensor) -> None:
-    """Holds sums against exact ones.
+    """Compare sums with exact ones.
 
     In whatever order n numbers are added, the error is at most (n − 1) u / (1 − (n − 1) u) of the sum of their magnitudes, with u half the
     spacing behind 1 of the dtype that the sum is kept in.
@@ -48,7 +48,7 @@ def check_sums(x: Tensor, sums: Tensor) -> None:
 
 
 def check(x: Tensor, fmt: Format, how: Rule, dtype: torch.dtype | None = None) -> None:
-    """Compares rounded values bit for bit, and holds both sums against exact ones."""
+    """Compare rounded values bit for bit, and both sums with exact ones."""
     a, sums, b, other = both(x, fmt, how, dtype)
     assert not first_difference(x, a, b), f"{how}: {first_difference(x, a, b)}"
     check_sums(x, sums)
@@ -125,7 +125,7 @@ def test_any_strides_and_alignment() -> None:
         strided = both(x, E4M3, how)
         assert same_bits(strided[0], a)
         assert same_bits(strided[2], b)
-        # The same numbers are added in the same order, wherever they lie.
+        # The same numbers are added in the same order, whatever their memory layout.
         assert same_bits(strided[3], other)
 
 
@@ -139,7 +139,7 @@ def test_runs_agree_to_the_bit() -> None:
 
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 def test_values_are_those_of_quantize(device: torch.device, dtype: torch.dtype) -> None:
-    # The operator is two others in one, wherever the seed lies, and its sums are of what was there before.
+    # The operator combines two others, wherever the seed is stored, and sums the values before rounding.
     x = torch.randn(33, 24, device=device).to(dtype)
     how, grid = spell(rule("stochastic", "saturate")), spell(E4M3.grid)
     operators: Any = torch.ops.qsim

@@ -1,4 +1,4 @@
-"""The operators that round under scales: Triton compared with the reference, bit for bit, in randomly drawn settings."""
+"""The operators that round with scales: Triton compared with the reference, bit for bit, in randomly drawn settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.side_by_side import DEVICE, dealt
 from qsim_kernels.triton import making  # isort: skip
 from qsim_kernels.triton.launcher import Launcher  # isort: skip
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 KERNELS = Implementation("qsim_kernels.triton.scaling")
@@ -36,7 +36,7 @@ def test_kernels_do_what_the_reference_does(number: int) -> None:
 @pytest.mark.parametrize("dim", [-1, 0])
 @pytest.mark.parametrize("offset", [0, 5])
 def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offset: int) -> None:
-    # Between 1 and its neighbour, where the first 16 bits of an element's index add up to just less than a step.
+    # Between 1 and its neighbour, where the first 16 bits of an element's index add up to just below a step.
     spelt, shape, step = spelling(fmt, "stochastic", "saturate"), (64, 96), 2.0 ** -qsim.format(fmt).mantissa
     bits = qsim.random.random_bits(64 * 96, 32, seed=3**25, stream=77, offset=offset).view(shape)
     signs = torch.where(torch.arange(96) % 3 == 0, -1.0, 1.0)
@@ -56,7 +56,7 @@ def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offs
 
 @pytest.fixture
 def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes all scales in one block where the interpreter runs, whose time goes by blocks; the kernels' own have 128 scales."""
+    """Compute all scales in one block in the interpreter, whose time depends on blocks; the kernels' own blocks have 128 scales."""
     if DEVICE.type == "cuda":
         return
 
@@ -71,7 +71,7 @@ def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.mark.parametrize("format", SCALE_FORMATS)
 def test_scales_of_all_magnitudes(format: str, rule: Any) -> None:
-    # Every exponent (some, for the interpreter), midpoints between two E4M3 scales and what lies next to them, zero and what is not finite.
+    # Every exponent (some, for the interpreter), midpoints between two E4M3 scales with their neighbours, zero and non-finite numbers.
     steps = torch.arange(8, 17) * 2.0 ** torch.arange(-149, 124, 13 if DEVICE.type == "cpu" else 1).unsqueeze(1)
     middles = torch.cat([steps, (steps[:, 1:] + steps[:, :-1]) / 2], 1).flatten().float() * 6
     bits = middles.view(torch.int32)

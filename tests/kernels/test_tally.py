@@ -22,7 +22,7 @@ FORMATS += [qsim.Float(4, 3, signed=False), qsim.Float(5, 2, subnormals=False)]
 
 
 def told(x: Tensor, rounded: Tensor, fmt: Format) -> tuple[Counter[int], float, float]:
-    """What the counts and sums must be, in Python's numbers, one element after the other."""
+    """The expected counts and sums, in Python's numbers, element by element."""
     counts: Counter[int] = Counter()
     signal, noise = [], []
     for v, q in zip(x.flatten().tolist(), rounded.flatten().tolist(), strict=True):

@@ -60,11 +60,11 @@ CASES = [pytest.param(fmt, dtype, id=f"{fmt!r}-{dtype}") for fmt in FORMATS for 
 
 
 def turn(fmt: Format, *dtypes: torch.dtype) -> int:
-    """Where `dealt` begins: at another setting for the next format or dtype."""
+    """The start of `dealt`: a different setting for the next format or dtype."""
     return FORMATS.index(fmt) + sum(map(inputs.DTYPES.index, dtypes))
 
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
@@ -101,7 +101,7 @@ def test_encode(fmt: Format, dtype: torch.dtype) -> None:
         a, b, lost, also_lost = both_encoded(given, fmt, rule(rounding, overflow))
         assert not first_difference(given, a, b), f"{rounding}, {overflow}: {first_difference(given, a, b)}"
         assert lost == also_lost
-        # Overflow makes NaN too, where there is no infinity.
+        # Overflow also becomes NaN in formats without infinity.
         if has_nan or overflow == "saturate":
             assert lost == (has_nan and not fmt.has_nan)
 
@@ -110,7 +110,7 @@ DECODED = list(dict.fromkeys([*FORMATS, *(fmt for fmt in VARIETY if fmt.bits <= 
 
 
 def check_decode(codes: Tensor, fmt: Format) -> None:
-    """Reads codes into every dtype that holds the format."""
+    """Decode codes into every dtype that holds the format."""
     for dtype in inputs.DTYPES:
         if holds(dtype, fmt):
             a, b = both_decoded(codes.to(inputs.code_dtype(fmt)), fmt, dtype)
@@ -128,20 +128,20 @@ def test_decode_every_code(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in DECODED if fmt.bits not in (8, 16, 32)], ids=repr)
 def test_decode_ignores_the_bits_above_a_code(fmt: Format) -> None:
-    # Every pattern of the codes' dtype; of 32 bits the upper ones, from the code's first 8 bits on.
+    # Every pattern of the codes' dtype; for 32 bits the upper ones, from the code's first 8 bits on.
     codes = torch.arange(2 ** min(16, inputs.code_dtype(fmt).itemsize * 8), device=DEVICE)
     check_decode(codes << (fmt.bits - 8 if fmt.bits > 16 else 0), fmt)
 
 
 @pytest.mark.parametrize("overflow", ["saturate", "nonfinite"])
 def test_zero_where_there_is_none(overflow: str) -> None:
-    # Both zeros count as 0 and become the smallest power of two; what is below zero is not a number unless it saturates.
+    # Both zeros count as 0 and become the smallest power of two; negative numbers become NaN unless they saturate.
     x = torch.tensor([0.0, -0.0, -(2.0**-149), -1.0, -torch.inf, 2.0**-149], device=DEVICE)
     fmt = PowerOfTwo(5)
     least = fmt.smallest
     for rounding in ROUNDINGS:
         infinite = least if overflow == "saturate" else torch.nan
-        # As IEEE has it, a directed rounding that leads back into the range stays there, from finite values.
+        # As in IEEE 754, a directed rounding back into the range stays there, for finite values.
         below = least if rounding in ("toward_zero", "up") else infinite
         expected = torch.tensor([least, least, below, below, infinite, least], device=DEVICE)
         a, b = both_quantized(x, fmt, rule(rounding, overflow))

@@ -22,7 +22,7 @@ from qsim_kernels.triton.noise import words  # noqa: E402
 
 BITS = (None, 1, 6, 16, 17, 32)
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | None, correction: bool) -> None:
     how = rule(Stochastic(bits, correction), "saturate")
     x = torch.linspace(-3, 3, 501, device=DEVICE).to(dtype)
-    # Small numbers come first: what is compiled for them must serve the large ones too.
+    # Small numbers come first: kernels compiled for them must also work for the large ones.
     settings = [
         (1, 1, 0),
         (0, 0, 1),
@@ -56,7 +56,7 @@ def test_noise_depends_on_seed_stream_and_index(dtype: torch.dtype, bits: int | 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("offset", [0, 3])
 def test_later_random_bits_decide_where_the_first_do_not(dtype: torch.dtype, offset: int) -> None:
-    # Numbers near zero whose rounding the first 16 bits of their index leave open, where the dtype holds such a number.
+    # Numbers near zero whose rounding is not determined by the first 16 bits of their index, if the dtype has such numbers.
     fmt, count = qsim.Int(8) if dtype == torch.float16 else E4M3, 16000
     bits = qsim.random.random_bits(count, 32, seed=5, stream=7, offset=offset)
     exact = (0xFFFF - (bits >> 16) + 0.5) * 2.0**-16 * fmt.smallest
@@ -71,7 +71,7 @@ def test_later_random_bits_decide_where_the_first_do_not(dtype: torch.dtype, off
 @pytest.mark.parametrize("source", inputs.DTYPES)
 @pytest.mark.parametrize("offset", [0, 5])
 def test_words_go_to_the_same_elements_whatever_is_read_and_written(source: torch.dtype, offset: int) -> None:
-    # How many neighbours a thread holds depends on the narrower of the two types, and so does the order in which it makes random words.
+    # The number of neighbours per thread depends on the narrower type, and so does the order in which it generates random words.
     x = torch.linspace(-3, 3, 501, device=DEVICE, dtype=torch.float64).to(source)
     for number, bits in enumerate((6, 16, 17, 32)):
         how = rule(Stochastic(bits), "saturate")
@@ -107,7 +107,7 @@ def test_block_size_leaves_no_trace(number: int, offset: int) -> None:
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", Stochastic(6)], ids=str)
 def test_any_count_and_no_write_beyond_the_end(rounding: str | roundings.Rounding) -> None:
-    # A count of 1 or of a multiple of 16 comes first: a kernel that is compiled for it must serve the others too.
+    # A count of 1 or a multiple of 16 comes first: a kernel compiled for it must also work for the others.
     memory = torch.randn(3000, device=DEVICE)
     how = rule(rounding, "saturate")
     whole = torch.empty_like(memory)
@@ -162,7 +162,7 @@ def test_strides_and_alignment() -> None:
 
 @triton.jit
 def words_kernel(blocks, seeds, streams, out):  # type: ignore[no-untyped-def]
-    """Writes the four words of each block into a row."""
+    """Write the four words of each block into a row."""
     place = tl.arange(0, 4)
     row = tl.program_id(0)
     a, b, c, d = words(tl.load(blocks + row + place * 0), tl.load(seeds + row), tl.load(streams + row))
@@ -183,7 +183,7 @@ def test_sweep_over_formats_does_not_compile(monkeypatch: pytest.MonkeyPatch) ->
         x = torch.randn(count, device="cuda")
         qsim.quantize(x, fmt)
         qsim.quantize(x, fmt, rounding="stochastic", seed=number, stream=stream, offset=offset)
-        if fmt.bits <= 8:  # wider codes are of another dtype, which is another kernel
+        if fmt.bits <= 8:  # wider codes have another dtype, which is another kernel
             qsim.decode(qsim.encode(x, fmt, check=False), fmt)
 
     work(Float(4, 3), 1, 0, 0, 1000)

@@ -36,7 +36,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def made(kind: str, points: FivePoint | None) -> nn.MultiheadAttention:
-    """A module, torch's own where points are `None`; each kind with the same weights."""
+    """A module, torch's own if points are `None`; all with the same weights."""
     torch.manual_seed(3)
     if points is None:
         return nn.MultiheadAttention(WIDTH, HEADS, **KINDS[kind])
@@ -44,7 +44,7 @@ def made(kind: str, points: FivePoint | None) -> nn.MultiheadAttention:
 
 
 def inputs(kind: str, same: str = "") -> list[Tensor]:
-    """Query, key and value, of which some may be the same tensor."""
+    """Query, key and value, some of which may be the same tensor."""
     options = KINDS[kind]
     lengths = (5, 5, 5) if same else (4, 5, 5)
     widths = (WIDTH, options.get("kdim", WIDTH), options.get("vdim", WIDTH))
@@ -57,12 +57,12 @@ def inputs(kind: str, same: str = "") -> list[Tensor]:
 
 
 def hiding(rows: int, columns: int) -> Tensor:
-    """A boolean mask that leaves something to look at in each row."""
+    """A boolean mask that leaves something visible in each row."""
     return (torch.arange(rows)[:, None] + torch.arange(columns)) % 3 == 1
 
 
 def masks(queries: int, keys: int = 5) -> dict[str, dict[str, Tensor]]:
-    """Arguments that mask."""
+    """Mask arguments."""
     return {
         "none": {},
         "boolean": {"attn_mask": hiding(queries, keys)},
@@ -74,7 +74,7 @@ def masks(queries: int, keys: int = 5) -> dict[str, dict[str, Tensor]]:
 
 
 def run(module: nn.Module, given: list[Tensor], **options: Any) -> list[Tensor]:
-    """The module's values, and the gradients of its inputs and parameters."""
+    """The module's output, and the gradients of its inputs and parameters."""
     values = [value for value in module(*given, **options) if value is not None]
     total = torch.stack([(value * torch.linspace(-1, 1, value.numel()).view(value.shape)).sum() for value in values]).sum()
     leaves = [*{id(x): x for x in given}.values(), *module.parameters()]
@@ -128,7 +128,7 @@ def test_a_query_that_may_look_at_nothing() -> None:
 
 
 def straight_through(module: nn.MultiheadAttention, given: list[Tensor]) -> list[Tensor]:
-    """Attention written out: with points that take the forward's tensors, the gradient is the rounded function's, straight through."""
+    """Attention written out: with points that reuse the forward's tensors, the gradient is the rounded function's, straight through."""
 
     def rounded(x: Tensor) -> Tensor:
         return qsim.quantize(x, "e4m3")
@@ -162,7 +162,7 @@ def test_rounds_what_goes_into_each_product(same: str) -> None:
 
 
 def test_an_input_that_is_several_is_rounded_once() -> None:
-    # Queries, keys and values see the same noise, as they would where one rounded tensor is multiplied by all three weights.
+    # Queries, keys and values have the same noise, as if one rounded tensor were multiplied by all three weights.
     module = made("batch first", FivePoint(act=Quantizer("e2m1", "stochastic")))
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.eye(WIDTH).repeat(3, 1))
@@ -205,7 +205,7 @@ def test_autocast_and_checkpoints() -> None:
 
 
 class Seeded(nn.Module):
-    """A call with the same noise at every time."""
+    """A call with the same noise every time."""
 
     def __init__(self, call: Callable[..., Any], parameters: nn.Module | None = None) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_each_weight_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert len({*streams}) == 8
 
 
-# In evaluation torch's layers take a fast path that reads weights and calls no layer: points apply all the same.
+# In evaluation torch's layers use a fast path that reads weights without calling layers: points still apply.
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

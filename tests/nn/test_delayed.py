@@ -26,7 +26,7 @@ def spec(history: int = 4, fmt: str = "e4m3", **how: object) -> Quantizer:
 
 
 def by_amax(x: Tensor, amax: float, fmt: str = "e4m3") -> Tensor:
-    """A tensor under the scale that takes a magnitude to the largest value."""
+    """A tensor with the scale that maps a magnitude to the largest value."""
     scale = float(torch.tensor(amax, dtype=torch.float64) / qsim.format(fmt).max)
     return qsim.quantize(x, fmt, scale=Given(scale))
 
@@ -85,7 +85,7 @@ def test_a_scale_follows_from_the_largest_of_the_last_tensors() -> None:
         amaxes.append(float(x.abs().max()))
         assert sorted(layer.act_amaxes.tolist(), reverse=True)[: len(amaxes)] == sorted(amaxes[-3:], reverse=True)
         assert int(layer.act_recorded) == step + 1
-    assert not torch.equal(layer(x), by_amax(x, amaxes[-1]) @ layer.weight.t())  # its own would have been another
+    assert not torch.equal(layer(x), by_amax(x, amaxes[-1]) @ layer.weight.t())  # its own would have been different
 
 
 @pytest.mark.parametrize("how", [{"margin": 2}, {"format": "e8m0", "rule": "ceil"}])
@@ -132,13 +132,13 @@ def test_zeros_and_what_is_not_finite_leave_no_trace() -> None:
     for bad in (math.inf, math.nan):
         broken = x.clone()
         broken[0, 0] = bad
-        assert layer(broken).isnan().all()  # as under a scale that follows from this tensor
+        assert layer(broken).isnan().all()  # as with a scale from this tensor
     assert float(layer.act_amaxes.amax()) == float(x.abs().max())
     assert layer(torch.randn(0, 8)).shape == (0, 5)
 
 
 def steps(model: nn.Module, first: int, last: int) -> list[Tensor]:
-    """Some steps of training; gives the losses."""
+    """Take some training steps; return the losses."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     losses = []
     for step in range(first, last):
@@ -169,7 +169,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(split: int, tmp_path: Path) -> N
     assert all(map(torch.equal, whole, first + steps(other, split, 9)))
     other = network()
     other.load_state_dict(torch.load(tmp_path / "saved"))
-    assert other.eval()(torch.randn(2, 8)).isfinite().all()  # that it has a history came along
+    assert other.eval()(torch.randn(2, 8)).isfinite().all()  # the existence of a history was loaded too
     fresh = network()
     fresh.load_state_dict(network().state_dict())
     with pytest.raises(RuntimeError, match="no history yet"):
@@ -219,7 +219,7 @@ def test_converting_makes_histories_and_reverting_drops_them() -> None:
     }
     model(torch.randn(2, 8))
     kept = model[0].act_amaxes
-    qsim.convert(model, FivePoint(act=spec()), exclude=["1"])  # what fits is kept
+    qsim.convert(model, FivePoint(act=spec()), exclude=["1"])  # entries that fit are kept
     assert model[0].act_amaxes is kept
     assert [name for name in model.state_dict() if name not in names] == ["0.act_amaxes", "0.act_recorded"]
     qsim.convert(model, FivePoint(act=spec(8)), exclude=["1"])

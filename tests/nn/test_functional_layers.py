@@ -33,14 +33,14 @@ def test_is_torchs_of_rounded_operands(case: Case, name: str, device: torch.devi
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("case", [LINEAR[2], MATMUL[6], MATMUL[9], CONV[5], TRANSPOSED[2]], ids=str)
 def test_keeps_other_dtypes(case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    # The points hold in whatever dtype the model is; a product leaves rounded to that once.
+    # The points apply whatever the model's dtype; a product is rounded to it once.
     check(case, operands(case, device, dtype), POINTS["hybrid"])
 
 
 @pytest.mark.parametrize("case", [LINEAR[2], MATMUL[3], CONV[4], TRANSPOSED[0]], ids=str)
 @pytest.mark.parametrize("name", ["act", "weight", "act_bwd", "weight_bwd", "grad"])
 def test_every_point_shows(case: Case, name: str, device: torch.device) -> None:
-    # The bounds above are narrow enough to tell results without any one point from those with it.
+    # The bounds above are tight enough to detect any single missing point.
     if case.two_inputs and name.startswith("weight"):
         return
     leaves = operands(case, device)
@@ -67,7 +67,7 @@ def test_autocast_gives_bfloat16_and_gradients_of_the_parameters_dtype(function:
 
 
 def test_autocast_hides_no_small_change_of_a_weight() -> None:
-    # Rounded to bfloat16 first, this would be a tie, which goes to 1.
+    # Rounded to bfloat16 first, this would be a tie, which rounds to 1.
     x, w = torch.ones(1, 1), torch.tensor([[1.0625 + 2**-12]])
     points = FivePoint(weight="e4m3")
     with torch.autocast("cpu", torch.bfloat16):

@@ -105,7 +105,7 @@ def test_attention_with_wide_points_is_torchs(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", ATTENTION, ids=ATTENTION_IDS)
 def test_attention_rounds_what_goes_into_its_two_products(options: dict[str, Any]) -> None:
-    # "same" makes the gradients those of the rounded function, straight through each rounding: autograd's own.
+    # With "same" the gradients are those of the rounded function, straight through each rounding: autograd's own.
     points = FivePoint(act="e4m3", act_bwd="same")
 
     def composed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, made small and without downloads, with points."""
+"""Small models of Hugging Face's transformers, without downloads, with points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUPED = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def gpt2() -> Any:
-    """Linear layers whose weights lie the other way, and a head that is tied to the table."""
+    """Linear layers with transposed weights, and a head that is tied to the embedding."""
     sizes = {"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return made(transformers.GPT2LMHeadModel, transformers.GPT2Config(**sizes))
 
@@ -44,7 +44,7 @@ def mixtral() -> Any:
 
 
 def bert() -> Any:
-    """An encoder, with attention inside of attention."""
+    """An encoder, with nested attention modules."""
     return made(transformers.BertForSequenceClassification, transformers.BertConfig(**SIZES, num_hidden_layers=1, num_attention_heads=2))
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 
 
 def by_functions(case: Case, points: FivePoint, module: nn.Module) -> list[Tensor]:
-    """What a case gives by qsim.nn.functional, as torch's documentation describes the module by torch.nn.functional."""
+    """The result of a case with qsim.nn.functional, following torch's documentation of the module."""
     m: Any = module
 
     def forward(x: Tensor, **call: Any) -> Tensor:

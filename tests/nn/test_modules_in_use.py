@@ -70,7 +70,7 @@ def test_transforms_of_functions_raise_clear_errors(transform: str) -> None:
 def test_gradients_of_gradients_are_refused(case: Case) -> None:
     module = case.own(NEAREST)
     value = module(case.input(), **case.call)
-    # Behind a sum the gradient of the value has no history of its own: torch's own check would not see it.
+    # After a sum the gradient of the value has no history of its own: torch's own check would not notice.
     for total in (value.square().sum(), value.sum()):
         with pytest.raises(RuntimeError, match="what rounds at points cannot be differentiated twice: leave create_graph=True out"):
             torch.autograd.grad(total, module.weight, create_graph=True, retain_graph=True)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def gradients(model: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) 
 
 
 def test_compiled_code_gives_the_same_bits() -> None:
-    # float32 points and a compiler that keeps the order of operations; weights are noisy, but as their values are.
+    # float32 points and a compiler that keeps the order of operations; weights are noisy, but unchanged.
     points = qsim.FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "e4m3", "same", "e5m2")
     model = qsim.convert(Small(), points, embeddings=True)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -164,7 +164,7 @@ def test_compiled_code_gives_the_same_bits() -> None:
 
 
 def test_compiled_code_of_any_size_draws_again() -> None:
-    # Stochastic rounding is one operator in compiled code: in the many that others come apart into, sizes that vary take long to follow.
+    # Stochastic rounding is one operator in compiled code: others decompose into many, which take long to trace with varying sizes.
     model = qsim.convert(Small(), NOISY, embeddings=True)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     for rows in (2, 5):
@@ -181,7 +181,7 @@ def test_inductor_trains_as_eager_code_does() -> None:
     compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(3, 5, 8)
     for own, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
-        # Sums in another order may put a value on the other side of a midpoint: a few elements, a step apart.
+        # Sums in another order may move a value across a midpoint: a few elements differ by one step.
         far = (own - expected).abs() > 1e-5 + 1e-4 * expected.abs()
         assert far.float().mean() < 0.05
         torch.testing.assert_close(own, expected, rtol=0.1, atol=0.1 * float(expected.abs().max()))

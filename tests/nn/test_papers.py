@@ -21,7 +21,7 @@ from support.bounds import check_means, surprise_of_mean
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are not worth a second thread."""
+    """Tensors this small do not benefit from a second thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -36,7 +36,7 @@ def noisy(fmt: str | Format) -> Quantizer:
 
 
 class Attention(nn.Module):
-    """Self-attention: two of its products have no weight."""
+    """Self-attention, two of whose products have no weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Net(NamedTuple):
-    """Several layers with points, non-linear ones between them, and the shape of one sample."""
+    """Layers with points and non-linear ones between them, and the shape of one sample."""
 
     make: Callable[[], nn.Module]
     sample: tuple[int, ...]
@@ -69,21 +69,21 @@ SAMPLES, COPIES, GROUPS = 4, 256, 65
 
 
 def gradients(net: nn.Module, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """What a net gives, and the gradient of all its parameters in one row."""
+    """The output of a net, and the gradient of all its parameters as one row."""
     y = net(x)
     loss = (y - target).square().sum() / 2
     return y.detach(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
 
 
 def problem(net: Net) -> tuple[nn.Module, Tensor, Tensor]:
-    """A net, samples and targets, in float64, so that nothing but the points rounds."""
+    """A net, samples and targets, in float64, so that only the points round."""
     model = net.make().double()
     x = torch.randn(SAMPLES, *net.sample, dtype=torch.float64)
     return model, x, model(x).detach() + torch.randn_like(model(x))
 
 
 def at_rounded_weights(model: nn.Module, points: FivePoint) -> nn.Module:
-    """The same net in full precision, its weights replaced by what the layers with points make of them."""
+    """The same net in full precision, with its weights replaced by their rounded values."""
     assert points.weight is not None
     full = qsim.revert(copy.deepcopy(model))
     with torch.no_grad():
@@ -140,7 +140,7 @@ INPUTS, HIDDEN, OUTPUTS = 16, 24, 8
 
 
 class Errors(NamedTuple):
-    """Mean squares of what rounding does to the gradients of two layers' weights, and to the batch times the gradient of the input."""
+    """Mean squared rounding errors in the gradients of two layers' weights, and in the batch size times the gradient of the input."""
 
     first: float
     second: float
@@ -177,7 +177,7 @@ def quantization_errors(model: nn.Module, mantissas: Sequence[int], batch: int, 
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of the straight line that comes closest to the logarithms of y."""
+    """The slope of the straight line that fits the logarithms of y best."""
     a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64).log2()
     a, b = a - a.mean(), b - b.mean()
     return float((a * b).sum() / a.square().sum())
@@ -192,14 +192,14 @@ def test_lemma_3_batch_size() -> None:
     model = two_layers()
     found = [quantization_errors(model, [2], batch, draws=48)[0] for batch in BATCHES]
     first, second, a = (slope([math.log2(b) for b in BATCHES], errors) for errors in zip(*found, strict=True))
-    # Over 12 seeds, slopes were spread by less than 0.01 around these.
+    # Over 12 seeds, slopes varied by less than 0.01 around these.
     assert abs(first + 1) < 0.1
     assert abs(second + 1) < 0.1
     assert abs(a) < 0.1
 
 
 def test_lemma_3_mantissa() -> None:
-    """Each mantissa bit less makes the variance four times as large, in ∇W and in ∇A: it goes with the square of the step."""
+    """Each mantissa bit less quadruples the variance, in ∇W and in ∇A: it is proportional to the square of the step."""
     found = quantization_errors(two_layers(), WIDTHS, batch=32, draws=192)
     for errors in zip(*found, strict=True):
         # Over 12 seeds, slopes were −1.99 to −2.00, and ratios 3.8 to 4.1: a tenth is six times their spread.
@@ -210,7 +210,7 @@ def test_lemma_3_mantissa() -> None:
 
 @pytest.mark.parametrize("fmt", [NARROW, qsim.format("e4m3"), Fixed(8, 4)], ids=repr)
 def test_lemma_3_value(fmt: Format) -> None:
-    """The variance is not only proportional to what the paper derives, it is that: Equations 30 and 31, element by element.
+    """The variance is not only proportional to the paper's expression but equal to it: Equations 30 and 31, element by element.
 
     Rounding x stochastically between neighbours has the variance (high - x)(x - low). For samples k, ∇W is a mean of products of Â and Ĝ,
     and the errors of its two factors are independent of one another. Lemma 3's bound puts the step for its root.
@@ -267,7 +267,7 @@ def bias_of_weights(w: Tensor, x: Tensor, loss: str, fraction: int, rounding: st
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("loss", SMOOTH)
 def test_lemma_1(loss: str, rounding: str) -> None:
-    """Rounded weights move the gradient by at most L√dΔ if they are rounded stochastically, and by half of that to nearest.
+    """Rounded weights change the gradient by at most L√dΔ if they are rounded stochastically, and by half of that to nearest.
 
     No weight moves by more than a step, or half of one; the loss is L-smooth.
     """
@@ -294,7 +294,7 @@ def test_lemma_1_is_sharp() -> None:
 
 @pytest.mark.parametrize("degrees", [2, 10, 64, 200])
 def test_the_bound_of_means_bounds(degrees: int) -> None:
-    # Against Student's density, summed up.
+    # Compared with Student's density, summed up.
     t = torch.linspace(0, 400, 2**21, dtype=torch.float64)
     constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
     for at in (3.0, 6.0, 9.0):

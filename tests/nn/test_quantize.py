@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def passed(module: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes through forward and backward."""
+    """The output and the gradient of the input."""
     leaf = x.detach().requires_grad_()
     y = module(leaf)
     return y.detach(), torch.autograd.grad(y, leaf, g)[0]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 E4M0, E4M1 = Float(4, 0), Float(4, 1)
 POINTS = {
     "native": FivePoint(),
-    # FP8 as hardware has it: E4M3 for what goes forward, E5M2 for gradients, everything to nearest.
+    # FP8 as in hardware: E4M3 in the forward pass, E5M2 for gradients, everything to nearest.
     "hybrid": FivePoint("e4m3", "e4m3", "same", "same", "e5m2"),
     # Figure 3 of *Training with Fewer Bits*.
     "stochastic": FivePoint(None, E4M1, Quantizer(E4M1, "stochastic"), "same", Quantizer(E4M1, "stochastic")),
@@ -29,7 +29,7 @@ POINTS = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are not worth a second thread."""
+    """Tensors this small do not benefit from a second thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def train(points: str, seed: int, batch: int, steps: int) -> tuple[nn.Module, nn.Module]:
-    """A net before and after training by SGD with momentum, its learning rate falling to zero; the seed is that of everything."""
+    """A net before and after training by SGD with momentum and a learning rate that decays to zero; the seed determines everything."""
     x, y, _, _ = digits()
     torch.manual_seed(seed)
     start, model = conv(), conv()
@@ -55,7 +55,7 @@ def train(points: str, seed: int, batch: int, steps: int) -> tuple[nn.Module, nn
 
 
 def accuracy(model: nn.Module) -> float:
-    """The share of the test images that a net, with its points, tells right."""
+    """The share of test images that a net with its points classifies correctly."""
     _, _, x, y = digits()
     with torch.no_grad():
         return (model(x).argmax(1) == y).double().mean().item()
@@ -63,7 +63,7 @@ def accuracy(model: nn.Module) -> float:
 
 @cache
 def accuracies(points: str, batch: int, steps: int, seeds: int) -> list[float]:
-    """In percent, one for each seed."""
+    """Accuracies in percent, one for each seed."""
     return [100 * accuracy(train(points, seed, batch, steps)[1]) for seed in range(seeds)]
 
 

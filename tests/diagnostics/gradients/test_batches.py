@@ -1,4 +1,4 @@
-"""Tests that `batch_for` finds the batch of Lemma 3, and the error that no batch removes."""
+"""Tests that `batch_for` finds the batch of Lemma 3, and the error that no batch size removes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generator() -> torch.Generator:
 
 @pytest.fixture
 def model(generator: torch.Generator) -> nn.Linear:
-    """A layer of 16ths that rounds nowhere yet."""
+    """A layer of 16ths that does not round yet."""
     made = nn.Linear(exact.INPUTS, exact.OUTPUTS, bias=False)
     with torch.no_grad():
         made.weight.copy_(exact.sixteenths(generator, *made.weight.shape))
@@ -33,7 +33,7 @@ def model(generator: torch.Generator) -> nn.Linear:
 
 
 def stochastic(mantissa: int) -> qsim.FivePoint:
-    """Both operands of ∇W rounded to so many bits, with exponents enough for anything here."""
+    """Both operands of ∇W rounded to a number of bits, with enough exponent bits for anything here."""
     spec = qsim.Quantizer(qsim.Float(8, mantissa), "stochastic")
     return qsim.FivePoint(act_bwd=spec, grad=spec)
 
@@ -44,7 +44,7 @@ def test_the_factor_is_the_ratio_of_variances(model: nn.Linear, generator: torch
     sampling = exact.variance_between([exact.product(c, x) for x, c in pairs])
     rounding = sum(exact.lemma_3(x, c, True, True) for x, c in pairs) / 6
     found = [batch_for(model, exact.linear_loss, batches, BACKWARD, draws=3, seed=seed) for seed in range(41)]
-    # In full precision nothing is random: the denominator is what fractions say, so that the ratio has no bias either.
+    # In full precision nothing is random: the denominator is known as a fraction, so that the ratio has no bias either.
     assert found[0].factors[0].like.value == pytest.approx(float(sampling), rel=1e-12)
     measured = torch.tensor([[own.factor.value, own.factors[0].rounding.value] for own in found], dtype=torch.float64)
     check_means(measured, torch.tensor([float((sampling + rounding) / sampling), float(rounding)], dtype=torch.float64))
@@ -60,8 +60,8 @@ def test_the_same_points_need_the_same_batch(model: nn.Linear, generator: torch.
 
 
 def test_a_bit_costs_at_most_four_times_the_batch(generator: torch.Generator) -> None:
-    # Batches are all but alike: what varies is rounding, and a factor of 4 is all but reached. Where 2048 numbers lie between their
-    # neighbours decides it to 1.5 %: each one's `p (1 - p)` varies by 45 % around 1/6, for both operands, in both variances.
+    # Batches are almost identical: only rounding varies, and a factor of 4 is almost reached. The positions of 2048 numbers between their
+    # neighbours determine it to 1.5 %: each one's `p (1 - p)` varies by 45 % around 1/6, for both operands, in both variances.
     net = qsim.convert(nn.Linear(32, 32, bias=False), qsim.FivePoint())
     x, c = (torch.rand(64, 32, generator=generator) + 1 for _ in range(2))
     batches = [(x + 1e-6 * torch.randn(x.shape, generator=generator), c) for _ in range(8)]

@@ -53,7 +53,7 @@ def test_weights_rounded_stochastically_are_drawn_again(generator: torch.Generat
     model = layer(qsim.FivePoint(weight=exact.STOCHASTIC), generator)
     inputs = [exact.product(exact.fractions(x), exact.fractions(x)) for x, _ in batches]
     weight = exact.fractions(model.weight)
-    # The gradient is Ŵ XᵀX: an error of one element of Ŵ goes into a row of it, times a row of XᵀX.
+    # The gradient is Ŵ XᵀX: an error of one element of Ŵ affects a row of it, times a row of XᵀX.
     of_rows = [sum(exact.variance_of_rounding(row[k]) for row in weight) for k in range(exact.INPUTS)]
     rounding = sum(of_rows[k] * exact.norm([own[k]]) for own in inputs for k in range(exact.INPUTS)) / COUNT
     sampling = exact.variance_between([exact.product(exact.transposed(weight), own) for own in inputs])
@@ -70,19 +70,19 @@ def test_weights_rounded_to_nearest_leave_a_bias_and_no_variance(generator: torc
     means = [exact.product(exact.transposed(rounded), own) for own in inputs]
     offs = [exact.minus(mean, exact.product(exact.transposed(weight), own)) for mean, own in zip(means, inputs, strict=True)]
     found = gradient_error(model, exact.square_loss, batches, draws=2).of("weight")
-    # Nothing is random here and all of it is exact in float32: the numbers are those of fractions.
+    # Nothing is random here and everything is exact in float32, so the numbers equal the fractions.
     assert found.bias.value == pytest.approx(float(exact.mean_product(offs)), rel=1e-12)
     assert found.sampling.value == pytest.approx(float(exact.variance_between(means)), rel=1e-12)
     assert (found.rounding.value, found.rounding.low, found.rounding.high) == (0.0, 0.0, 0.0)
 
 
 def test_intervals_contain_the_result_of_many_batches(generator: torch.Generator) -> None:
-    """Over the distribution that batches come from, not for the batches at hand: so these have to be drawn again."""
+    """The interval is for the distribution of batches, not for the given ones, so batches have to be drawn again."""
     model = layer(BACKWARD, generator)
     a_sixteenth = [exact.Fraction(k, 16) for k in range(-32, 33)]
     second = sum(a * a for a in a_sixteenth) / 65
     variance = sum(map(exact.variance_of_rounding, a_sixteenth)) / 65
-    # Means of x and c are zero: of each of the elements, for each of the samples, the second moments multiply.
+    # Means of x and c are zero, so second moments multiply for each element and each sample.
     terms = exact.INPUTS * exact.OUTPUTS * exact.SAMPLES
     due = {"bias": 0.0, "sampling": float(second**2 * terms), "rounding": float((2 * second * variance + variance**2) * terms)}
     trials, covered = 50, dict.fromkeys(due, 0)
@@ -90,7 +90,7 @@ def test_intervals_contain_the_result_of_many_batches(generator: torch.Generator
         error = gradient_error(model, exact.linear_loss, exact.batches(10, generator), draws=2, seed=seed).of("all")
         for name, number in due.items():
             covered[name] += getattr(error, name).low <= number <= getattr(error, name).high
-    # With a coverage of 0.92, fewer come by chance less than once in 10 million times: exp(-50 * KL(0.62, 0.92)) by Chernoff's bound.
+    # With a coverage of 0.92, fewer occur by chance less than once in 10 million times: exp(-50 * KL(0.62, 0.92)) by Chernoff's bound.
     assert min(covered.values()) >= 0.62 * trials, covered
 
 

@@ -46,7 +46,7 @@ def test_delayed_scales_follow_from_the_history_as_it_is() -> None:
     spec = qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4))
     model = dense(qsim.FivePoint(act=spec, weight=spec, act_bwd="same", weight_bwd="same", grad=spec))
     given = batches(32, 32)
-    # Beyond the scales of so small a history everything saturates.
+    # Everything saturates beyond the scales of so small a history.
     loss(model, given[0] * 1e-3).backward()
     saturated = gradient_error(model, loss, given, draws=2)
     for _ in range(4):
@@ -68,10 +68,10 @@ def test_a_point_alone(points: qsim.FivePoint, name: str, due: qsim.FivePoint) -
 
 
 def test_a_gradient_of_one_product_alone() -> None:
-    """What one product takes is rounded, and the other's gradient is what full precision gives."""
+    """The gradient of one product is rounded, and the other's is that of full precision."""
     points = qsim.FivePoint(grad=SR, grad_w=qsim.Quantizer("e4m0", "stochastic"))
     found = gradient_error(dense(points), loss, batches(32, 32))
-    # The last layer's own gradient comes of the second product only, the first layer's of both.
+    # The last layer's own gradient only comes from the second product, the first layer's from both.
     assert found.of("grad", "4").rounding.value == 0.0
     assert abs(found.of("grad", "4").bias.value) < 1e-12
     assert found.of("grad", "0").rounding.value > 0
@@ -88,12 +88,12 @@ def test_operands_that_are_transformed_stay_so() -> None:
     for name in ("act_bwd", "weight_bwd", "grad"):
         error = found.of(name)
         assert error.rounding.low > 0
-        # The mean of 4 batches, each drawn 8 times, is off by a 32nd of the variance, in its square; of a thousand elements that is sure.
+        # The squared error of the mean of 4 batches, each drawn 8 times, is a 32nd of the variance; a thousand elements make that certain.
         assert abs(error.bias.value) < error.rounding.value / 8
 
 
 def test_weights_are_drawn_again_where_the_shared_seed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a distributed run, in which it is agreed on once."""
+    """As in a distributed run, in which processes agree on it once."""
     monkeypatch.setattr(random, "shared_seed", lambda: 7)
     found = gradient_error(dense(qsim.FivePoint(weight=SR)), loss, batches(32, 32), draws=3)
     assert found.of("weight").rounding.low > 0

@@ -31,7 +31,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def trained() -> tuple[nn.Module, list[tuple[Tensor]]]:
-    """A model in the middle of its training, and batches."""
+    """A partly trained model, and batches."""
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
     qsim.convert(model, POINTS)
     given = [(torch.randn(8, 1, 6, 6),) for _ in range(3)]
@@ -40,7 +40,7 @@ def trained() -> tuple[nn.Module, list[tuple[Tensor]]]:
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
-    """What must not change, and whether it is the same object."""
+    """Everything that must not change, and object identities."""
     found: dict[str, Any] = {f"state {name}": value.clone() for name, value in model.state_dict().items()}
     found |= {f"gradient {name}": parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     found |= {f"object {name}": id(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
@@ -67,7 +67,7 @@ def test_all_is_as_it_was(measure: str) -> None:
     assert any("amaxes" in name for name in before), "there must be histories to leave alone"
     MEASURES[measure](model, loss, batches)
     check_same(before, everything(model))
-    # And it goes on as if nothing had been: the next step draws, scales and normalizes as that of a twin that was not measured.
+    # Training continues unaffected: the next step draws, scales and normalizes like that of a twin that was not measured.
     state = torch.get_rng_state()
     steps = []
     for one in (model, twin):

@@ -11,17 +11,17 @@ from qsim.diagnostics.gradients.statistics import Moments, added, moments, round
 from support.bounds import check_means, surprise
 
 TRIALS, BATCHES, DRAWS = 1501, 12, 3
-# One element has the most skewed estimates; many have the least. A bias of nothing is the hardest one to give an interval.
+# One element has the most skewed estimates, many have the least. Intervals are most difficult for a bias of zero.
 CASES = [(1, 0.0), (40, 0.0), (40, 0.3)]
 
 
 def known(elements: int, offset: float) -> tuple[list[Moments], dict[str, float]]:
-    """Many measurements of normally distributed gradients, and the numbers that they should find."""
+    """Many measurements of normally distributed gradients, and their true values."""
     generator = torch.Generator().manual_seed(elements)
     scale = torch.linspace(0.5, 1.5, elements, dtype=torch.float64)
     shape = TRIALS, BATCHES, elements
     reference = torch.randn(shape, generator=generator, dtype=torch.float64) * scale + 2
-    # What rounding does to the mean of a batch differs from batch to batch, too.
+    # The effect of rounding on the mean of a batch also differs from batch to batch.
     expected = reference + offset + 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)
     draws = expected + 0.7 * scale * torch.randn(DRAWS, *shape, generator=generator, dtype=torch.float64)
     spread = draws.var(0).sum(-1)
@@ -41,10 +41,10 @@ def test_estimates_are_unbiased_and_intervals_cover(elements: int, offset: float
     for name, number in due.items():
         intervals = [one[name].estimate(0.95) for one in estimates]
         covered = sum(interval.low <= number <= interval.high for interval in intervals)
-        # Of skewed estimates the intervals of 95 % cover less than they say: of the variance of one element some 87 %.
+        # For skewed estimates, 95 % intervals cover less than they claim: for the variance of one element about 87 %.
         least = 0.83 if elements == 1 else 0.9
         assert covered / TRIALS >= least or surprise(covered, TRIALS, least) >= 1e-9, (name, covered / TRIALS)
-        # Nor may they be so wide that they say nothing. Of a bias of nothing the jackknife doubles the variance: some 99.5 % are covered.
+        # Nor may they be too wide to be useful. For a bias of zero the jackknife doubles the variance: about 99.5 % are covered.
         assert covered < TRIALS, name
 
 

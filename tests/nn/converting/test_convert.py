@@ -58,7 +58,7 @@ def tokens() -> Tensor:
 
 
 def points_of(model: nn.Module) -> dict[str, FivePoint]:
-    """The points of each layer that has some."""
+    """The points of each layer that has any."""
     return {name: module.points for name, module in model.named_modules() if isinstance(module, FivePointModule)}
 
 
@@ -170,7 +170,7 @@ def test_copies_are_converted_and_revert(made_again: Callable[[nn.Module], Any])
     model = qsim.convert(net(), noisy)
     copied = made_again(model)
     assert points_of(copied) == dict.fromkeys(LAYERS, noisy)
-    # A copy's weights round with noise of their own.
+    # A copy's weights have their own noise.
     assert all(map(same_bits, gradients(copied), gradients(model))) == (made_again is not copy.deepcopy)
     qsim.revert(copied)
     assert points_of(copied) == {}

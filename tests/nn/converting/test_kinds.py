@@ -1,4 +1,4 @@
-"""qsim.convert on what models are made of besides plain layers: shared, tied, parametrized, pruned, lazy, derived and foreign modules."""
+"""qsim.convert on special parts of models: shared, tied, parametrized, pruned, lazy, derived and foreign modules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="e4m3", weight_bwd="same"
 
 
 def left(model: nn.Module) -> dict[str, str]:
-    """What was left alone, and why."""
+    """The modules left alone, with reasons."""
     return dict(qsim.nn.conversion(model).left)
 
 
 def rounded(layer: Any, x: Tensor) -> Tensor:
-    """What a linear layer with points must give."""
+    """The result of a linear layer with points."""
     return functional.linear(x, layer.weight, layer.bias, NEAREST)
 
 
@@ -62,7 +62,7 @@ def test_tied_weights_stay_tied(embeddings: bool) -> None:
 
 
 class Shared(nn.Module):
-    """One layer at two places."""
+    """One layer in two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_a_shared_module_is_left_alone_if_one_of_its_names_is_excluded() -> None
     assert left(model) == {"encoder.0, decoder.0": "not chosen"}
 
 
-# Weights that are computed from others.
+# Computed weights.
 
 COMPUTED: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "weight_norm": parametrizations.weight_norm,
@@ -137,18 +137,18 @@ def test_a_parametrization_may_be_removed_from_a_converted_layer() -> None:
     assert type(qsim.revert(layer)) is nn.Linear
 
 
-# Classes that convert does not know.
+# Classes unknown to convert.
 
 
 class Doubling(nn.Linear):
-    """A layer with a forward of its own."""
+    """A layer with its own forward."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
 
 
 class Experts(nn.Module):
-    """A module that multiplies by weights of its own, with a layer in it."""
+    """A module that multiplies by its own weights, with a layer inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_classes_derived_from_layers_with_points_get_others() -> None:
     assert qsim.nn.conversion(model).changed == (("0", "Own", NEAREST),)
 
 
-# Layers that would not work, or would go past their points.
+# Layers that would not work, or would bypass their points.
 
 
 def test_lazy_layers_are_refused_until_they_have_seen_an_input() -> None:
@@ -237,7 +237,7 @@ def test_embeddings_that_cannot_round_are_refused(option: dict[str, Any]) -> Non
 
 
 def test_a_forward_replaced_on_the_module_is_refused() -> None:
-    # As device maps and profilers do it; a class with points could not take effect.
+    # As in device maps and profilers; the points of a class could not take effect.
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].forward = lambda x: x
     with pytest.raises(ValueError, match="convert: 0 has a forward of its own, set on the module past its class: undo that, or exclude it"):

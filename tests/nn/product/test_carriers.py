@@ -89,7 +89,7 @@ def test_carrier_is_the_cheapest_that_holds_both(first: Any, second: Any, on_cud
 
 
 def test_results_of_convolutions_have_their_operands_dtype() -> None:
-    # So a carrier of 16 bits will do only if it is the dtype of the result.
+    # So a 16-bit carrier only works if it is the dtype of the result.
     eight, eleven = (E4M3, torch.float32), (FP16, torch.float32)
     narrow = [convolution(2).product.narrow_carrier(dtype) for dtype in DTYPES]
     assert [carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
@@ -110,7 +110,7 @@ def test_results_of_convolutions_have_their_operands_dtype() -> None:
     ],
 )
 def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: torch.dtype, on_cuda: bool, on_cpu: bool) -> None:
-    # The second operand keeps 16-bit carriers out.
+    # The second operand rules out 16-bit carriers.
     a, b = (point, dtype), (BF16, torch.float32)
     assert carrier(a, b, CUDA, torch.float32) == carrier(b, a, CUDA, torch.float32) == Carrier(torch.float32, on_cuda)
     assert carrier(a, b, CPU) == carrier(b, a, CPU) == Carrier(torch.float32, on_cpu)
@@ -138,7 +138,7 @@ def test_settings_that_shorten_float32_neither_reach_the_products_nor_change(dev
 
 
 def test_threads_take_turns_with_the_settings() -> None:
-    mkldnn: Any = torch.backends.mkldnn  # whose attributes are known only at run time
+    mkldnn: Any = torch.backends.mkldnn  # whose attributes are only known at run time
     setting, before = mkldnn.matmul, mkldnn.matmul.fp32_precision
     x = torch.randn(200, 200)
 
@@ -171,7 +171,7 @@ def test_operators_of_exact_products_pass_opcheck(device: torch.device, transpos
 
 
 def test_multiply_sums_in_float32(device: torch.device) -> None:
-    # 1 and 2**-9 many times: in bfloat16 the sum would stay where it is.
+    # 1 and 2**-9 many times: in bfloat16 the sum would never change.
     narrow = torch.bfloat16 if device.type == "cuda" else torch.float32
     a = torch.full((1, 257), 2.0**-9, device=device, dtype=narrow)
     a[0, 0] = 1.0

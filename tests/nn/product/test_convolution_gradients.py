@@ -24,7 +24,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def numbers(dims: int, transposed: bool) -> tuple[Any, ...]:
-    """A convolution with a stride, whose shapes do not follow from one another without it."""
+    """A convolution with a stride, whose shapes do not follow from each other without it."""
     return [2] * dims, [1] * dims, [1] * dims, transposed, [int(transposed)] * dims, 2
 
 
@@ -42,7 +42,7 @@ def test_gradients_are_torchs_own(device: torch.device, dims: int, transposed: b
     expected = torch.ops.aten.convolution_backward(g, a, w, None, *how, [True, True, False])
     for second, other, wanted in ((False, w, a), (True, a, w)):
         found = convolution_gradient(g, other, wanted.shape, second, *how)
-        # Of a weight whose order is not the input's nothing is known here; torch adds up for it in another order.
+        # For a weight in another order than the input nothing is promised; torch then sums in another order.
         torch.testing.assert_close(found, expected[int(second)], rtol=1e-4, atol=1e-3)
         if orders[0] == orders[1]:
             assert found.stride() == expected[int(second)].stride()
@@ -77,13 +77,13 @@ def test_channels_come_last_where_they_do_in_a_tensor(shape: tuple[int, ...]) ->
     last = plain.contiguous(memory_format=LAST[len(shape)])
     assert memory_format(plain, plain) == torch.contiguous_format
     assert memory_format(last, plain) == memory_format(plain, last) == LAST[len(shape)]
-    # What is both stays in order, as torch has it.
+    # Layouts that are both stay in order, as in torch.
     assert memory_format(torch.zeros(shape[0], 1, *shape[2:])) == torch.contiguous_format
     assert memory_format(torch.zeros(2, 3, 4)) == torch.contiguous_format
 
 
 class Strides(TorchDispatchMode):
-    """Notes the strides of what torch's own gradients are asked for with."""
+    """Record the strides of the requests to torch's own gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,12 +112,12 @@ def test_nothing_is_turned_in_a_layer_whose_channels_come_last() -> None:
 
 
 def coarse(*shape: int, device: torch.device) -> Tensor:
-    """Multiples of 1/32 below 2, of which E4M3 must round many; products of what it makes of them can be added up without an error."""
+    """Multiples of 1/32 below 2, many of which E4M3 must round; their products can be summed without error."""
     return torch.randint(-63, 64, shape, device=device) / 32.0
 
 
 def gradients(order: torch.memory_format, device: torch.device, seed: int, call: Any = lambda layer: layer) -> list[Tensor]:
-    """What a layer makes of an input in some order, and its gradients."""
+    """The result of a layer for an input in some memory order, and its gradients."""
     torch.manual_seed(0)
     layer = qsim.nn.Conv2d(4, 6, 3, points=POINTS, device=device, bias=False)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_the_order_in_memory_changes_no_bit(device: torch.device) -> None:
     plain = gradients(torch.contiguous_format, device, seed=1)
     last = gradients(torch.channels_last, device, seed=1)
     assert all(same_bits(a, b) for a, b in zip(plain, last, strict=True))
-    # The bits are those of random numbers: others give others.
+    # The bits are those of random numbers: different seeds give different ones.
     other = gradients(torch.contiguous_format, device, seed=2)
     assert same_bits(plain[0], other[0])
     assert not any(same_bits(a, b) for a, b in zip(plain[1:], other[1:], strict=True))
@@ -150,7 +150,7 @@ def test_compiled_layers_keep_channels_last_and_forward_bits(device: torch.devic
     assert same_bits(eager[0], compiled[0])
     for a, b in zip(eager, compiled, strict=True):
         assert a.stride() == b.stride()
-        # The seeds of stochastic points differ; what is rounded is the same.
+        # The seeds of stochastic points differ; the rounded tensors are the same.
         torch.testing.assert_close(a, b, rtol=0.2, atol=0.2 * float(a.abs().max()))
     torch._dynamo.reset()
 

@@ -1,4 +1,4 @@
-"""Computation and saved tensors of a product's backward pass: no more than needed, and narrow where possible."""
+"""Computation and saved tensors of a product's backward pass: no more than needed, and narrow if possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.written_out import (
 
 
 class Operators(TorchDispatchMode):
-    """Notes the operators that run."""
+    """Record the operators that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def test_nothing_is_kept_or_copied_without_gradients(device: torch.device, case:
 
 
 def kept(points: FivePoint, case: Case, given: tuple[Tensor, ...]) -> list[Tensor]:
-    """The tensors that are kept for the backward pass, seeds left out."""
+    """The tensors saved for the backward pass, except seeds."""
     found: list[Tensor] = []
 
     def pack(x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_narrow_inputs_are_kept_as_codes(device: torch.device, fmt: Format, act:
 @pytest.mark.parametrize("act", [None, "e4m3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saved_codes_decode_to_the_rounded_values(device: torch.device, fmt: Format, act: str | None, dtype: torch.dtype) -> None:
-    """Not a number included, for which many narrow formats have no code."""
+    """Including NaN, for which many narrow formats have no code."""
     values = [*fmt.values(), 1.3, -2.7, 1e-9, -0.0, math.inf, -math.inf, math.nan]
     a = torch.tensor([values], dtype=dtype, device=device)
     w = torch.ones(2, len(values), dtype=dtype, device=device, requires_grad=True)

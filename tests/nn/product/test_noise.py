@@ -47,7 +47,7 @@ def test_nothing_is_drawn_where_nothing_is_stochastic(device: torch.device) -> N
     given = operands(linear(5, 7), torch.float32, device)
     after = torch.get_rng_state()
     run(linear(5, 7), POINTS["nearest"], given)
-    # The weight's own points have no say where there are two inputs, and its noise is not drawn from the generator.
+    # With two inputs, the weight's own points do not apply, and its noise is not drawn from the generator.
     five_point_product(given[0], given[0].t(), None, Setting(FivePoint(weight=noisy("e4m3")), Matmul(), True))
     five_point_product(given[0], given[1], None, Setting(FivePoint(weight=noisy("e4m3")), Linear()))
     assert torch.equal(torch.get_rng_state(), after)
@@ -65,7 +65,7 @@ def test_checkpointing_replays_the_same_noise(device: torch.device, points: str,
     def gradients(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         torch.manual_seed(8)
         y = call(*given)
-        torch.rand(3)  # whatever is drawn between the passes
+        torch.rand(3)  # independent of draws between the passes
         for x in given:
             x.grad = None
         y.backward(gradient(y))
@@ -83,7 +83,7 @@ def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, poin
     given = operands(CASES[case], torch.float32, device)
     expected = run(CASES[case], POINTS[points], given)
     setting = Setting(POINTS[points], CASES[case].product, CASES[case].two_inputs)
-    torch.compiler.reset()  # every setting and device counts toward one limit of recompilations
+    torch.compiler.reset()  # all settings and devices share one limit of recompilations
     forward = torch.compile(
         lambda a, w, bias=None: five_point_product(a, w, bias, setting), fullgraph=True, backend="aot_eager", dynamic=False
     )
@@ -128,7 +128,7 @@ def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch
 
 
 def weight_seen(w: Tensor, points: FivePoint, rows: Tensor | None = None, stream: int = 0) -> Tensor:
-    """The weight as the forward product takes it: what the identity matrix is multiplied by."""
+    """The weight in the forward product: the result for an identity matrix."""
     a = torch.eye(w.shape[1], device=w.device) if rows is None else rows
     return five_point_product(a, w, None, Setting(points, Linear()), stream).detach()[: w.shape[1]].t()
 

@@ -23,7 +23,7 @@ View = Callable[[Tensor], Tensor]
 
 
 def rule(rounding: str | roundings.Rounding, overflow: str = "saturate") -> str:
-    """A rounding as an operator takes it."""
+    """A rounding as an operator argument."""
     return spell(roundings.resolve(rounding).rule(overflow))
 
 
@@ -44,7 +44,7 @@ INPUTS: dict[str, View] = {
 
 @pytest.fixture
 def x(device: torch.device) -> Tensor:
-    """Sixteen rows of eight values, of which some are too large for a format; no NaN, which opcheck does not take for equal to itself."""
+    """Sixteen rows of eight values, some of them too large for a format; no NaN, which opcheck does not consider equal to itself."""
     return torch.linspace(-500, 500, 128, device=device).view(16, 8)
 
 

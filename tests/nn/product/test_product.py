@@ -65,7 +65,7 @@ def test_strides_do_not_matter(device: torch.device, points: FivePoint) -> None:
     "case", [name for name in CASES if not name.startswith(("conv", "transposed", "matmul, one left", "matmul, broadcast"))]
 )
 def test_without_points_it_is_torchs_own(device: torch.device, case: str, dtype: torch.dtype) -> None:
-    # All but a matrix times a batch, which torch computes transposed, and what is broadcast, whose gradient torch rounds before it sums.
+    # All except a matrix times a batch, which torch computes transposed, and broadcasts, whose gradient torch rounds before it sums.
     given = operands(CASES[case], dtype, device)
     own = CASES[case].own(*given)
     results = [own, *torch.autograd.grad(own, given, gradient(own))]
@@ -75,7 +75,7 @@ def test_without_points_it_is_torchs_own(device: torch.device, case: str, dtype:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("conv", "transposed"))])
 def test_convolutions_without_points_are_torchs_own(case: str, dtype: torch.dtype) -> None:
-    # All but the gradient of the bias, which torch sums in an order of its own, and in 16 bits at places.
+    # All except the gradient of the bias, which torch sums in its own order, and partly in 16 bits.
     given = operands(CASES[case], dtype, torch.device("cpu"))
     own = CASES[case].own(*given)
     results = [own, *torch.autograd.grad(own, given, gradient(own))]
@@ -99,7 +99,7 @@ def test_gradients_are_those_asked_for(device: torch.device, needing: int) -> No
     assert y.requires_grad == bool(needing)
     if needing:
         y.backward(gradient(y))
-    # What is summed for the bias on the way of a rounding may be summed in another order without one.
+    # Sums for the bias during rounding may have another order than without.
     for x, expected, agree in zip(some, everything[1:], (same_bits, same_bits, torch.allclose), strict=True):
         assert x.grad is None if not x.requires_grad else agree(x.grad, expected)  # type: ignore[arg-type]
 

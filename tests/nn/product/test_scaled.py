@@ -1,4 +1,4 @@
-"""Layers under scales, compared with products written out: operands rounded group by group, multiplied in float64."""
+"""Layers with scales, compared with products written out: operands rounded group by group, multiplied in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCALES |= {"tiles": lambda **how: Tiles(2, 3, **how), "square": lambda **how: Ti
 
 @dataclass(frozen=True)
 class Lies:
-    """Where in an operand its product sums, and where it does not; and which of its dimensions a matrix has as its rows."""
+    """The dimensions of an operand over which its product sums or does not sum, and those that a matrix has as rows."""
 
     summed: int
     kept: int
@@ -62,11 +62,11 @@ class Case:
     """An operation.
 
     Attributes:
-        function: With points.
-        plain: In float64.
-        shapes: Of its operands.
-        lies: How the six operands lie, in the order of `POINTS`.
-        merges: Whether the first operand and the result are seen as rows.
+        function: The operation with points.
+        plain: The operation in float64.
+        shapes: The shapes of its operands.
+        lies: The dimensions of the six operands, in the order of `POINTS`.
+        merges: Whether the first operand and the result are treated as rows.
     """
 
     name: str
@@ -142,7 +142,7 @@ CASES = [
 
 
 def numbers(*shape: int) -> Tensor:
-    """Whole numbers with outliers along every dimension, so that no two directions have the same scales."""
+    """Integers with outliers along every dimension, so that no two directions have the same scales."""
     x = torch.randint(-6, 7, shape).float()
     for dim in range(len(shape)):
         sizes = [-1 if i == dim else 1 for i in range(len(shape))]
@@ -151,7 +151,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def oracle(case: Case, a: Tensor, w: Tensor, g: Tensor, points: FivePoint) -> list[Tensor]:
-    """The result and both gradients, by torch's own function and autograd in float64."""
+    """The result and both gradients from torch's own function and autograd in float64."""
     act, weight, act_bwd, weight_bwd, grad, grad_w = case.lies
 
     def of(x: Tensor, point: Any, forward: Quantizer | None, lies: Lies, forward_lies: Lies, merged: bool) -> Tensor:
@@ -182,14 +182,14 @@ def leaves(case: Case, make: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Ten
 
 
 def single(name: str, point: Quantizer) -> FivePoint:
-    """One point, or all."""
+    """One point, or all points."""
     if name == "all":
         return FivePoint(*[point] * 5)
     return FivePoint(**{name: point}, **({"grad": "fp32"} if name == "grad_w" else {}))
 
 
 def singles() -> list[tuple[Case, str, str]]:
-    """Every operation with every point by itself, and every scale with every point; not all three with one another."""
+    """Every operation with every point by itself, and every scale with every point; not all three combined."""
     kinds = list(SCALES)
     return [(case, kinds[(i + j) % len(kinds)], name) for i, case in enumerate(CASES) for j, name in enumerate(POINTS)]
 
@@ -223,7 +223,7 @@ def test_the_forwards_tensors_are_reused(case: Case, kind: str) -> None:
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
 def test_two_levels(case: Case) -> None:
-    """Blocks of NVFP4 by `qsim.quantize` of operands that are turned so that what is summed over comes last."""
+    """Blocks of NVFP4 by `qsim.quantize` of operands transposed so that the summed dimension comes last."""
     points = FivePoint(*["nvfp4"] * 5)
     a, w, g = leaves(case, lambda *shape: torch.randn(shape).exp())
 
@@ -251,7 +251,7 @@ def test_transforms_cancel(case: Case, name: str) -> None:
 
 
 def test_transforms_are_those_of_the_quantizer() -> None:
-    """What a layer multiplies is what a quantizer makes of its operands by itself, random bits included."""
+    """A layer multiplies what a quantizer returns for its operands, random bits included."""
     point = Quantizer("nvfp4", transform=qsim.transforms.Hadamard(8))
     x, w = torch.randn(6, 40), torch.randn(5, 40)
     found = functional.linear(x, w, points=FivePoint(point, point))
@@ -278,7 +278,7 @@ def test_results_have_the_operands_dtype_and_are_rounded_once(case: Case, kind: 
 
 
 def test_float64_keeps_its_bits() -> None:
-    """The scales are float32 even then, but what is multiplied by them is not rounded to that."""
+    """Scales are float32 even then, but the numbers multiplied by them are not rounded to it."""
     x, w = torch.randn(4, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
     blocks = Quantizer("e4m3", scale=Blocks(4))
     exact = functional.linear(x, w, points=FivePoint(blocks, blocks))
@@ -301,7 +301,7 @@ def test_the_bias_is_added_to_the_scaled_result(case: Case) -> None:
 
 
 def test_gradients_are_rounded_once_per_product_if_scales_have_directions() -> None:
-    """With stochastic rounding two roundings draw other bits: those of the product that has its own."""
+    """With stochastic rounding two roundings draw different bits: those of the product that has its own."""
     x, w = torch.eye(6).requires_grad_(), torch.eye(6).requires_grad_()
     g = torch.randn(6, 6)
     for scale, alike in ((Whole(), True), (Tiles(2, 2), True), (Blocks(2), False), (Channel(0), False)):
@@ -354,7 +354,7 @@ def test_gradients_that_pass_through_are_scaled_both_ways() -> None:
 def test_compiled_code_gives_the_same_bits(fmt: str, transform: qsim.transforms.Hadamard | None, backend: str) -> None:
     point = Quantizer(fmt, transform=transform)
     layer = qsim.nn.Linear(48, 20, points=FivePoint(*[point] * 5))
-    # The gradient of the bias adds up what nobody has rounded: whole numbers, so that no order matters.
+    # The gradient of the bias sums unrounded numbers: integers, so that the order does not matter.
     x, g = torch.randn(3, 7, 48, requires_grad=True), torch.randint(-99, 100, (3, 7, 20)).float()
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend=backend)

@@ -1,4 +1,4 @@
-"""Layers under scales on a GPU: the same operands as on the CPU, products that differ only by summation error, and replayable graphs."""
+"""Layers with scales on a GPU: the same operands as on the CPU, products that differ only by summation error, and replayable graphs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.k
 
 
 def results(model: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
-    """What a layer gives, and all of its gradients, with noise that follows from a seed."""
+    """The output of a layer and all of its gradients, with noise from a seed."""
     torch.manual_seed(1)
     x = x.detach().requires_grad_()
     y = model(x)
@@ -37,7 +37,7 @@ def results(model: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
 
 
 def twins(make: type[nn.Module], sizes: tuple[int, ...], recipe: Recipe, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """The same layer on both devices, with the same seed for the noise of its weight: copies would draw others."""
+    """The same layer on both devices, with the same seed for its weight's noise: copies would draw different ones."""
 
     def made() -> nn.Module:
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ def twins(make: type[nn.Module], sizes: tuple[int, ...], recipe: Recipe, dtype: 
 
 
 def check(one: list[Tensor], other: list[Tensor], dtype: torch.dtype) -> None:
-    """Sums of as many terms as there are here differ by some units of float32, of the largest result; then comes the result's own dtype."""
+    """Allow for sums of this many terms, which differ by some units of float32, and for rounding to the dtype of the result."""
     unit = 2.0**-7 if dtype == torch.bfloat16 else 2.0**-16
     for a, b in zip(one, other, strict=True):
         assert a.isfinite().all()
@@ -59,7 +59,7 @@ def check(one: list[Tensor], other: list[Tensor], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tokens", [(64,), (3, 37)])
 def test_linear(recipe: Recipe, dtype: torch.dtype, tokens: tuple[int, ...]) -> None:
     one, other = twins(qsim.nn.Linear, (96, 80), recipe, dtype)
-    for scale in (1.0, 3e-3):  # delayed scales follow from the call before
+    for scale in (1.0, 3e-3):  # delayed scales depend on the previous call
         x, g = (scale * torch.randn(*tokens, 96)).to(dtype), torch.randn(*tokens, 80).to(dtype)
         x.view(-1)[::50] *= 30
         check(results(one, x, g), results(other, x.cuda(), g.cuda()), dtype)
@@ -100,5 +100,5 @@ def test_replayed_graphs_see_new_inputs(recipe: Recipe) -> None:
         again()
         replayed = found.clone()
         step()
-        # Noise is drawn again; of FP4's it leaves a tenth of the norm and more.
+        # Noise is drawn again; for FP4 its norm is a tenth of the total or more.
         assert 0 < (replayed - found).norm() / found.norm() + 1e-9 < 0.5

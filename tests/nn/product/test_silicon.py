@@ -22,14 +22,14 @@ from qsim.scaling import Channel, Scaling, Tensor as Whole
 
 DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 
-#: What tensor cores keep of a sum of FP8 products while they add it up: 14 bits, or more. Errors stay below the last of these.
+#: The precision of tensor cores' partial sums of FP8 products: 14 bits or more. Errors stay below the last of these.
 NARROW = 2.0**-13
 #: The same for products of bfloat16 operands with float32 sums, which may be truncated at each of some hundred steps.
 WIDE = 2.0**-18
-#: A result in bfloat16, of eight significant bits, is off by half a unit in its last place, at most.
+#: A result in bfloat16, with eight significant bits, is off by at most half a unit in its last place.
 BFLOAT16 = 2.0**-8
 
-#: torch's product of FP8 operands; `out_dtype` and `use_fast_accum` are given by name.
+#: torch's product of FP8 operands; `out_dtype` and `use_fast_accum` are keyword arguments.
 Multiply = Callable[..., Tensor]
 
 
@@ -52,11 +52,11 @@ class Operand(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """How far a product is off, relative to the sums of magnitudes.
+    """The error of a product, relative to the sums of magnitudes.
 
     Attributes:
-        max: At most.
-        rms: In root mean square.
+        max: The largest error.
+        rms: The root mean square.
     """
 
     max: float
@@ -68,9 +68,9 @@ class Case:
     """A product of two matrices, rows times rows.
 
     Attributes:
-        name: What its numbers are like.
-        a: The first one's format.
-        b: The second one's format.
+        name: A description of its numbers.
+        a: The format of the first matrix.
+        b: The format of the second matrix.
         scaling: The scales of both.
         sizes: Rows of the first, elements of a row, rows of the second.
     """
@@ -83,7 +83,7 @@ class Case:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """Scales of rows go with results in bfloat16 alone."""
+        """Row scales only work with results in bfloat16."""
         return torch.float32 if isinstance(self.scaling, Whole) else torch.bfloat16
 
     def matrices(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -111,18 +111,18 @@ CASES = [
 
 
 def encoded(x: Tensor, fmt: Format, scaling: Scaling) -> Operand:
-    """A matrix as qsim encodes it."""
+    """A matrix as encoded by qsim."""
     codes, scales, _ = qsim.encode(x, fmt, scale=scaling)
     return Operand(codes, scales, fmt)
 
 
 def cast(x: Tensor, operand: Operand) -> Tensor:
-    """The bytes that torch makes of a matrix under the same scales."""
+    """The bytes of torch's cast of a matrix under the same scales."""
     return (x * operand.scales.reciprocal()).to(DTYPES[operand.format]).view(torch.uint8)
 
 
 def emulated(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
-    """The product as qsim emulates it: of exact carriers, summed in float32, and multiplied with the scales."""
+    """The product as emulated by qsim: exact carriers, summed in float32, and multiplied by the scales."""
     if a.codes.is_cuda:
         product = torch.mm(a.elements(torch.bfloat16), b.elements(torch.bfloat16).t(), out_dtype=torch.float32)
     else:
@@ -131,32 +131,32 @@ def emulated(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
 
 
 def of_silicon(a: Operand, b: Operand, out_dtype: torch.dtype, multiply: Multiply) -> Tensor:
-    """The product as tensor cores make it; the second operand goes in by columns."""
+    """The product of tensor cores; the second operand is passed by columns."""
     left, right = a.codes.view(DTYPES[a.format]), b.codes.view(DTYPES[b.format]).t()
     return multiply(left, right, a.scales, b.scales.t(), out_dtype=out_dtype, use_fast_accum=False)
 
 
 def exact(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
-    """The product in float64, and the sums of the magnitudes of what is added up."""
+    """The product in float64, and the sums of the magnitudes of its terms."""
     left, right = (part.elements(torch.float64) * part.scales.double() for part in (a, b))
     return left @ right.t(), left.abs() @ right.abs().t()
 
 
 def errors(product: Tensor, due: Tensor, magnitudes: Tensor) -> Errors:
-    """How far a product is off."""
+    """The error of a product."""
     relative = (product.double() - due) / magnitudes
     return Errors(relative.abs().max().item(), relative.square().mean().sqrt().item())
 
 
 class Comparison(NamedTuple):
-    """What came out for a case.
+    """The results for a case.
 
     Attributes:
         ours: The errors of the emulation.
-        silicon: Those of tensor cores.
-        apart: How far the two are apart, relative to the same sums.
-        rounding: How much of all that may be the rounding of the result.
-        bytes_differ: How many bytes of the operands differ from torch's casts.
+        silicon: The errors of tensor cores.
+        apart: The difference of the two, relative to the same sums.
+        rounding: The part that may be due to rounding the result.
+        bytes_differ: The number of operand bytes that differ from torch's casts.
     """
 
     ours: Errors
@@ -167,7 +167,7 @@ class Comparison(NamedTuple):
 
 
 def compare(case: Case, device: torch.device, multiply: Multiply) -> Comparison:
-    """Encodes, multiplies both ways and measures."""
+    """Encode, multiply both ways, and measure."""
     x, y = case.matrices(device)
     a, b = encoded(x, case.a, case.scaling), encoded(y, case.b, case.scaling)
     differing = sum(int((cast(matrix, operand) != operand.codes).sum()) for matrix, operand in ((x, a), (y, b)))
@@ -179,7 +179,7 @@ def compare(case: Case, device: torch.device, multiply: Multiply) -> Comparison:
 
 
 def check(found: Comparison) -> None:
-    """Asserts what is claimed: the same operands, and results as far apart as the accumulators explain."""
+    """Assert the same operands, and differences of results that the accumulators explain."""
     assert found.bytes_differ == 0
     assert found.ours.max <= WIDE + found.rounding * (1 + WIDE)
     assert found.silicon.max <= NARROW + found.rounding * (1 + NARROW)
@@ -203,7 +203,7 @@ def test_tensor_cores(case: Case) -> None:
 
 
 def stand_in(kept: int) -> Multiply:
-    """A product that refuses what torch's refuses, and cuts its sums to so many bits after each 128 products."""
+    """A product with torch's restrictions that truncates its sums to a number of bits after every 128 products."""
 
     def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, out_dtype: torch.dtype, use_fast_accum: bool) -> Tensor:
         assert not use_fast_accum
@@ -223,7 +223,7 @@ def stand_in(kept: int) -> Multiply:
 
 
 def cut(x: Tensor, kept: int) -> Tensor:
-    """float32 numbers of which so many significant bits are kept, the others cut off."""
+    """float32 numbers truncated to a number of significant bits."""
     return (x.view(torch.int32) >> (24 - kept) << (24 - kept)).view(torch.float32)
 
 
@@ -237,7 +237,7 @@ SMALL = [
 
 @pytest.mark.parametrize("case", SMALL, ids=Case.label)
 class TestTheComparison:
-    """What compares is held against products whose errors are known."""
+    """The comparison itself, on products with known errors."""
 
     def test_narrow_sums_pass(self, case: Case) -> None:
         found = compare(case, torch.device("cpu"), stand_in(14))
@@ -269,7 +269,7 @@ class TestTheComparison:
 
 
 def lines(device: torch.device) -> Iterator[str]:
-    """The table."""
+    """The lines of the table."""
     yield f"{'':<48}{'ours':^22}{'silicon':^22}{'apart':^11}bytes"
     yield f"{'operands, scales, numbers, sizes':<48}{'max':>10}{'rms':>10}  {'max':>10}{'rms':>10}  {'max':>10}  that differ"
     for case in CASES:
@@ -279,7 +279,7 @@ def lines(device: torch.device) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="Compares emulated FP8 products with those of tensor cores, both with float64.")
     parser.add_argument("--device", default="cuda", help="where: a GPU unless given; cpu shows torch's product for processors")
     device = torch.device(parser.parse_args(arguments).device)

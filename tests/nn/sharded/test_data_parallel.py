@@ -42,7 +42,7 @@ def mean(grads: list[list[Tensor]]) -> list[Tensor]:
 
 
 def rounded_weights(net: nn.Module) -> list[Tensor]:
-    """The weights as forward products take them."""
+    """The weights in forward products."""
     layers = [layer for layer in net.modules() if isinstance(layer, qsim.nn.Linear)]
     points = FivePoint(weight=noisy("e2m1"))
     eye = (torch.eye(layer.in_features, device=layer.weight.device) for layer in layers)
@@ -103,7 +103,7 @@ ORDERS = ["converted first", "converted last", "every layer sharded, converted l
 def _fully_sharded(
     device: torch.device, points: FivePoint, order: str, dtype: torch.dtype | None, checkpointing: bool
 ) -> tuple[nn.Module, nn.Module]:
-    """A model under FSDP2, and the same whole."""
+    """A model under FSDP2, and the same model unsharded."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -122,7 +122,7 @@ def _fully_sharded(
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
     if order != "converted first":
-        # With the names that layers have without checkpointing, from which their streams follow.
+        # With the layer names that they have without checkpointing, which determine their streams.
         converted(net, points)
     return net, reference if dtype is None else reference.to(dtype)
 
@@ -227,7 +227,7 @@ def test_a_checkpoint_makes_a_round_trip(two: Ranks, tmp_path: Path) -> None:
         assert same_bits(*seen["results"])
 
 
-# Both at once.
+# Both combined.
 
 
 def _two_dimensions(device: torch.device, points: FivePoint) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _two_dimensions(device: torch.device, points: FivePoint) -> dict[str, Any]:
         x = coarse(4, 16, seed=10 * step + row).to(device)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        # The first of the ranks that share a row of data is seeded as it would be alone.
+        # The first of the ranks that share a row of data has the same seed as a single process.
         seed = 2 + distributed.get_rank() % 2
         seen["steps"].append([run(net, x, seed, row), run(reference, x, 2, row)])
         for parameter in reference.parameters():

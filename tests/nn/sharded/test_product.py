@@ -1,4 +1,4 @@
-"""Layers of distributed tensors, as made by tensor-parallel plans: they compute the same as the whole layer."""
+"""Layers of distributed tensors, as created by tensor-parallel plans: they compute the same as the whole layer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_input_that_all_ranks_hold_rounds_alike_on_all(two: Ranks, compiled: 
 def _linear(
     device: torch.device, points: FivePoint, places: tuple[str, str], x: Tensor, w: Tensor, g: Tensor, bias: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor], str]:
-    """The result and the gradients of a layer of distributed tensors, and of one of whole ones."""
+    """The result and the gradients of a layer of distributed tensors, and of a layer of whole ones."""
     from torch.distributed.tensor import distribute_tensor
 
     from qsim.nn.sharded.shares import seed_of_shares
@@ -127,7 +127,7 @@ def test_a_linear_layer_of_shares_is_that_of_the_whole(two: Ranks, places: tuple
         assert alike(found, expected)
 
 
-# The gradient's noise is that of the whole where the result is summed up, or whole on every rank; the weight's wherever rows are whole.
+# The gradient's noise is that of the whole if the result is reduced, or replicated; the weight's if rows are whole.
 ALL_BUT_GRAD = FivePoint(*[noisy("e2m1")] * 4, "e2m1")
 ALL_BUT_WEIGHT = FivePoint(None, "e2m1", None, "same", noisy("e2m1"))
 
@@ -145,7 +145,7 @@ def test_replicated_tensors_round_identically_however_ranks_are_seeded(two: Rank
     assert alike(alone, other) == (points is REUSED), "where each is alone, only their weights round alike"
 
 
-# Formats with scales that columns of a weight share with nobody, with each other and with rows, and one without.
+# Formats with scales that columns of a weight do not share, share with each other or share with rows, and one without scales.
 CUT = [
     noisy("e2m1"),
     qsim.Quantizer("mxfp4", "stochastic"),
@@ -190,7 +190,7 @@ def test_inputs_and_gradients_have_noise_of_their_own(two: Ranks) -> None:
 
 
 def _replicated_layer(device: torch.device) -> list[Tensor]:
-    """A layer outside of the plan, which gets its input whole."""
+    """A layer outside of the plan, which gets its whole input."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_module
 
     mesh = mesh_of(device)
@@ -249,7 +249,7 @@ def test_other_products_of_shares(two: Ranks) -> None:
     for results in two(_other_products):
         assert len(results) == 7
         for found, expected, _ in results:
-            # Convolutions may be computed by ways that are not exact.
+            # Convolutions may be computed by algorithms that are not exact.
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         assert [placed.count("Shard") for _, _, placed in results] == [1, 1, 0, 1, 0, 1, 0]
 
@@ -284,7 +284,7 @@ def _lookup(device: torch.device, points: FivePoint, places: tuple[str, str], pa
         y = qsim.nn.functional.embedding(given, weight, padding_idx, points, stream=4)
         getattr(y, "full_tensor", lambda y=y: y)().backward(g)
         assert weight.grad is not None
-        # A negative zero loses its sign where it is added to another rank's.
+        # A negative zero loses its sign when it is added to another rank's.
         results.append([whole(y) + 0.0, whole(weight.grad) + 0.0])
     return {"shared": results[0], "alone": results[1]}
 

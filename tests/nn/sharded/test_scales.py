@@ -17,7 +17,7 @@ from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 pytestmark = NEEDS_GLOO
 two = ranks_of(2)
 
-# Powers of two, so that every product and every sum is exact, in whatever order.
+# Powers of two, so that every product and every sum is exact in any order.
 EXACT: dict[str, Any] = {"format": "e8m0", "rule": "ceil"}
 SCALES: dict[str, Scaling] = {
     "tensor": Whole(**EXACT),
@@ -30,7 +30,7 @@ LAYOUTS = [(x, w) for x in ("all", "0", "1", "2") for w in ("all", "0", "1")]
 
 
 def outlying(*shape: int, seed: int) -> Tensor:
-    """Numbers of few bits whose largest stand in one share alone."""
+    """Numbers with few bits whose largest are all in one shard."""
     x = coarse(*shape, seed=seed)
     x.view(-1)[-1] = 64.0
     return x
@@ -61,7 +61,7 @@ def test_a_linear_layer_of_shares_has_the_scales_of_the_whole(two: Ranks, places
 
 
 def test_shares_of_nothing(two: Ranks) -> None:
-    """One sample on two processes: the second holds none, and has its scale from the first."""
+    """One sample on two processes: the second has none, and gets its scale from the first."""
     for kind in ("tensor", "channel"):
         points = FivePoint(*[Quantizer("e2m1", scale=SCALES[kind])] * 5)
         for found, expected in two(_linear, points, ("0", "all"), ((1, 4, 6), (3, 6))):
@@ -133,7 +133,7 @@ def _lookup(device: torch.device, points: FivePoint, places: tuple[str, str]) ->
 def test_tables_of_shares_have_the_scales_of_the_whole(two: Ranks, places: tuple[str, str], kind: str) -> None:
     point = Quantizer("e2m1", scale=SCALES[kind])
     for found, expected in two(_lookup, FivePoint(weight=point, grad=point), places):
-        assert all(map(torch.equal, found, expected))  # but for the sign of zeros, to which others are added
+        assert all(map(torch.equal, found, expected))  # except for the sign of zeros, to which others are added
 
 
 def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
@@ -146,7 +146,7 @@ def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
 
 
 def test_a_plan_compiles(two: Ranks) -> None:
-    # Scales of blocks, under one of the whole tensor.
+    # Scales of blocks, with an outer scale of the whole tensor.
     for found, expected in two(_compiled, FivePoint(*[Quantizer("e2m1", scale=SCALES["under"])] * 5)):
         assert len(found) == len(expected) == 13
         for x, y in zip(found, expected, strict=True):
