@@ -94,7 +94,7 @@ def test_a_staircase_is_what_quantize_gives(fmt: Format, rounding: str) -> None:
     x, y = curve(plot.rounding(fmt, rounding), "rounded")
     assert y == qsim.quantize(torch.tensor(x, dtype=torch.float64), fmt, rounding=rounding).tolist()
     assert set(y) == set(fmt.values())
-    # Between two corners there is nothing that the straight line misses.
+    # The straight line between two corners misses nothing.
     steps = [(a, b) for (a, b, fa, fb) in zip(x, x[1:], y, y[1:], strict=False) if fa != fb]
     assert all(b <= math.nextafter(a, math.inf) for a, b in steps)
 
@@ -123,7 +123,7 @@ def test_expected_values_are_means_over_all_random_bits(fmt: Format, how: Roundi
         assert (found.mean - x.clamp(fmt.min, fmt.max)).abs().max() < 1e-8
         return
     else:
-        # Enough draws that each number meets each of the few integers.
+        # Enough draws that each number is combined with each of the few integers.
         many = 40 * 2**how.bits
         drawn = random_bits(many * len(x), how.bits, seed=1).view(many, -1)
         results = qsim.quantize(x.expand(many, -1).contiguous(), fmt, rounding=how, seed=1)
@@ -134,7 +134,7 @@ def test_expected_values_are_means_over_all_random_bits(fmt: Format, how: Roundi
 
 
 def _where(results: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Of each column an entry that is chosen."""
+    """One chosen entry of each column."""
     assert chosen.any(0).all()
     return results.gather(0, chosen.int().argmax(0, keepdim=True))[0]
 
@@ -201,7 +201,7 @@ ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: plot.monitor(3, "0"), TypeError, r"monitor: monitor must be a qsim.diagnostics.Monitor, got 3"),  # type: ignore[arg-type]
     (lambda: plot.monitor(monitored(), "1"), ValueError, r"the layer '1' was not sampled; sampled were '0'"),
     (lambda: plot.monitor(monitored(), "0", "weight"), ValueError, r"nothing was rounded at 'weight' .* points there are 'act', 'grad'"),
-    (lambda: plot.monitor(monitored(), "0", step=7), ValueError, r"step 7 was not sampled"),
+    (lambda: plot.monitor(monitored(), "0", step=7), ValueError, r"step 7 has no sample of the layer"),
 ]
 
 

@@ -43,7 +43,7 @@ def parameters(device: str, dtype: torch.dtype = BF16, lay: Lay = LAYOUTS["conti
 
 
 def give_gradients(params: list[nn.Parameter], step: int, dtype: torch.dtype = BF16, lay: Lay = LAYOUTS["contiguous"]) -> None:
-    """The second parameter of three gets none at every other step."""
+    """Assign gradients; the second parameter of three gets none at every other step."""
     generator = torch.Generator().manual_seed(100 + step)
     for number, p in enumerate(params):
         gradient = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device, dtype)
@@ -54,7 +54,7 @@ def give_gradients(params: list[nn.Parameter], step: int, dtype: torch.dtype = B
 def both(
     make: Any, options: dict[str, Any], steps: int = 4, grad: torch.dtype = BF16, lay: Lay = LAYOUTS["contiguous"], **more: Any
 ) -> Any:
-    """Weights and states after some steps on the CPU, where tensors lie as usual, and on the GPU."""
+    """Weights and states after some steps on the CPU, with the usual memory layout, and on the GPU."""
     results = []
     for device, own in (("cpu", LAYOUTS["contiguous"]), ("cuda", lay)):
         params = parameters(device, lay=own, **more)
@@ -82,7 +82,7 @@ def test_dtypes(make: Any, options: dict[str, Any], dtype: torch.dtype, grad: to
 
 
 def test_parameters_on_both_devices() -> None:
-    """They may be of one group; the numbers of parameters go on."""
+    """They may share a group; the numbers of parameters continue."""
     params = parameters("cpu", shapes=SHAPES[:9])
     mixed = [nn.Parameter(p.detach().clone().to("cuda" if number % 2 else "cpu")) for number, p in enumerate(params)]
     found = []
@@ -160,7 +160,7 @@ def test_scaled_and_skipped_steps(make: Any, options: dict[str, Any], scale: flo
 
 @every_optimizer
 def test_replayed_steps_are_eager_ones(make: Any, options: dict[str, Any]) -> None:
-    """Steps are counted on the device, so that each replay draws its own noise and has its own corrections."""
+    """Steps are counted on the device, so each replay draws its own noise and has its own corrections."""
     found = []
     for replayed in (False, True):
         params = parameters("cuda", shapes=SHAPES[:9])

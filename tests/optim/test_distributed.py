@@ -104,7 +104,7 @@ def test_states_are_drawn(kind: str, state: str) -> None:
 
 
 def _refused(device: torch.device, case: str) -> tuple[str, list[float]]:
-    """What a step says whose second group it cannot move, and the first group after it."""
+    """The error of a step whose second group is unsupported, and the first group after it."""
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
     mesh, values = mesh_of(device), torch.ones(2, 2, device=device)
@@ -160,6 +160,6 @@ def test_replicas_do_not_drift(two: Ranks, kind: str) -> None:
 
 
 def test_replicas_with_different_seeds_drift(two: Ranks) -> None:
-    """So that the test above would see it."""
+    """This shows that the test above would detect it."""
     first, second = two(_replicas, "AdamW", 5, 1)
     assert "0.up.weight" in differing(first["results"], second["results"])

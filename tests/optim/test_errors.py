@@ -30,8 +30,8 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
     ("make", "options", "error", "words"),
     [
         (ADAM, {"lr": -1e-3}, ValueError, ["lr must be in [0, inf)", "-0.001"]),
-        (SGD, {"lr": math.nan}, ValueError, ["lr must lie in", "nan"]),
-        (SGD, {"lr": math.inf}, ValueError, ["lr must lie in", "inf"]),
+        (SGD, {"lr": math.nan}, ValueError, ["lr must be in", "nan"]),
+        (SGD, {"lr": math.inf}, ValueError, ["lr must be in", "inf"]),
         (SGD, {"lr": "1e-3"}, TypeError, ["lr must be a number", "'1e-3'"]),
         (ADAM, {"lr": torch.ones(2)}, ValueError, ["lr must be a number or a tensor of one", "(2,)", "float32"]),
         (ADAM, {"lr": torch.tensor(1)}, ValueError, ["lr must be a number or a tensor of one", "int64"]),
@@ -80,7 +80,7 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
 def test_options_are_refused(make: Any, options: dict[str, Any], error: type[Exception], words: list[str]) -> None:
     with refused(error, *words):
         make([weight()], **options)
-    # Also those of a group that comes later, which then does not.
+    # Also those of a later group, which is then not updated.
     if "generator" not in options and "differentiable" not in options and options.get("decoupled_weight_decay", True):
         optimizer = make([weight()])
         with refused(error, *words):
@@ -127,7 +127,7 @@ def test_sparse_gradients_are_refused_before_anything_moves(make: Any, groups: i
         optimizer.step()
     assert alike(full(optimizer), before)
     assert [group["seed"] for group in optimizer.param_groups] == seeds
-    # The step can be done once the gradient is a dense one.
+    # The step works once the gradient is dense.
     params[1].grad = params[1].grad.to_dense()
     optimizer.step()
     assert not alike(full(optimizer), before)
@@ -192,7 +192,7 @@ def test_second_moments_that_cannot_shrink_raise_a_warning(dtype: torch.dtype, o
     with pytest.warns(UserWarning, match=rf"the second moment can grow but not shrink.* betas\[1\] below {most:.4f}") as told:
         optimizer = qsim.optim.AdamW(weights, **options)
     assert told[0].filename == __file__
-    # The message is right: the number whose half unit is its smallest share stays without gradients, and shrinks with a lower beta.
+    # The message is right: the number whose half unit is relatively smallest stays without gradients, and shrinks with a lower beta.
     fmt = qsim.format(options.get("state", dtype))
     for beta, shrinks in ((optimizer.param_groups[0]["betas"][1], False), (1 - 1.1 * (1 - most), True)):
         with warnings.catch_warnings():

@@ -87,7 +87,7 @@ def test_hooks_and_the_version_of_weights() -> None:
 @every_maker
 @pytest.mark.parametrize("update", ["kahan", "stochastic"])
 def test_a_skipped_step_moves_nothing_and_draws_nothing(make: Any, update: str, device: torch.device) -> None:
-    # In float16, which scalers are for: torch has none for bfloat16 on a GPU.
+    # In float16, the dtype for scalers: torch has none for bfloat16 on a GPU.
     p, q = (nn.Parameter(torch.linspace(-1, 1, 64).to(device, torch.float16)) for _ in range(2))
     optimizer, alone = (make([x], update=update, seed=SEED) for x in (p, q))
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0)
@@ -126,7 +126,7 @@ def test_unscaled_by_the_scaler_or_by_the_step(make: Any) -> None:
 
 
 def clipped(optimizer: torch.optim.Optimizer, p: nn.Parameter, scaler: Any) -> Tensor:
-    """Weights after steps whose gradients are clipped as Lightning does it: unscaled first unless the optimizer is to unscale them."""
+    """Weights after steps with gradients clipped as in Lightning: unscaled first unless the optimizer unscales them."""
     for factor in (3.0, float("inf"), 5.0):
         optimizer.zero_grad()
         scaler.scale((p * p * factor).sum()).backward()
@@ -196,7 +196,7 @@ def test_a_step_that_unscales_and_a_scaler_that_does_come_to_the_same(make: Any)
 
 
 def test_a_scale_that_is_not_a_power_of_two() -> None:
-    """The gradient is multiplied in float32 by what is nearest to the scale's inverse."""
+    """The gradient is multiplied in float32 by the number nearest to the scale's inverse."""
     p, q = (nn.Parameter(torch.linspace(-1, 1, 64, dtype=BF16)) for _ in range(2))
     optimizer, other = (qsim.optim.SGD([x], lr=0.5, update="nearest") for x in (p, q))
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(3.0), torch.tensor(0.0)

@@ -64,7 +64,7 @@ def test_memory_formats_do_not_matter(make: Any) -> None:
 
 
 def test_mixed_parameters_and_gradients() -> None:
-    """Parameters and gradients of several dtypes in one group: each moves as it does alone with those of its kind."""
+    """Parameters and gradients of several dtypes in one group: each is updated as in a group of its own kind."""
     dtypes = list(itertools.product((BF16, torch.float16, torch.float32), (BF16, torch.float16, torch.float32, torch.float64)))
     grads = [torch.randn(17, dtype=torch.float64) for _ in dtypes]
 

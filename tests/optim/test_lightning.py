@@ -1,4 +1,4 @@
-"""`qsim.optim` in Lightning's trainer: mixed precision with gradients clipped, with a scaler and without one."""
+"""`qsim.optim` in Lightning's trainer: mixed precision with gradient clipping, with and without a scaler."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
-    """A linear layer whose optimizer is given; notes the norm of its gradients as the optimizer gets them."""
+    """A linear layer with a given optimizer; records the norm of its gradients as the optimizer gets them."""
 
     def __init__(self, make: Callable[..., torch.optim.Optimizer], **options: Any) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
         self.norms: list[float] = []
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
-        # Of the four batches the third overflows under a scale of 2**10 and is skipped where there is a scaler.
+        # The third of the four batches overflows under a scale of 2**10 and is skipped with a scaler.
         return self.layer(batch[0]).float().square().mean() * (3e36 if index == 2 and self.trainer.precision_plugin.scaler else 1.0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -114,6 +114,6 @@ def test_a_scaler(name: str, tmp_path: Path) -> None:
 
 
 def test_a_fused_step_unscales_by_itself_and_is_not_clipped(tmp_path: Path) -> None:
-    """As torch's: Lightning raises an error that names the option instead of clipping scaled gradients."""
+    """As in torch: Lightning raises an error that names the option instead of clipping scaled gradients."""
     with pytest.raises(RuntimeError, match="'fused' optimizer"):
         fitted(Module(MAKERS["AdamW"], fused=True), tmp_path, precision="bf16-mixed")

@@ -1,4 +1,4 @@
-"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch optimizers: which parameters are updated, with which noise, in which groups."""
+"""`qsim.optim.AdamW`, `Adam` and `SGD` as torch optimizers: updated parameters, their noise and their groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_in_float32_they_are_torchs(ours: Any, theirs: Any, options: dict[str, A
     run(ours(mine, update="nearest", **options), range(20))
     run(theirs(torchs, **options), range(20))
     for p, q in zip(mine, torchs, strict=True):
-        # Each of 20 steps rounds otherwise in a few operations of 2**-24, on numbers of 1.
+        # Each of 20 steps rounds differently in a few operations, by 2**-24 relative to 1.
         torch.testing.assert_close(p, q, rtol=0, atol=20 * 2.0**-21)
     assert not alike(list(mine), parameters(device=device))
 
@@ -64,7 +64,7 @@ def test_parameters_without_gradients_stay(make: Any) -> None:
     give_gradients(params, 2)
     optimizer.step()
     assert [int(optimizer.state[p]["step"]) for p in params] == [2, 1, 2, 2]
-    # A parameter's noise and corrections go by its own steps, whatever the others do.
+    # A parameter's noise and corrections depend on its own steps, whatever the others do.
     alone = parameters(BF16)
     other = make(alone, seed=SEED)
     give_gradients(alone, 2)
@@ -80,7 +80,7 @@ def test_the_same_after_manual_seed(make: Any) -> None:
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
         optimizer = make(parameters(BF16))
-        torch.rand(int(seed))  # what is drawn after the optimizer was made does not matter
+        torch.rand(int(seed))  # draws after the optimizer was created do not matter
         found.append(run(optimizer, range(3)))
     assert alike(found[0], found[1])
     assert not alike(found[0], found[2])
@@ -88,7 +88,7 @@ def test_the_same_after_manual_seed(make: Any) -> None:
 
 @pytest.mark.parametrize("update", ["stochastic", "nearest"])
 def test_one_number_is_drawn_from_torchs_generator(update: str) -> None:
-    # Whatever the options, so that what a script draws afterwards does not depend on them.
+    # Whatever the options, so that later draws of a script do not depend on them.
     torch.randint(2**63 - 1, ())
     state = torch.get_rng_state()
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_optimizers_of_other_weights_draw_other_noise() -> None:
 
 
 def test_groups_with_updates_of_their_own() -> None:
-    """Figure 5 of *Revisiting BFloat16 Training*: Kahan's summation for some weights, stochastic rounding for others."""
+    """Figure 5 of *Revisiting BFloat16 Training*: Kahan summation for some weights, stochastic rounding for others."""
     params = parameters(BF16)
     groups = [{"params": params[:1], "update": "kahan"}, {"params": params[1:2], "update": Stochastic(4)}, {"params": params[2:]}]
     optimizer = qsim.optim.AdamW(groups, lr=2.0**-5, update="nearest", seed=SEED)
@@ -139,7 +139,7 @@ def test_groups_with_updates_of_their_own() -> None:
     assert ["compensation" in optimizer.state[p] for p in params] == [True, False, False, False]
     for chosen, update in ((slice(0, 1), "kahan"), (slice(1, 2), Stochastic(4)), (slice(2, 4), "nearest")):
         alone = parameters(BF16)
-        # All in one group and updated alike: a parameter's noise depends on its number in the optimizer.
+        # All in one group and updated equally: a parameter's noise depends on its number in the optimizer.
         run(qsim.optim.AdamW(alone, lr=2.0**-5, update=update, seed=SEED), range(3))
         assert alike(list(params[chosen]), list(alone[chosen]))
 

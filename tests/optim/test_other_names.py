@@ -24,13 +24,13 @@ NUMBERS: dict[str, Any] = {"lr": 0.0625, "beta1": 0.75, "beta2": 0.875, "eps": 1
 
 
 def arguments(function: Any, kind: Any = inspect.Parameter.POSITIONAL_OR_KEYWORD) -> list[Any]:
-    """Names of the arguments of a kind, and defaults where there are some."""
+    """The names of the arguments of a kind, and their defaults if any."""
     found = [p for p in inspect.signature(function).parameters.values() if p.name != "self" and p.kind is kind]
     return [p.name if p.default is inspect.Parameter.empty else (p.name, p.default) for p in found]
 
 
 def keywords(function: Any) -> list[Any]:
-    """Those that only keywords give."""
+    """Keyword-only arguments."""
     return arguments(function, inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -1,4 +1,4 @@
-"""Runs with low-precision optimizers that are saved and resumed: on as many processes, on more, on one, under other names."""
+"""Runs with low-precision optimizers that are saved and resumed: by as many processes, by more, by one, under other names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state_of(net: nn.Module, optimizer: torch.optim.Optimizer, flat: bool) -> di
 
 
 def _saved(device: torch.device, folder: str, layout: str, kind: str, flat: bool = False) -> dict[str, Tensor]:
-    """A run that is saved half-way and goes on."""
+    """A run that is saved half-way and continues."""
     from torch.distributed import checkpoint
 
     net = net_of(device, layout)
@@ -38,7 +38,7 @@ def _saved(device: torch.device, folder: str, layout: str, kind: str, flat: bool
 
 
 def _resumed(device: torch.device, folder: str, layout: str, kind: str, flat: bool = False) -> dict[str, Tensor]:
-    """A run that begins where another was saved: with other weights, of which a seed of its own would follow."""
+    """A run that starts from another's checkpoint: with other weights, which would imply another seed."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
@@ -96,7 +96,7 @@ def test_two_ranks_resume_a_run_of_four(two: Ranks, four: Ranks, tmp_path: Path,
 
 
 class Renamed(nn.Module):
-    """The parameters of another module, in their order, under other names."""
+    """The parameters of another module, in the same order, under other names."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

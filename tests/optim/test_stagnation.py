@@ -1,4 +1,4 @@
-"""Small updates are lost with round-to-nearest and kept by Kahan's summation and stochastic rounding; Lemma 1: the noise of the latter.
+"""Small updates are lost with round-to-nearest and kept by Kahan summation and stochastic rounding; Lemma 1: the noise of the latter.
 
 Lemma 1 of *Stochastic Rounding for LLM Training*, derived: a step `w - lr * g` that is rounded stochastically is the exact step with
 another gradient, `g + x`. Let `D` be the distance of the two levels around the result, as a difference of gradients (divided by `lr`), and
@@ -20,12 +20,12 @@ import qsim
 from support.bounds import ERROR_PROBABILITY, check_share
 
 UPDATE = 2.0**-12
-#: Formats of weights, what holds them, and the distance of their levels below 1.
+#: Formats of weights, their dtypes, and the distance between their levels below 1.
 WEIGHTS = [("bf16", torch.bfloat16, 2.0**-8), ("e4m3", torch.bfloat16, 2.0**-4), ("e4m3", torch.float32, 2.0**-4)]
 
 
 def after(steps: int, count: int, weight: str, dtype: torch.dtype, update: str, sign: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights of 1 after steps that take 2**-12 from each, and their states, in float64."""
+    """Weights of 1 after steps that subtract 2**-12 from each, and their states, in float64."""
     w = nn.Parameter(torch.ones(count, dtype=dtype))
     optimizer = qsim.optim.SGD([w], lr=UPDATE, weight=weight, update=update, seed=1)
     for _ in range(steps):
@@ -42,8 +42,8 @@ def test_to_nearest_nothing_ever_moves(weight: str, dtype: torch.dtype, distance
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("weight", "dtype", "distance"), WEIGHTS)
 def test_kahan_follows_the_exact_path(weight: str, dtype: torch.dtype, distance: float, sign: float) -> None:
-    # Up to half a distance, above 1 twice as large, the compensation is a multiple of 2**-12 of at most 8 bits: the parameters' dtype holds
-    # it, where E4M3 itself would not. So nothing is lost at all, and the weight is the level that is nearest to the path.
+    # Up to half a distance, which above 1 is twice as large, the compensation is a multiple of 2**-12 with at most 8 bits: the
+    # parameters' dtype holds it, though E4M3 itself would not. So nothing is lost, and the weight is the level nearest to the exact path.
     for steps in (1, 7, 8, 100, 300):
         w, states = after(steps, 4, weight, dtype, "kahan", sign)
         exact = 1 - sign * steps * UPDATE
@@ -54,8 +54,8 @@ def test_kahan_follows_the_exact_path(weight: str, dtype: torch.dtype, distance:
 
 @pytest.mark.parametrize(("weight", "dtype", "distance"), WEIGHTS)
 def test_the_mean_of_stochastic_rounding_follows_the_exact_path(weight: str, dtype: torch.dtype, distance: float) -> None:
-    # Each step takes a whole distance with the probability of an update's share of it, from wherever it starts: so all weights together
-    # took a binomial number of distances.
+    # Each step moves by a whole distance, with the probability of an update's share of it, wherever it starts: so the weights together
+    # moved by a binomial number of distances.
     count, steps = 1 << 14, 64
     w = after(steps, count, weight, dtype, "stochastic")[0]
     check_share(int(((1 - w) / distance).sum()), count * steps, UPDATE / distance)
@@ -74,16 +74,16 @@ def test_adam(make: Any, weight: str, dtype: torch.dtype, distance: float) -> No
             w.grad = torch.ones_like(w)
             optimizer.step()
         moved[update] = (1 - w.detach().double()).mean().item()
-    # Gradients that stay the same make updates of the learning rate, but for float32's roundings: of 2**-24 in some ten operations.
+    # Constant gradients make updates equal to the learning rate, except for float32's roundings: 2**-24 in about ten operations.
     exact, off = steps * lr, steps * lr * 2**-20
     assert moved["nearest"] == 0
-    # The compensation is less than a distance, and bfloat16 is off by 2**-9 of it at each step.
+    # The compensation is below one distance, and bfloat16 is off by 2**-9 of it at each step.
     assert abs(moved["kahan"] - exact) <= distance / 2 + steps * distance * 2**-9 + off
     assert abs(moved["stochastic"] - exact) <= hoeffding(1 << 10, distance * math.sqrt(steps)) + off
 
 
 def hoeffding(count: int, width: float, tests: int = 1) -> float:
-    """How far a mean may be off that is of independent numbers, each in a range of its own of this width, or a sum of such steps."""
+    """Hoeffding's bound for a mean of independent numbers, each in a range of this width, or for a sum of such steps."""
     return width * math.sqrt(math.log(2 * tests / ERROR_PROBABILITY) / (2 * count))
 
 
@@ -108,7 +108,7 @@ def test_lemma_1(gradient: float) -> None:
 
 
 def test_lemma_1_of_adam_and_of_further_steps() -> None:
-    """The step that is rounded is that of the same optimizer in float32, whatever it is; each step draws noise of its own."""
+    """The step before rounding is that of the same optimizer in float32, whichever it is; each step draws new noise."""
     generator = torch.Generator().manual_seed(5)
     kinds, count = 16, 1 << 15
     options = {"lr": 1e-2, "state": "fp32", "seed": 3}
@@ -116,7 +116,7 @@ def test_lemma_1_of_adam_and_of_further_steps() -> None:
     optimizer = qsim.optim.AdamW([w], **options)
     found = []
     for _ in range(2):
-        # Another optimizer makes the same step in float32, from the same weights and moments.
+        # Another optimizer takes the same step in float32, from the same weights and moments.
         single = nn.Parameter(w.detach().float())
         other = qsim.optim.AdamW([single], weight="fp32", update="nearest", **options)
         other.load_state_dict({**other.state_dict(), "state": optimizer.state_dict()["state"]})
@@ -128,12 +128,12 @@ def test_lemma_1_of_adam_and_of_further_steps() -> None:
         low, high = (qsim.quantize(single.detach(), "bf16", rounding=way).double() for way in ("down", "up"))
         assert ((w == low) | (w == high)).all()
         perturbation, distances = w.detach().double() - exact, (high - low).amax(1)
-        # Each row of weights is a test of its own: after the first step they start apart, but what is due is due on average.
+        # Each row of weights is a separate test: after the first step they start from different values, but the expectation is an average.
         assert (distances > 0).all()
         assert (perturbation.mean(1).abs() <= distances * hoeffding(count, 1.0, kinds)).all()
         off = (perturbation.square() - (exact - low) * (high - exact)).mean(1).abs()
         assert (off <= distances**2 * hoeffding(count, 1.0, kinds)).all()
         found.append((perturbation, distances))
-    # What two steps do to a weight has nothing to do with one another.
+    # The effects of two steps on a weight are independent.
     together, width = (first * second for first, second in zip(*found, strict=True))
     assert (together.mean(1).abs() <= width * hoeffding(count, 2.0, kinds)).all()

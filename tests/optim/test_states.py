@@ -1,4 +1,4 @@
-"""State of `qsim.optim`'s optimizers: saved and loaded bit for bit, taken over from torch's, copied, pickled; others are rejected."""
+"""State of `qsim.optim`'s optimizers: saved and loaded bit for bit, loaded from torch's, copied, pickled; others raise errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.optimizers import give_gradients, parameters, run
 from support.own_optimizers import BF16, MAKERS, SEED, every_maker, full, weights_of
 from support.refusing import refused
 
-#: Everything that makes states: Kahan's compensation, products of the betas, moments in a dtype of their own.
+#: Everything that creates states: Kahan's compensation, products of the betas, moments in another dtype.
 OPTIONS: dict[str, dict[str, Any]] = {
     "stochastic": {"state_rounding": "stochastic"},
     "kahan": {"update": "kahan", "weight": "e4m3", "state": "fp32"},
@@ -45,7 +45,7 @@ def test_a_run_goes_on_as_if_never_stopped(make: Any, options: dict[str, Any], d
     run(optimizer, range(3))
     saved, weights = through_a_file(optimizer.state_dict()), again(params)
     run(optimizer, range(3, 6))
-    # The process that goes on is seeded otherwise, and its optimizer was made with other options.
+    # The resuming process has another seed, and its optimizer was created with other options.
     torch.manual_seed(12345)
     resumed = make(weights)
     resumed.load_state_dict(saved)
@@ -111,7 +111,7 @@ def test_torchs_state_dict_loads(ours: Any, theirs: Any, options: dict[str, Any]
 
 
 def test_adams_state_leaves_the_decay_of_adamw_decoupled() -> None:
-    """As in torch, whose AdamW takes Adam's state too."""
+    """As in torch, whose AdamW loads Adam's state too."""
     params = parameters(BF16)
     optimizers = [torch.optim.Adam(params), qsim.optim.Adam(params)]
     for adam in optimizers:
@@ -158,7 +158,7 @@ def test_copies(make: Any, copied: Any) -> None:
 
 
 def test_state_survives_another_name() -> None:
-    """Parameters are told apart by their places in the groups."""
+    """Parameters are identified by their positions in the groups."""
     params = parameters(BF16)
     optimizer = qsim.optim.AdamW([(f"old.{i}", p) for i, p in enumerate(params)], seed=SEED)
     run(optimizer, range(2))
@@ -172,7 +172,7 @@ def test_state_survives_another_name() -> None:
 
 
 def refuses(optimizer: torch.optim.Optimizer, state: dict[str, Any], *words: str) -> None:
-    """Loading raises an error, and the optimizer goes on as if it had not been tried."""
+    """Loading raises an error, and the optimizer continues as if nothing had been loaded."""
     tensors, groups = tuple(full(optimizer)), copy.deepcopy(optimizer.state_dict()["param_groups"])
     with refused(ValueError, *words):
         optimizer.load_state_dict(state)
@@ -199,7 +199,7 @@ def test_states_of_other_models_are_refused() -> None:
 
 def test_states_of_other_optimizers_are_refused() -> None:
     adam, sgd = (ran(MAKERS[name](parameters(BF16))) for name in ("AdamW", "SGD"))
-    # Before there are states, and where there are no moments.
+    # Before states exist, and without moments.
     refuses(adam, qsim.optim.SGD(parameters(BF16)).state_dict(), "another optimizer", "'betas'", "momentum")
     refuses(adam, ran(torch.optim.SGD(parameters(BF16))).state_dict(), "another optimizer", "'betas'", "momentum")
     refuses(sgd, torch.optim.AdamW(parameters(BF16)).state_dict(), "another optimizer", "'momentum'", "betas")

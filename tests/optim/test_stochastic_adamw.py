@@ -1,4 +1,4 @@
-"""`StochasticAdamW`: AdamW under its name in other packages."""
+"""`StochasticAdamW`: AdamW under the name of another package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNT, STEPS, DECAY = 2**9, 250, 0.999
 
 
 def by_class() -> torch.Tensor:
-    """Second moments in bfloat16 that begin with 1, after steps with gradients of zero."""
+    """Second moments in bfloat16 that start at 1, after steps with gradients of zero."""
     w = nn.Parameter(torch.ones(COUNT, dtype=BF16))
     optimizer = StochasticAdamW([w], lr=1e-3, state_dtype=BF16)
     w.grad = torch.zeros_like(w)
@@ -57,9 +57,9 @@ def by_function() -> torch.Tensor:
 
 @pytest.mark.parametrize("decayed", [by_class, by_function])
 def test_moments_in_bfloat16_shrink_on_average(decayed: Any) -> None:
-    """Rounded to nearest they stay 1.0: a step takes a quarter of a unit."""
+    """Rounded to nearest they stay 1.0: a step subtracts a quarter of a unit."""
     torch.manual_seed(0)
-    # A rounding adds at most a quarter of a squared unit, which is 2**-8 below 1, and later steps shrink that.
+    # A rounding adds at most a quarter of a squared unit, which is 2**-8 below 1, and later steps shrink it.
     variance = 2.0**-18 / (1 - DECAY**2)
     mean = decayed().double().mean().item()
     assert abs(mean - DECAY**STEPS) < bernstein(variance, 1.0, COUNT)

@@ -23,7 +23,7 @@ SEED = -(2**62) + 12345
 CPU = torch.device("cpu")
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}
 
-#: Formats of weights, and what holds them.
+#: Formats of weights, and their dtypes.
 CARRIED = {
     "bf16": (BF16, BF16),
     "fp16": (FP16, FP16),
@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def optimizer_of(params: list[nn.Parameter], options: Options, **more: Any) -> torch.optim.Optimizer:
-    """The optimizer that is told what is written out."""
+    """The optimizer with the options that are written out."""
     common = {
         "lr": options.lr,
         "weight_decay": options.weight_decay,
@@ -71,7 +71,7 @@ def weights(options: Options, count: int = 6) -> Tensor:
 
 
 def gradients(step: int, count: int = 6) -> Tensor:
-    """Of many sizes, with zeros of both signs."""
+    """Gradients of many sizes, with zeros of both signs."""
     generator = torch.Generator().manual_seed(1000 + step)
     g = torch.randn(count, generator=generator) * torch.randn(count, generator=generator).mul(2).exp()
     g[step % count] = 0.0 if step % 3 else -0.0
@@ -79,7 +79,7 @@ def gradients(step: int, count: int = 6) -> Tensor:
 
 
 def as_tensor(numbers: list[float], dtype: torch.dtype) -> Tensor:
-    """Numbers in a dtype, and the one NaN that rounding gives: the positive one with all bits set."""
+    """Numbers in a dtype, and the one NaN that rounding returns: the positive one with all bits set."""
     exact = torch.tensor(numbers, dtype=torch.float64)
     bits = raw(exact.to(dtype))
     return torch.where(exact.isnan(), torch.iinfo(bits.dtype).max, bits).view(dtype)
@@ -92,9 +92,9 @@ def check(
     given: dict[int, Tensor] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Holds the optimizer against what is written out, weights and states after each step."""
+    """Compare the optimizer with the written-out algorithm: weights and states after each step."""
     start = weights(options) if start is None else start.to(DTYPES[options.dtype])
-    # Two parameters of one group, so that their numbers matter.
+    # Two parameters in one group, so that their numbers matter.
     params = [nn.Parameter(start.clone().to(device)), nn.Parameter(start.flip(0).to(device))]
     optimizer = optimizer_of(params, options)
     elements = [[Element(x) for x in p.tolist()] for p in params]
@@ -120,14 +120,14 @@ def check(
                 assert same_bits(state, expected), f"step {step}: {name} is {state.tolist()} where {expected.tolist()} was due"
 
 
-#: What a step rounds, and in which arithmetic.
+#: The formats that a step rounds to, and its arithmetic.
 SETTINGS = [(update, arithmetic) for arithmetic in ("float32", "format") for update in ("nearest", "kahan", "stochastic")]
 
 
 @pytest.mark.parametrize("carried", list(CARRIED))
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_a_few_steps(algorithm: str, carried: str) -> None:
-    # Every other setting, so that each algorithm and each carried format meets all of them.
+    # Every other setting, so that each algorithm and each carried format is combined with all of them.
     weight, dtype = CARRIED[carried]
     for update, arithmetic in dealt(SETTINGS, [*ALGORITHMS].index(algorithm) + [*CARRIED].index(carried), 2):
         check(Options(weight=weight, dtype=dtype, update=update, arithmetic=arithmetic, **ALGORITHMS[algorithm]), 4)
@@ -194,7 +194,7 @@ def test_nan_and_infinities_stay_visible(make: Any, update: str) -> None:
         for step in range(3):
             p.grad = torch.tensor([0.0, torch.nan if step == 1 else 0.0, torch.inf if step == 1 else 0.0, 0.0]).to(p)
             optimizer.step()
-        # Of an infinite gradient Adam's update is infinity over infinity; with SGD the weight runs away, and is NaN without infinities.
+        # For an infinite gradient Adam's update is infinity over infinity; with SGD the weight becomes infinite, or NaN without infinities.
         gone = p[2].isnan() if make is not qsim.optim.SGD or not weight.has_inf else ~p[2].isfinite()
         assert p[:2].isnan().all()
         assert gone

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def has_valid_metadata(wheel: zipfile.ZipFile) -> None:
-    """The metadata follows its specification and says what an index shows."""
+    """Check that the metadata follows its specification, with the fields that an index shows."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Metadata.from_email(wheel.read(name), validate=True)
     assert metadata.name == "qsim-torch"
@@ -25,7 +25,7 @@ def has_valid_metadata(wheel: zipfile.ZipFile) -> None:
 
 
 def has_every_module(wheel: zipfile.ZipFile) -> None:
-    """No package was forgotten in setup.cfg, and nothing else came along."""
+    """Check that no package is missing from setup.cfg, and nothing else was added."""
     folders = {"qsim": ROOT, "qsim_kernels": ROOT / "kernels"}
     due = {path.relative_to(folder).as_posix() for name, folder in folders.items() for path in (folder / name).rglob("*.py")}
     due |= {f"{name}/py.typed" for name in folders}
@@ -34,7 +34,7 @@ def has_every_module(wheel: zipfile.ZipFile) -> None:
 
 
 def has_sources(sdist: tarfile.TarFile) -> None:
-    """Whoever packages qsim elsewhere can test it."""
+    """Check that packagers can run the tests."""
     found = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt", "tests/conftest.py", "docs/conf.py", "examples/train_gpt.py"} <= found
 

@@ -25,5 +25,5 @@ def converted(model: nn.Module) -> nn.Module:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Make an optimizer whose updates round."""
+    """Create an optimizer whose updates round."""
     return qsim.optim.AdamW(model.parameters(), lr=1e-3, weight="bf16", update="stochastic")

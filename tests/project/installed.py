@@ -15,7 +15,7 @@ import qsim
 
 
 def is_installed() -> None:
-    """The package comes from the wheel, with its type hints, and brings only what it needs."""
+    """Check that the package comes from the wheel, with its type hints, and only installs what it needs."""
     folder = Path(qsim.__file__).parent
     assert folder.parent.name == "site-packages", folder
     assert (folder / "py.typed").exists()
@@ -25,7 +25,7 @@ def is_installed() -> None:
 
 
 def rounds() -> None:
-    """A tensor and a layer round, and the layer trains."""
+    """Check that a tensor and a layer round, and the layer trains."""
     assert qsim.quantize(torch.tensor([0.3, -17.0, 1e5]), "e4m3").tolist() == [0.3125, -16.0, 448.0]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -41,7 +41,7 @@ def rounds() -> None:
 
 
 def has_a_command() -> None:
-    """The command works, and names what is missing."""
+    """Check that the command works, and names missing packages."""
     command = Path(sys.executable).with_name("qsim")
     listed = subprocess.run([command, "formats"], capture_output=True, text=True, check=True).stdout
     assert "e4m3" in listed

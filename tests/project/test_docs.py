@@ -1,4 +1,4 @@
-"""The site is correct: its code prints the output shown, and its API pages have every public name, each with an example."""
+"""The site is correct: its code prints the output shown, and its API pages list every public name, each with an example."""
 
 import contextlib
 import importlib
@@ -24,7 +24,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 #: Modules with public names that `qsim` does not import.
 FURTHER = ("qsim.compat.qtorch", "qsim.plot", "qsim.studies")
-#: Classes that users get and do not make, and those that others derive from: the functions that give them have the examples.
+#: Classes that users get but do not create, and base classes: the functions that return them have the examples.
 GIVEN = {
     "qsim.Format": "qsim.Float, qsim.Fixed, qsim.Int and qsim.PowerOfTwo",
     "qsim.Rounding": "the constants of qsim.rounding, and qsim.Stochastic",
@@ -48,7 +48,7 @@ GIVEN = {
 
 
 def fenced(page: Path) -> list[tuple[str, str]]:
-    """A page's fenced blocks: the language and the text of each."""
+    """The fenced blocks of a page: the language and the text of each."""
     return FENCE.findall(page.read_text(encoding="utf-8"))
 
 
@@ -62,11 +62,11 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder where pages may write, and torch as they find it."""
+    """A folder to which pages may write, with torch in its initial state."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small are not worth a second thread
+    torch.set_num_threads(1)  # tensors this small do not benefit from a second thread
     yield
     torch.set_num_threads(threads)
     torch.random.set_rng_state(state)
@@ -133,7 +133,7 @@ def test_tests_and_studies_that_pages_name_exist() -> None:
 
 
 def public_modules() -> dict[str, types.ModuleType]:
-    """The modules whose names are promised: qsim's, those that it names, and those that they name."""
+    """The modules with public names: qsim's, those that it names, and those that they name."""
     found: dict[str, types.ModuleType] = {}
 
     def add(module: types.ModuleType) -> None:
@@ -149,7 +149,7 @@ def public_modules() -> dict[str, types.ModuleType]:
 
 
 def public_names() -> dict[str, object]:
-    """Everything that is promised, by its whole name."""
+    """All public names, in full."""
     return {
         f"{title}.{name}": getattr(module, name)
         for title, module in public_modules().items()
@@ -159,13 +159,13 @@ def public_names() -> dict[str, object]:
 
 
 def documented() -> set[str]:
-    """What the API pages describe."""
+    """The names that the API pages describe."""
     pages = "".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
     return set(re.findall(r"^\.\. (?:auto(?:class|function|data|module)|py:data):: (\S+)$", pages, flags=re.MULTILINE))
 
 
 def is_documented(name: str, value: object, described: set[str]) -> bool:
-    """Whether the API pages describe a name, or the same thing under another one that is promised too."""
+    """Whether the API pages describe a name, or the same object under another public name."""
     others = (
         other
         for other, thing in public_names().items()

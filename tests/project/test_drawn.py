@@ -15,7 +15,7 @@ sys.path.insert(0, str(DOCS / "_ext"))
 
 import drawn  # noqa: E402 (from the folder above)
 
-#: Writes down how many threads it may use, once for each time that it draws.
+#: A script that records its number of threads each time it draws.
 SCRIPT = """
 import matplotlib.pyplot as plt
 import torch

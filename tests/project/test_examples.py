@@ -1,4 +1,4 @@
-"""Tests that the examples run unchanged and print what they are meant to show."""
+"""Tests that the examples run unchanged and print the expected results."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_every_example_has_a_line_that_says_what_it_is_for() -> None:
     for name, link, page in lines:
         assert name == link
         assert (FOLDER.parent / page).exists(), page
-        # An example says itself which page it belongs to, and the page says where to find it.
+        # An example names its page, and the page names the example.
         assert f"examples/{name}" in (FOLDER.parent / page).read_text(encoding="utf-8"), f"{page} does not name {name}"
 
 
 def test_first_steps(run: Run) -> None:
-    # A sum in BF16 that stops early, and one that arrives.
+    # A sum in BF16 that stagnates early, and one that does not.
     sums = dict(re.findall(r"^ +(nearest|stochastic) +(\S+) +\(mean of 256 sums\)$", run("first_steps.py"), flags=re.MULTILINE))
     assert float(sums["nearest"]) == 1
     assert float(sums["stochastic"]) == pytest.approx(3, abs=0.02)
@@ -58,7 +58,7 @@ def test_train_digits(run: Run) -> None:
         "E4M0 backward, to nearest",
         "E4M0 backward, stochastic",
     ]
-    # tests/nn/test_training.py says how far these are from what is found.
+    # tests/nn/test_training.py states how far these limits are from measured values.
     native, hybrid, nearest, stochastic = accuracy.values()
     assert min(native, hybrid) > 93
     assert nearest < 30
@@ -72,14 +72,14 @@ QUICK = [*TINY.split(), "--text", *TEXT]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The results that runs have written, less how fast they were."""
+    """The results that runs have written, except their speed."""
     return [{name: value for name, value in json.loads(line).items() if name != "tokens_per_second"} for line in path.open()]
 
 
 def train_gpt(*options: str, ranks: int = 0) -> str:
-    """What a run of its own prints, or one of several processes that torchrun starts."""
+    """The output of a separate run, or of several processes started by torchrun."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    # Sums depend on how many threads share them.
+    # Sums depend on the number of threads that share them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, *command, str(FOLDER / "train_gpt.py"), *QUICK, *options]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
@@ -104,10 +104,10 @@ COMPARED = ["--compare", ",".join(METHODS), "--rates", "1e-2,1e-9", "--steps", "
 def check_that_every_method_learns(results: list[dict[str, Any]], printed: str) -> None:
     assert [(result["method"], result["lr"]) for result in results] == [(method, lr) for method in METHODS for lr in (1e-2, 1e-9)]
     learnt = {result["method"]: result["validation_loss"] for result in results if result["lr"] == 1e-2}
-    # A model that knows nothing has the logarithm of 256, 5.5; one that cannot move stays there.
+    # A model that knows nothing has a loss of log 256, 5.5; one that cannot move stays there.
     assert all(loss < 4.2 for loss in learnt.values())
     assert all(result["validation_loss"] > 5.4 for result in results if result["lr"] == 1e-9)
-    # The methods are five.
+    # There are five methods.
     assert len(set(learnt.values())) == len(METHODS)
     assert all(result["tokens"] == 16 * 4 * 32 for result in results)
     table = re.findall(r"^(\w+) +(\S+) +1 +(\d\.\d{4}) +- ", printed.split("at each method's best learning rate")[1], flags=re.MULTILINE)
@@ -131,7 +131,7 @@ def test_train_gpt_goes_on_where_it_stopped(method: str, main: Any, tmp_path: Pa
     options = ["--method", method, "--checkpoint", tmp_path / "run", "--json", tmp_path / "lines"]
     main(*options, "--save-every", 4)
     main(*options, "--resume", 4)
-    main(*options, "--resume")  # after the last step nothing is left but to validate
+    main(*options, "--resume")  # after the last step only validation remains
     whole, resumed, finished = lines(tmp_path / "lines")
     assert resumed == whole
     assert finished == {**whole, "training_loss": None}
@@ -144,14 +144,14 @@ def test_train_gpt_goes_on_where_it_stopped_on_a_gpu(method: str, tmp_path: Path
     train_gpt(*options, "--save-every", "4", "--json", f"{tmp_path}/lines")
     train_gpt(*options, "--resume", "4", "--json", f"{tmp_path}/lines")
     whole, resumed = lines(tmp_path / "lines")
-    # Memory is compared nowhere: what lies where decides on how much is taken at once.
+    # Memory is never compared: memory layout affects the allocated amount.
     assert resumed == {**whole, "peak_mib": resumed["peak_mib"]}
 
 
 @NEEDS_GLOO
 @pytest.mark.parametrize("method", ["stochastic", "o2"])
 def test_train_gpt_goes_on_with_fewer_processes(method: str, main: Any, tmp_path: Path) -> None:
-    # Two summands have one sum, whoever adds them; but the norm that gradients are clipped to is a sum of more.
+    # Two summands have one sum in any order; but the norm for clipping gradients is a sum of more.
     options = ["--device", "cpu", "--method", method, "--clip", "0", "--checkpoint", f"{tmp_path}/run", "--json", f"{tmp_path}/lines"]
     train_gpt(*options, "--save-every", "4", ranks=2)
     main(*options, "--resume", "4")

@@ -1,4 +1,4 @@
-"""The notebook is valid, holds no outputs, and all cells run in order with the stated results."""
+"""The notebook is valid, contains no outputs, and all cells run in order with the stated results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_holds_no_outputs() -> None:
 
 @pytest.fixture(scope="module")
 def held() -> Iterator[dict[str, Any]]:
-    """What the names of the notebook mean after its last cell."""
+    """The values of the notebook's names after its last cell."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -81,7 +81,7 @@ def test_points(held: dict[str, Any]) -> None:
 def test_training(held: dict[str, Any]) -> None:
     native, nearest, stochastic = held["found"].values()
     assert all(len(losses) == 150 for losses, _, _ in (native, nearest, stochastic))
-    # To nearest every gradient becomes zero but that of the last bias: ten logits that are the same for all images.
+    # To nearest every gradient becomes zero except that of the last bias: ten logits that are the same for all images.
     assert nearest[0][-1] == pytest.approx(math.log(10), abs=0.05)
     assert nearest[1] < 0.3
     assert native[1] > 0.9
@@ -99,7 +99,7 @@ def test_monitor(held: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_figures(held: dict[str, Any]) -> None:
-    # Number lines, stairs and losses are pyplot's. What the monitor saw is a figure by itself: its cell shows it because it ends with it.
+    # Number lines, staircases and losses are drawn with pyplot. The monitor's counts are a separate figure, the last value of its cell.
     assert held["figures"] == 3
     assert "".join(CODE[-1]["source"]).endswith("\nseen")
     assert [ax.get_title(loc="left").split(":")[0] for ax in held["seen"].axes] == ["grad"]

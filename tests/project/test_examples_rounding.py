@@ -32,11 +32,11 @@ def test_wrap_linear(run: Run) -> None:
     printed = run("wrap_linear.py")
     errors = table(printed, "relative error")
     forward, same, grad, noisy, everything = errors.values()
-    # Points of one pass leave the other one alone.
+    # Points of one pass do not affect the other one.
     assert forward[1:] == [0, 0]
     assert (grad[0], noisy[0]) == (0, 0)
-    # Half a step of E4M3 is between 1/32 and 1/16 of a number, of E5M2 twice that. The root mean square of errors that lie evenly within it
-    # is less by sqrt(3), and a product of random matrices is off by what its operands are: squares add.
+    # Half a step of E4M3 is between 1/32 and 1/16 of a number, of E5M2 twice that. The root mean square of errors spread evenly within it
+    # is smaller by sqrt(3), and a product of random matrices is off by as much as its operands: squares add up.
     e4m3, e5m2 = [(100 / 32 / math.sqrt(3), 100 / 16 / math.sqrt(3)), (100 / 16 / math.sqrt(3), 100 / 8 / math.sqrt(3))]
     assert math.sqrt(2) * e4m3[0] < forward[0] < math.sqrt(2) * e4m3[1]
     assert all(e4m3[0] < error < e4m3[1] for error in same[1:])
@@ -44,13 +44,13 @@ def test_wrap_linear(run: Run) -> None:
     assert forward[0] == same[0] == everything[0]
     for both, operand, gradient in zip(everything[1:], same[1:], grad[1:], strict=True):
         assert both == pytest.approx(math.hypot(operand, gradient), rel=0.05)
-    # Between two neighbours the mean square is 1/12 of their distance's square to nearest, and 1/6 stochastically.
+    # Between two neighbours the mean square is 1/12 of their squared distance with round-to-nearest, and 1/6 with stochastic rounding.
     assert all(loud == pytest.approx(math.sqrt(2) * quiet, rel=0.05) for loud, quiet in zip(noisy[1:], grad[1:], strict=True))
     assert table(printed, "largest difference") == {"qsim.nn.Linear": [0], "qsim.convert": [0], "a module of one's own": [0]}
 
 
 def nearest(x: Tensor, fmt: qsim.Format) -> Tensor:
-    """By looking at the middle between any two values."""
+    """Round to nearest by comparing with the midpoint of any two values."""
     values = torch.tensor(fmt.values(), dtype=torch.float64)
     return values[torch.bucketize(x.double(), (values[1:] + values[:-1]) / 2)]
 
@@ -69,7 +69,7 @@ def test_custom_format(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [*(k / 16 for k in range(8)), *((4 + m) * 2.0**e / 4 for e in range(-1, 5) for m in range(4))]
     assert printed.splitlines()[0] == f"E3M2, from zero on: {' '.join(f'{value:g}' for value in steps)}"
     rows = table(printed, "values")
-    # Zero has two codes in a float; IEEE gives eight of 64 to what is no number, and six are subnormal. E4M3 has two NaNs.
+    # Zero has two codes in a float; IEEE reserves eight of 64 codes, and six are subnormal. E4M3 has two NaNs.
     assert [row[:2] for row in rows.values()] == [[6, 63], [6, 63], [6, 55], [6, 57], [6, 63], [6, 64], [8, 253]]
     assert [row[2] for row in rows.values()] == [28, 14, 14, 28, 7.5, 3.875, 448]
     torch.manual_seed(0)
@@ -89,12 +89,12 @@ def test_batch_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = table(printed, "backward pass")
     sizes = imported("batch_size", monkeypatch).SIZES
     assert errors["full precision"] == pytest.approx([sampling_error() / size for size in sizes], rel=0.35)
-    # What stochastic rounding adds falls as that does (Lemma 3). What rounding to nearest adds does not: it is the same for any batch.
+    # The variance of stochastic rounding falls in the same way (Lemma 3). That of round-to-nearest does not depend on the batch.
     for name in ("E8M1, stochastic", "E8M0, stochastic"):
         assert errors[name][0] / errors[name][2] == pytest.approx(sizes[2] / sizes[0], rel=0.45)
     assert errors["E8M0, stochastic"][2] < 1.5 * errors["full precision"][2]
     assert errors["E8M0, nearest"][2] > 2 * errors["E8M0, stochastic"][2]
-    # Theorem 1: four times at most. A bit more quarters what rounding adds, and so what a larger batch has to make up for.
+    # Theorem 1: at most four times. One more bit quarters the variance of rounding, and so the compensation by a larger batch.
     found = {int(line.split()[0]): [float(line.split()[i]) for i in (1, 2, 4)] for line in printed.splitlines()[-4:]}
     assert list(found) == [0, 1, 2, 3]
     assert 1 < found[0][1] < found[0][2] < 4
@@ -152,7 +152,7 @@ def rounded(request):
 
 
 def test_test_unbiased_passes_and_finds_a_bias(tmp_path: Path) -> None:
-    # A rounding that is wrong fails, by its mean; nobody has to touch the copied file.
+    # A wrong rounding fails, through its mean; the copied file need not be edited.
     shutil.copy(FOLDER / "test_unbiased.py", tmp_path)
     (tmp_path / "test_mine.py").write_text(BIASED, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}

@@ -24,9 +24,9 @@ def test_train_transformer(run: Run) -> None:
     # Attention and two linear layers; the head is unchanged.
     assert [row[0] for row in rows.values()] == [0, 3, 3, 3, 3]
     losses = {name: row[1] for name, row in rows.items()}
-    # Four digits of the loss: two recipes may print the same by chance, all four only if nothing rounds.
+    # The loss has four digits: two recipes may print the same by chance, but all four only if nothing rounds.
     assert len(set(losses.values())) >= 3, "five recipes, and most do the same"
-    # What can be known without looking back is the entropy of single characters. Who gets below it has learnt what follows what.
+    # Without looking back, the best possible loss is the entropy of single characters. A lower loss means that the model uses context.
     text = Path(argparse.__file__).read_bytes().decode("ascii", "replace").replace("\ufffd", "?")
     shares = [count / len(text) for count in collections.Counter(text).values()]
     entropy = -sum(share * math.log(share) for share in shares)
@@ -40,15 +40,15 @@ def test_train_transformer(run: Run) -> None:
 def test_bf16_adamw(run: Run) -> None:
     rows = table(run("bf16_adamw.py"), "updates")
     nearest, stochastic, kahan, copy = rows.values()
-    # Weight and two moments of two bytes; two more of what Kahan's summation keeps; or a weight of two, and a copy and moments of four.
+    # Weight and two moments of two bytes; two more for Kahan's compensation; or a weight of two, and a copy and moments of four.
     assert [row[2] for row in rows.values()] == [6, 6, 8, 14]
     # While gradients keep their sign an update is as large as the rate, 3e-4, and otherwise smaller; to nearest, what is less than 1/512 of
     # a weight is lost. Of the first layer's weights, which lie evenly within 1/4, two fifths are larger than 512 times the rate.
     unmoved = (1 - 512 * 3e-4 / 0.25) * 17 * 128 / (18 * 128 + 1)
     assert nearest[1] > 100 * unmoved
-    # In float32 what is lost is less than 2**-24 of a weight.
+    # In float32 updates below 2**-24 of a weight are lost.
     assert copy[1] < 0.5
-    # Three that lose nothing in the mean come to the same; over seeds 0 to 2 they differed by 2.3 %.
+    # Three methods that lose nothing on average agree; over seeds 0 to 2 they differed by 2.3 %.
     assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.1)
     assert nearest[0] > 1.3 * max(stochastic[0], kahan[0], copy[0])
 
@@ -85,11 +85,11 @@ def test_monitor(run: Run, tmp_path: Path) -> None:
         name: {layer: [cell.strip() for cell in row if cell.strip()][4:] for layer, row in rows.items()} for name, rows in cells.items()
     }
     assert all(list(rows) == ["0", "2", "4"] for rows in shares.values())
-    # 1/512 is less than half of 1/16: nothing survives the last layer, the others get zeros, and only the last bias learns.
+    # 1/512 is less than half of 1/16: nothing passes the last layer, the others get zeros, and only the last bias learns.
     assert shares["narrow"]["4"] == ["0 %", "100 %", "0 %", "0 %", "0 %", "0.0 dB"]
     assert shares["narrow"]["0"] == shares["narrow"]["2"] == ["0 %", "0 %", "100 %", "100 %", "0 %", "-"]
     assert losses["narrow"] == pytest.approx(math.log(10), abs=0.05)
-    # 4096/512 is 8: no gradient of an output is beyond 28. Errors of normal numbers are an eighth of them at most, which is 18 dB.
+    # 4096/512 is 8: no gradient of an output is beyond 28. Errors of normal numbers are at most an eighth of them, which is 18 dB.
     assert shares["loss-scale"]["4"][0] == "0 %"
     for name in ("loss-scale", "tensor-scale"):
         assert losses[name] < 0.5

@@ -31,12 +31,12 @@ def test_import_brings_only_qsim_itself_and_the_rest_once_it_is_used() -> None:
     brought = first.split()
     assert "qsim" in brought
     assert "qsim_kernels.ops" in brought
-    # Everything else that it may need, torch has imported already.
+    # torch has already imported everything else that it may need.
     heavy = [name for name in brought if name.split(".")[0] not in ("qsim", "qsim_kernels", *sys.stdlib_module_names)]
     assert heavy == []
     later = ("qsim.cli", "qsim.bench", "qsim.compat", "qsim.diagnostics", "qsim.figures", "qsim.optim", "qsim.plot", "qsim.studies")
     assert [name for name in brought if name.startswith((*later, "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
-    # None of its parts is there before it is asked for, and other packages only come when something is drawn, studied or compiled.
+    # No part of it exists before it is requested, and other packages are only imported to draw, to run a study or to compile.
     assert then == ["[]", "True", "[]", "[] False"]
 
 

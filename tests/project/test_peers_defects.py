@@ -1,6 +1,6 @@
-"""Defects found in other packages, each as a test that fails wherever the defect is present.
+"""Defects found in other packages, each as a test that fails if the defect is present.
 
-The names describe the defect; the peers that had it are named next to it.
+The test's name describes the defect, its docstring names the packages that have it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDINGS = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down
 
 
 def seeded(rounding: str) -> dict[str, int]:
-    """A seed, where one is used."""
+    """The argument for a seed, where one is used."""
     return {"seed": 1} if rounding == "stochastic" else {}
 
 
@@ -38,7 +38,7 @@ def test_nan_becomes_the_largest_number(rounding: str) -> None:
 
 
 def test_infinity_becomes_the_largest_number_unasked() -> None:
-    """QPyTorch, which cannot keep one."""
+    """QPyTorch, which cannot represent infinities."""
     got = qsim.quantize(torch.tensor([math.inf, -math.inf]), E5M2, overflow="nonfinite")
     assert got.tolist() == [math.inf, -math.inf]
 
@@ -168,7 +168,7 @@ def test_the_clock_is_the_seed() -> None:
 
 @pytest.mark.parametrize("distance", [1, 25, 42, 67])
 def test_streams_are_sums_that_collide(distance: int) -> None:
-    """d9d derives two streams as seed + 42 and seed + 67, so two tensors whose seeds lie 25 apart share noise."""
+    """d9d derives two streams as seed + 42 and seed + 67, so two tensors whose seeds differ by 25 share noise."""
     assert not torch.equal(random_bits(64, 32, seed=7, stream=distance), random_bits(64, 32, seed=7 + distance, stream=0))
     assert not torch.equal(random_bits(64, 32, seed=7, stream=distance), random_bits(64, 32, seed=7, offset=distance))
     names = {qsim.random.stream(layer, point) for layer in range(100) for point in ("weight", "grad")}
@@ -189,7 +189,7 @@ def test_few_random_bits_are_one_bit(bits: int, due: int) -> None:
 
 
 def test_bfloat16_input_is_computed_in_bfloat16() -> None:
-    """microxcaling's floor(log2) gives exponent 8 for 255."""
+    """microxcaling's floor(log2) returns exponent 8 for 255."""
     assert qsim.quantize(torch.tensor([255.0, 127.5], dtype=torch.bfloat16), "e4m3").tolist() == [256.0, 128.0]
     x = inputs.every_pattern(torch.bfloat16)
     for rounding in ROUNDINGS[:-1]:
@@ -247,7 +247,7 @@ def test_sparse_input_hits_an_unbound_variable(layout: torch.layout) -> None:
 
 
 def test_float64_is_rounded_by_way_of_float32() -> None:
-    """QPyTorch and MPTorch refuse float64; a detour over float32 rounds twice."""
+    """QPyTorch and MPTorch do not support float64; a detour over float32 rounds twice."""
     x = inputs.double_rounding(E4M3)
     expected = Bracket(E4M3, numbers(x)).round("nearest", "saturate")
     detour = Bracket(E4M3, numbers(x.float())).round("nearest", "saturate")
@@ -256,7 +256,7 @@ def test_float64_is_rounded_by_way_of_float32() -> None:
 
 
 def test_replicas_round_differently() -> None:
-    """OneTrainer 804: with a seed of their own, results do not depend on what each process drew before."""
+    """OneTrainer 804: with its own seed, results do not depend on earlier draws of each process."""
     x = torch.randn(1000)
     torch.manual_seed(1)
     a = qsim.quantize(x, "bf16", rounding="stochastic", seed=9, stream=4)
@@ -269,7 +269,7 @@ def test_replicas_round_differently() -> None:
 
 
 def test_shards_round_differently() -> None:
-    """torchao 2296: the noise of a piece is that of its place in the whole."""
+    """torchao 2296: the noise of a shard is that of its position in the whole."""
     x = torch.randn(10_001)
     whole = qsim.quantize(x, "bf16", rounding="stochastic", seed=1)
     for bounds in ([0, 5, 4096, 10_001], [0, 1, 2, 3, 9_999, 10_001]):
@@ -289,7 +289,7 @@ def test_a_generator_of_another_device_is_taken() -> None:
 
 @pytest.mark.gpu
 def test_kernels_run_on_the_default_stream() -> None:
-    """QPyTorch: a result of a side stream's tensor must wait for that stream alone."""
+    """QPyTorch: the result for a side stream's tensor must only wait for that stream."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         x = torch.zeros(2**24, device="cuda")

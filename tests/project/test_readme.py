@@ -1,4 +1,4 @@
-"""The README's code prints what it says, its numbers match the site, and its links work."""
+"""The README's code prints the output shown, its numbers match the site, and its links work."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ TEXTS = [text for language, text in FENCES if language == "text"]
 
 
 def section(title: str) -> str:
-    """What stands below a heading."""
+    """The text below a heading."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, flags=re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
@@ -67,7 +67,7 @@ def test_tables_have_as_many_cells_in_each_row(table: str) -> None:
 
 
 def test_the_comparison_is_the_full_tables() -> None:
-    """Every mark of the short table is the long one's, which may say more."""
+    """Every mark of the short table is that of the long one, which may say more."""
     long = {cells[1].strip(): cells[2:] for row in rows(COMPARISON) if (cells := row.split("|"))}
     for row in rows(section("Compared with other packages"))[2:]:
         _, name, *marks, _ = row.split("|")

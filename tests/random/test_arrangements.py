@@ -30,7 +30,7 @@ two = ranks_of(2)
 
 
 def check_independent(*coins: Tensor) -> None:
-    """Asserts that no two of some tensors agree more or less often than independent coins do."""
+    """Assert that no two of some tensors agree more or less often than independent coins do."""
     flips = [x.flatten() == x.max() for x in coins]
     for i, first in enumerate(flips):
         check_share(int(first.sum()), first.numel(), 0.5, tests=len(flips) ** 2)
@@ -38,7 +38,7 @@ def check_independent(*coins: Tensor) -> None:
             check_share(int((first == second).sum()), first.numel(), 0.5, tests=len(flips) ** 2)
 
 
-# Optimizers: weights of 1 that a step moves by half of bfloat16's spacing.
+# Optimizers: weights of 1 that a step changes by half of bfloat16's spacing.
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "AdamW": lambda params: qsim.optim.AdamW(params, lr=2.0**-8, weight_decay=0.0),
@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 def stepped(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *groups: int) -> list[Tensor]:
-    """Equal parameters after a step of equal gradients, each number of them in an optimizer of its own."""
+    """Equal parameters after a step with equal gradients, each number of them in a separate optimizer."""
     made = []
     for count in groups:
         # Quantized rounds float32; the others have bfloat16.
@@ -76,7 +76,7 @@ def test_equal_parameters_round_independently(name: str) -> None:
 
 
 def experiment() -> Tensor:
-    """What a script does: a model is made, converted and trained for a step; a copy of it is trained, too."""
+    """A typical script: a model is created, converted and trained for a step; so is a copy of it."""
     with torch.no_grad():
         model = nn.Linear(32, COUNT // 32, bias=False)
         model.weight.fill_(1.25)
@@ -112,7 +112,7 @@ def linear() -> Any:
 
 
 def seen(layer: Any) -> Tensor:
-    """A layer's weight as it is rounded."""
+    """The rounded weight of a layer."""
     result: Tensor = layer(torch.eye(64)).detach()
     return result
 
@@ -156,7 +156,7 @@ def test_zero_weights_take_seeds_of_their_own() -> None:
 
 
 def test_layers_tied_to_one_weight_round_it_independently_and_a_layer_called_twice_alike() -> None:
-    # A layer is a place where a weight is read; a weight that is read at two places is rounded at each.
+    # Noise belongs to a place where a weight is read: a weight that is read in two places is rounded in each.
     one, other = linear(), linear()
     other.weight = one.weight
     model = qsim.convert(nn.ModuleList([one, other, one]), WEIGHT)
@@ -177,7 +177,7 @@ def test_micro_batches_of_a_step_share_the_noise_of_weights_only() -> None:
 
 
 def _own(device: torch.device) -> dict[str, Tensor]:
-    """What each rank draws for itself, though all are seeded alike."""
+    """Draws of single ranks, although all have the same seed."""
     torch.manual_seed(5)
     x = torch.full((COUNT, 1), 1.25, device=device)
     layer = qsim.convert(filled(nn.Linear(1, 1, bias=False), 1.0).to(device), FivePoint(act=COIN, grad=COIN))
@@ -191,7 +191,7 @@ def _own(device: torch.device) -> dict[str, Tensor]:
 
 
 def _shared(device: torch.device) -> list[Tensor]:
-    """What all ranks draw together, given the same seed or generators in the same state."""
+    """Common draws of all ranks, given the same seed or generators in the same state."""
     x, generator = torch.full((COUNT,), 1.25, device=device), torch.Generator().manual_seed(3)
     with qsim.fpu("bf16", rounding="stochastic", generator=generator):
         unit = x + 2.0**-8
@@ -208,7 +208,7 @@ def test_draws_of_single_ranks_are_independent_and_can_be_shared(two: Ranks) -> 
 
 
 def _alike(device: torch.device, alone: bool) -> list[Tensor]:
-    """Weights and updates, where ranks are seeded by their rank."""
+    """Weights and updates, with ranks seeded by their rank."""
     rank = 0 if alone else distributed.get_rank()
     torch.manual_seed(rank)
     net = qsim.convert(linear().to(device), WEIGHT)
@@ -227,7 +227,7 @@ def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks
     first, second = two(_alike, False)
     torch.manual_seed(0)
     expected = _alike(torch.device("cpu"), alone=True)
-    # A weight's seed is also made of torch's initial seed, which is 0 here as on rank 0.
+    # A weight's seed also depends on torch's initial seed, which is 0 here as on rank 0.
     for mine, theirs, due in zip(first, second, expected, strict=True):
         assert same_bits(mine, theirs)
         assert same_bits(mine, due)

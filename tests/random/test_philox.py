@@ -16,13 +16,13 @@ from support.random123 import ANSWERS, Answer
 @pytest.mark.parametrize("answer", ANSWERS, ids=["zeros", "ones", "pi"])
 def test_known_answers(answer: Answer) -> None:
     assert philox4x32(answer.counter, answer.key) == answer.words
-    # Every other implementation has the counter as a block and a stream, and the key as a seed.
+    # Other implementations have the counter as a block and a stream, and the key as a seed.
     blocks = philox(answer.block, 1, answer.seed, answer.stream, torch.device("cpu"))
     assert blocks.tolist() == [list(answer.words)]
 
 
 def test_known_answer_reaches_the_elements() -> None:
-    # Block 0 of seed 0 and stream 0 has the words of the first answer. An element's first 16 bits are half of one, the low half first.
+    # Block 0 of seed 0 and stream 0 has the words of the first answer. An element's first 16 bits are half of one word, the low half first.
     first = [0xE8D5, 0x6627, 0xC58D, 0xE169, 0xAC4C, 0xBC57, 0xDBD8, 0x9B00]
     for r in range(1, 17):
         assert random_bits(8, r, seed=0).tolist() == [half >> (16 - r) for half in first]
@@ -66,7 +66,7 @@ def test_any_elements_bits_can_be_computed_alone(r: int, offset: int) -> None:
 
 
 def test_seed_stream_and_index_do_not_stand_in_for_each_other() -> None:
-    # The same few numbers in every role, in both halves of 64 bits: every element gets bits of its own.
+    # The same few numbers in every role, in both halves of 64 bits: every element gets its own bits.
     numbers = (0, 1, 2**32, 2**32 + 1)
     drawn = [
         tuple(random_bits(8, 32, seed=seed, stream=line, offset=8 * block).tolist()) for seed, line, block in product(numbers, repeat=3)
@@ -76,7 +76,7 @@ def test_seed_stream_and_index_do_not_stand_in_for_each_other() -> None:
 
 @pytest.mark.parametrize("r", [16, 32])
 def test_bits_are_fair_and_independent(r: int) -> None:
-    # Each bit is a fair coin, and so is whether it equals the same bit of the next element, of the next stream, of the next seed.
+    # Each bit is a fair coin, and so is its equality with the same bit of the next element, stream or seed.
     count = 2**14
     bits = random_bits(count + 1, r, seed=1)
     others = [bits[1:], random_bits(count, r, seed=1, stream=1), random_bits(count, r, seed=2), torch.zeros(count, dtype=torch.int64)]
@@ -86,7 +86,7 @@ def test_bits_are_fair_and_independent(r: int) -> None:
 
 
 def test_stream_is_stable() -> None:
-    # Pinned: a run that is resumed with another version must round as before.
+    # Pinned: a run resumed with another version must round as before.
     assert stream("encoder.0", "weight", 7) == 7184249999252198316
     assert stream() == 5694367389426422167
     assert stream(1) == 3390214401120528442

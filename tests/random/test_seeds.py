@@ -75,7 +75,7 @@ def test_checkpointing_replays_the_same_noise(x: Tensor, use_reentrant: bool) ->
     checkpoint(block, leaf, use_reentrant=use_reentrant).sum().backward()
     forward, recomputed = seen
     assert torch.equal(forward, recomputed)
-    # The gradient is that of what the forward pass saw, and the next call draws again.
+    # The gradient is that of the values in the forward pass, and the next call draws again.
     assert leaf.grad is not None
     assert torch.equal(leaf.grad, 2 * forward)
     assert not torch.equal(noisy(x), forward)
@@ -89,7 +89,7 @@ def test_generator_advances_and_replays(x: Tensor) -> None:
     generator.set_state(state)
     assert torch.equal(noisy(x, generator=generator), a)
     assert torch.equal(noisy(x, generator=generator), b)
-    # Torch's own generator is one like any other.
+    # Torch's own generator is treated like any other.
     torch.manual_seed(5)
     assert torch.equal(noisy(x), a)
 

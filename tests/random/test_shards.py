@@ -1,4 +1,4 @@
-"""Positions of distributed tensors' shares, checked on tensors whose elements are their own indices."""
+"""Positions of distributed tensors' shards, checked on tensors whose elements are their own indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [(8,), (5,), (1,), (8, 6), (5, 7), (3, 4, 5), (2, 3, 1, 5)]
 
 
 def indices(place: Place, count: int) -> list[int]:
-    """The indices in the whole that a place of so many elements stands for."""
+    """The indices in the whole of a shard with this position and size."""
     row = place.row or max(count, 1)
     return [place.offset + i // row * place.stride + i % row for i in range(count)]
 

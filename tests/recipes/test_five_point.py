@@ -19,7 +19,7 @@ from qsim.rounding import NAMED as ROUNDINGS
 from support.catalogue import NAMED, VARIETY
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
-#: The published recipe: weights to nearest both ways, activations whole forward, the backward pass stochastic.
+#: The published recipe: weights to nearest in both passes, full-precision activations forward, the backward pass stochastic.
 RECIPE = FivePoint(
     weight=E2M1, weight_bwd="same", act_bwd=Quantizer(E4M3, Stochastic(bits=6, correction=True)), grad=Quantizer(E5M2, "stochastic")
 )
@@ -28,7 +28,7 @@ RECIPE = FivePoint(
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("given", ["e4m3", E4M3, torch.float8_e4m3fn, "Float(4, 3, specials='fn')", Quantizer(E4M3)], ids=repr)
 def test_a_point_is_whatever_names_a_format(point: str, given: Any) -> None:
-    # grad_w cannot be given alone.
+    # grad_w requires grad.
     others = {"grad": None} if point != "grad_w" else {"grad": "e5m2"}
     points = FivePoint(**{**others, point: given})
     assert getattr(points, point) == Quantizer(E4M3)
@@ -119,7 +119,7 @@ def test_every_rounding_survives_a_configuration(rounding: Any, overflow: Any, c
 
 
 def check_round_trip(points: FivePoint) -> None:
-    """Holds points against what comes back from a dictionary and from JSON, and the dictionary against plain JSON."""
+    """Compare points with those from a dictionary and from JSON, and the dictionary with plain JSON."""
     plain = points.to_dict()
     assert json.loads(json.dumps(plain)) == plain, "strings, booleans and dictionaries only"
     assert FivePoint.from_dict(plain) == points
@@ -243,6 +243,6 @@ def test_formats_that_need_scales_may_have_them(format: str) -> None:
         wide = Quantizer(format, scale=scale)
         found = qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide))
         torch.testing.assert_close(found, x @ w.T, rtol=0.2, atol=2.0)
-    # With a margin wider ones may, too.
+    # With a margin, wider formats are allowed, too.
     wide = Quantizer("e7m2", scale=scaling.Tensor(margin=40))
     torch.testing.assert_close(qsim.nn.functional.linear(x, w, None, FivePoint(wide, wide)), x @ w.T, rtol=0.2, atol=2.0)

@@ -35,7 +35,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv": (lambda: nn.Sequential(nn.Conv2d(3, 7, 3), nn.Conv2d(7, 6, 2), nn.Flatten(), nn.Linear(24, 5)), (5, 3, 5, 5)),
     "attention": (Attention, (3, 7, 11)),
 }
-#: How far a model's output and its first gradient may be from native ones, as shares of their norms. Four bits are coarse.
+#: Limits of the difference of a model's output and first gradient from native ones, as shares of their norms. Four bits are coarse.
 NEAR = {"mxfp4": 0.8, "nvfp4": 0.8, "mxfp6": 0.3, "mxfp4 backward": 0.8}
 
 
@@ -63,13 +63,13 @@ def test_models_run_with_it(name: str, model: str) -> None:
     x, results = torch.randn(shape), []
     for one in (native, rounded):
         y = one(x)
-        # A sum, not a mean: unscaled gradients lie where E4M3 has numbers.
+        # A sum, not a mean: unscaled gradients are in the range of E4M3.
         (y - 1).square().sum().backward()
         results.append((y.detach(), next(one.parameters()).grad))
     for which, (plain, found) in enumerate(zip(*results, strict=True)):
         distance = ((found - plain).norm() / plain.norm()).item()
         assert distance < NEAR.get(name, 0.25), distance
-        # Attention with points multiplies and sums in an order of its own, and so differs in the last bits.
+        # Attention with points multiplies and sums in its own order, so the last bits differ.
         assert (distance < 1e-6) == (name == "mxfp4 backward" and which == 0), "only a forward pass in high precision is native"
 
 
@@ -87,7 +87,7 @@ def setting() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradients(points: FivePoint, draws: int) -> tuple[Tensor, Tensor]:
-    """Those of the input and of the weight, over seeds."""
+    """Gradients of the input and of the weight, over seeds."""
     x, w, upstream = setting()
     found_x, found_w = [], []
     for seed in range(draws):
@@ -102,7 +102,7 @@ def gradients(points: FivePoint, draws: int) -> tuple[Tensor, Tensor]:
 
 
 def furthest(found: Tensor, expected: Tensor) -> float:
-    """How many standard errors the furthest element of the mean is away."""
+    """The deviation of the furthest element of the mean, in standard errors."""
     deviation = found.std(0)
     assert deviation.min() > 0, "some gradient is the same for all seeds"
     return ((found.mean(0) - expected).abs() / (deviation / len(found) ** 0.5)).max().item()
@@ -118,13 +118,13 @@ def to_nearest(points: FivePoint) -> FivePoint:
 class TestUnbiased:
     @pytest.mark.parametrize("forward", ["mxfp4", None])
     def test_mxfp4(self, forward: str | None) -> None:
-        # All that is multiplied backward is unbiased, and both operands are drawn apart: so is the product, of unrounded operands.
+        # All operands of the backward products are unbiased with independent noise: so is the product of unrounded operands.
         x, w, upstream = (one.double() for one in setting())
         points = recipes.mxfp4(forward).points
         of_x, of_w = gradients(points, DRAWS)
         assert furthest(of_x, upstream @ w) < ERRORS
         assert furthest(of_w, upstream.T @ x) < ERRORS
-        # To nearest a single gradient is as far from it as rounding makes it, in whatever seed.
+        # With round-to-nearest a single gradient has the same error for every seed.
         near_x, near_w = gradients(to_nearest(points), 2)
         assert torch.equal(near_x[0], near_x[1])
         error_x, error_w = of_x.std(0) / DRAWS**0.5, of_w.std(0) / DRAWS**0.5
@@ -132,7 +132,7 @@ class TestUnbiased:
         assert ((near_w[0] - upstream.T @ x).abs() / error_w).max() > 3 * ERRORS
 
     def test_nvfp4(self) -> None:
-        # The gradient's rounding is unbiased; that of weight and input is the forward pass's, and to nearest behind a transform.
+        # The gradient's rounding is unbiased; weight and input are rounded as in the forward pass, and to nearest after a transform.
         x, w, upstream = setting()
         points = recipes.nvfp4().points
         assert isinstance(points.weight, Quantizer)
@@ -148,10 +148,10 @@ class TestUnbiased:
         assert ((near_w[0] - upstream.double().T @ kept).abs() / error_w).max() > 3 * ERRORS
 
     def test_nvfp4_needs_scales_that_are_rounded_up(self) -> None:
-        # One block whose largest element lies between two scales: under the nearest one, which is smaller, it saturates in every draw.
+        # One block whose largest element is between two scales: under the nearest one, which is smaller, it saturates in every draw.
         upstream = torch.zeros(16, 32)
         upstream[:, :16], upstream[:, 16] = 1.0, 6.0 * 448
-        upstream[0, 0] = 6.0 * 1.06  # relative to 448 for the whole, a scale of 1.06: E4M3 has 1 and 1.125
+        upstream[0, 0] = 6.0 * 1.06  # relative to 448 for the whole tensor, a scale of 1.06: E4M3 has 1 and 1.125
         fitted, ceiled = (Quantizer(Block(E2M1, 16, E4M3, rule, Whole(rule=rule)), "stochastic") for rule in ("fit", "ceil"))
         means = [torch.stack([point(upstream, seed=seed)[0, 0].double() for seed in range(DRAWS)]) for point in (fitted, ceiled)]
         assert means[0].unique().tolist() == [6.0]

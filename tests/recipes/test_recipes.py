@@ -1,4 +1,4 @@
-"""Recipes: their points match their sources, their names and descriptions, and what they keep in high precision."""
+"""Recipes: their points match their sources, their names and descriptions, and the layers they keep in high precision."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (recipes.nearest_everywhere("e4m1"), FivePoint("e4m1", "e4m1", "e4m1", "e4m1", "e4m1")),
     (recipes.nearest_everywhere("mxfp4"), FivePoint(MX4, MX4, MX4, MX4, MX4)),
 ]
-#: One of each name.
+#: One recipe for each name.
 ALL = {name: recipes.resolve(name, SHOWN_IN) for name in recipes.NAMED}
 
 

@@ -114,7 +114,7 @@ def test_unsupported_points_of_an_operation(call: Callable[[], object], said: st
 
 
 def test_an_input_multiplied_by_a_gradient_has_the_same_transform() -> None:
-    """NVFP4's recipe transforms the operands of ∇W alone; in attention an input stands in the weight's place for ∇A, too."""
+    """NVFP4's recipe only transforms the operands of ∇W; in attention an input also takes the weight's place for ∇A."""
     wide, turned = Quantizer("fp32"), Quantizer("fp32", transform=Hadamard(4))
     for points in (FivePoint(wide, wide, turned, wide, wide, turned), FivePoint(wide, wide, wide, turned, turned, wide)):
         a, b = torch.randn(3, 5, 7, requires_grad=True), torch.randn(3, 7, 6, requires_grad=True)
@@ -143,7 +143,7 @@ def values(fmt: object, **scale: object) -> Site:
         (values("mxint8"), Carrier(torch.bfloat16)),
         (values("nvfp4"), Carrier(torch.bfloat16)),  # 2 and 4 significant bits
         (values(E4M3, scale=Blocks(16, format="e4m3")), Carrier(torch.bfloat16)),  # 4 and 4
-        (values(E4M3, scale=Blocks(16, format="e3m4")), Carrier(torch.float32)),  # 4 and 5: TF32 holds them
+        (values(E4M3, scale=Blocks(16, format="e3m4")), Carrier(torch.float32)),  # 4 and 5: TF32 represents them
         (values(E2M1, scale=Blocks(16)), Carrier(torch.float32, exact=True)),  # 2 and 24
         (values(E4M3, scale=Tensor()), Carrier(torch.bfloat16)),  # the scale stays outside
         (values(E4M3, scale=Channel(0)), Carrier(torch.bfloat16)),

@@ -20,13 +20,13 @@ from support.digits import conv, digits
 
 pytestmark = pytest.mark.slow
 
-#: Another seed is another start, other batches and other random bits. Recipe and native share start and batches, seed by seed.
+#: Another seed means another start, other batches and other random bits. Recipe and native share start and batches, seed by seed.
 SEEDS = range(2)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are not worth a second thread."""
+    """Tensors this small do not benefit from a second thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,7 +35,7 @@ def _one_thread() -> Iterator[None]:
 
 @cache
 def of_digits(recipe: Recipe | FivePoint | None, seed: int) -> float:
-    """The loss on the test images. Smoothed labels give it a floor, 0.5, beside which one percent means something."""
+    """The loss on the test images. Smoothed labels give it a floor of 0.5, relative to which one percent is meaningful."""
     x, y, test_x, test_y = digits()
     torch.manual_seed(seed)
     model = conv()
@@ -55,7 +55,7 @@ def of_digits(recipe: Recipe | FivePoint | None, seed: int) -> float:
 
 
 def above_native(recipe: Recipe) -> float:
-    """How far the mean loss is above the native one, as a share of it."""
+    """The excess of the mean loss over the native one, as a share of it."""
     native = sum(of_digits(None, seed) for seed in SEEDS)
     return sum(of_digits(recipe, seed) for seed in SEEDS) / native - 1
 
@@ -69,10 +69,10 @@ def above_native(recipe: Recipe) -> float:
 #
 #   0.31 ± 0.21    0.16 ± 0.19    0.83 ± 0.28    −0.22 ± 0.24   4.98 ± 1.1     ± 0.7
 #
-# Training amplifies the last bit, so that other kernels are like another seed. The tests take means over two seeds, whose deviation is
+# Training amplifies the last bit, so other kernels act like another seed. The tests take means over two seeds, whose deviation is
 # that of a pair divided by √2. Each limit is five of these away from the means above, by the larger of the deviations.
 def test_the_native_model_learns() -> None:
-    # To tell digits apart by chance costs 2.3. Over seeds 0 to 3 and the kernels of AVX-512, AVX2 and plain SSE, the loss is 0.73 at most.
+    # Guessing digits has a loss of 2.3. Over seeds 0 to 3 and the kernels of AVX-512, AVX2 and plain SSE, the loss is 0.73 at most.
     assert all(of_digits(None, seed) < 0.8 for seed in SEEDS)
 
 
@@ -92,7 +92,7 @@ def test_a_small_convolution_pays_for_a_forward_pass_in_mxfp4() -> None:
 
 
 def of_wrong_labels(recipe: FivePoint | None, seed: int) -> float:
-    """The training loss of one layer that sees all images at every step, a fifth of them with labels by chance."""
+    """The training loss of one layer that sees all images at every step, a fifth of them with random labels."""
     x, y, _, _ = digits()
     x, y = x[:256].flatten(1), y[:256].clone()
     noise = torch.Generator().manual_seed(0)

@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = ("fit", "ceil", "floor", "even")
 ELEMENTS: tuple[Format, ...] = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3))
 SCALES: tuple[Format, ...] = (E8M0, E4M3, E5M2, Float(4, 4), Fixed(8, 4, signed=False))
 
-#: More blocks of four, at the ends of what the scales can be.
+#: More blocks of four, at the ends of the scales' range.
 ENDS = {
     "largest": [3.4028234663852886e38, -1.0, 1e30, 0.0],
     "the elements' largest": [448.0, 6.0, 7.5, -28.0],
@@ -67,7 +67,7 @@ def in_float32(fmt: Format, x: Fraction, rounding: str) -> Fraction:
 def expected_block(
     block: list[float], element: Format, scale: Fraction | None, rounding: str, under: Fraction = Fraction(1)
 ) -> list[float]:
-    """What the elements of a block become under its scale, which is None for NaN."""
+    """The elements of a block, rounded under its scale, which is None for NaN."""
     if scale is None:
         return [math.nan] * len(block)
     whole = float32(scale * under)
@@ -76,7 +76,7 @@ def expected_block(
     for x in block:
         rounded = in_float32(element, float32(Fraction(x) * inverse), rounding)
         value = float32(rounded * whole)
-        # The sign of zeros is the element's, unless its format has but one zero.
+        # The sign of zeros is the element's, unless its format has only one zero.
         negative = math.copysign(1.0, x) < 0 and oracle.has_negative_zero(element)
         saturated = min(max(value, -LARGEST), LARGEST)
         found.append(-0.0 if negative and not value else float(saturated))
@@ -89,7 +89,7 @@ def blocks_of(values: list[float], size: int) -> list[list[float]]:
 
 
 def expect(x: Tensor, element: Format, scaling: Blocks, rounding: str = "nearest", under: Fraction = Fraction(1)) -> Tensor:
-    """What the oracle makes of a tensor in blocks along a dimension."""
+    """The oracle's result for a tensor in blocks along a dimension."""
     lines = x.double().movedim(scaling.dim, -1)
     found = []
     for line in lines.reshape(-1, lines.shape[-1]).tolist():
@@ -106,7 +106,7 @@ def expect(x: Tensor, element: Format, scaling: Blocks, rounding: str = "nearest
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree bit for bit, but for what NaN looks like."""
+    """Whether two tensors agree bit for bit, except for NaN payloads."""
     return same_bits(
         a.nan_to_num(nan=1.25, posinf=math.inf, neginf=-math.inf).contiguous(),
         b.nan_to_num(nan=1.25, posinf=math.inf, neginf=-math.inf).contiguous(),
@@ -129,7 +129,7 @@ def test_every_rule_element_and_scale(element: Format, fmt: Format, rule: Rule) 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_float32_scales(rule: Rule) -> None:
-    # These cannot be listed; the scale that is due is formed from its definition.
+    # These cannot be listed; the expected scale follows from its definition.
     x = torch.tensor([*BLOCKS.values(), *ENDS.values()], dtype=torch.float32)
     for element in (E4M3, E2M1, Int(8)):
         scaling = Blocks(4, format=FP32, rule=rule)
@@ -249,7 +249,7 @@ GFLOAT: dict[str, BlockFormatInfo] = {
 
 
 def kinds_of_blocks(generator: torch.Generator) -> dict[str, Tensor]:
-    """Blocks of 32, by what is special about them."""
+    """Blocks of 32, by their special property."""
     normal = torch.randn(64, 32, generator=generator)
     outlier = normal * 1e-3
     outlier[:, 7] = 3e4
@@ -283,7 +283,7 @@ def test_gfloat(name: str, session_seed: int) -> None:
 
 
 def exact_scale(emax: float, values: Any) -> float:
-    """gfloat's own scale, without its logarithm, which is wrong next to powers of two; the least for zeros, as it says."""
+    """gfloat's own scale, without its logarithm, which is wrong next to powers of two; for zeros the smallest one, as in gfloat."""
     largest = float(np.abs(values).max())
     power = math.frexp(largest)[1] - 1 - int(emax) if largest else -127
     return float(2.0 ** min(max(power, -127), 127))
@@ -303,7 +303,7 @@ def test_gfloat_reads_nan_where_a_block_is_not_finite(name: str, bad: float) -> 
 @pytest.mark.parametrize(("element", "theirs"), [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)])
 @pytest.mark.parametrize("fmt", [E8M0, FP32], ids=["E8M0", "FP32"])
 def test_torchs_casts(element: Format, theirs: torch.dtype, fmt: Format) -> None:
-    # The rounded-up scale saturates nothing, so that torch's cast, which does not saturate, is the same.
+    # The rounded-up scale saturates nothing, so torch's cast, which does not saturate, is the same.
     x = hard(64, 96)
     x = x[x.isfinite().all(1)]
     scaling = Blocks(32, format=fmt, rule="ceil")
@@ -322,7 +322,7 @@ def test_torchs_e8m0_cast_reads_and_writes_scales() -> None:
 
 
 def test_torchs_float4_holds_packed_codes() -> None:
-    # torch has no casts to or from it on a processor; two codes lie in a byte, the first in the low bits, and shapes are those of bytes.
+    # torch has no CPU casts for it; each byte has two codes, the first in the low bits, and shapes count bytes.
     encoded = qsim.encode(torch.tensor([[0.5, -6.0, 3.0, 0.0]]), "mxfp4", packed=True)
     pairs = encoded.codes.view(torch.float4_e2m1fn_x2)
     assert pairs.shape == (1, 2)
@@ -334,7 +334,7 @@ def test_torchs_float4_holds_packed_codes() -> None:
 
 @pytest.mark.parametrize("name", DIFFERENT)
 class TestLayouts:
-    """Results depend on values and logical places alone."""
+    """Results depend only on values and logical indices."""
 
     def test_strides(self, name: str) -> None:
         x = torch.randn(3, 8, 6, 10)
@@ -378,7 +378,7 @@ def test_one_number(name: str) -> None:
 
 
 def test_half_precision_is_float32s() -> None:
-    # What numbers in bfloat16 or float16 become is what the same numbers in float32 become, saturated.
+    # Numbers in bfloat16 or float16 are rounded like the same numbers in float32, saturated.
     for dtype in (torch.bfloat16, torch.float16):
         x = hard(40, 64, dtype)
         for name in DIFFERENT:
@@ -390,7 +390,7 @@ def test_half_precision_is_float32s() -> None:
 
 @pytest.mark.parametrize("bits", [3, 5, 8])
 def test_block_floating_point(bits: int) -> None:
-    # Integers of so many bits, in steps that follow from the exponent of the largest magnitude.
+    # Integers of this many bits, in steps given by the exponent of the largest magnitude.
     x = torch.randn(16, 48) * torch.logspace(-6, 6, 16).unsqueeze(1)
     fmt, scale = qsim.Fixed(bits, bits - 2), qsim.scaling.Channel(0, "e8m0", "floor")
     for found, pieces in (

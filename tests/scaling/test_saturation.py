@@ -25,14 +25,14 @@ from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT
 from support.side_by_side import DEVICE, dealt
 
-# The interpreter computes with NumPy, which warns of NaN and infinity.
+# The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
 REFERENCE, KERNELS = Implementation("qsim_kernels.reference.scaling"), Implementation("qsim_kernels.triton.scaling")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]
-#: Scales under which the largest finite inputs leave float32, its 16-bit relatives, or both.
+#: Scales under which the largest finite inputs overflow float32, its 16-bit relatives, or both.
 SCALINGS: list[Scaling] = [
     Whole(),
     Whole("e8m0", "ceil"),
@@ -65,7 +65,7 @@ def extreme(dtype: torch.dtype) -> Tensor:
 
 
 def written(product: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 products as a dtype has them, by way of float32 if it is not float64; what is beyond the largest value becomes that."""
+    """Float64 products in a dtype, via float32 if it is not float64; values out of range become the largest."""
     for step in (torch.float32, dtype) if dtype != torch.float64 else (dtype,):
         largest = torch.finfo(step).max
         product = product.clamp(-largest, largest).to(step).to(torch.float64)
@@ -73,7 +73,7 @@ def written(product: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check(x: Tensor, format: Any, dtype: torch.dtype, **how: Any) -> None:
-    """Every value is finite, is the product of its element and its scales, saturated, and is what its code decodes to."""
+    """Check that every value is finite, equals the saturated product of its element and its scales, and is what its code decodes to."""
     found = qsim.quantize(x, format, dtype=dtype, **how)
     assert found.isfinite().all(), (format, how, found)
     decoding = {name: value for name, value in how.items() if name in ("scale", "dim")}
@@ -82,7 +82,7 @@ def check(x: Tensor, format: Any, dtype: torch.dtype, **how: Any) -> None:
         return  # products in float64 on one side, in float32 on the other
     decoded = qsim.decode(encoded, format, dtype=dtype, **decoding)
     assert same_bits(decoded, found), first_difference(x, decoded, found)
-    # In float64 no product leaves the range: that of a float32 element and two float32 scales.
+    # In float64 no product overflows: neither that of a float32 element nor of two float32 scales.
     exact = qsim.decode(encoded, format, dtype=torch.float64, **decoding)
     assert torch.equal(written(exact, dtype), found)
 
@@ -100,7 +100,7 @@ def test_block_formats(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
 def test_scales(scaling: Scaling, dtype: torch.dtype) -> None:
     x = extreme(dtype)
-    # Three shares of the pairs, of which each scale meets every one and each dtype too.
+    # Three shares of the pairs, in which each scale meets each other one and each dtype.
     settings = [(element, target) for element in ELEMENTS for target in DTYPES]
     for element, target in covering.dealt(settings, SCALINGS.index(scaling) + DTYPES.index(dtype), 3):
         check(x, element, target, scale=scaling)
@@ -131,7 +131,7 @@ def test_by_hand() -> None:
     assert qsim.decode(codes, "mxint8", overflow="nonfinite").tolist()[0] == -math.inf
     # 65504 / 2**8 rounds to 256.
     assert qsim.quantize(torch.tensor([65504.0, 300.0]).half(), "fp8_1x128").tolist() == [65504, 288]
-    # One step of a float32 scale too much: the element stays the largest of its format.
+    # A float32 scale one step too large: the element stays the largest of its format.
     assert qsim.quantize(torch.tensor([largest]), "int8", scale=Blocks(4)).item() == largest
     # The scale of a block times that of the tensor is beyond float32.
     assert qsim.quantize(torch.tensor([1e300, 0.0], dtype=torch.float64), "nvfp4").tolist() == [6 * largest, 0]
@@ -144,7 +144,7 @@ def test_infinities_where_they_are_asked_for(name: str) -> None:
     x = torch.tensor([-65504.0, 65504.0]).half()
     found = qsim.quantize(x, name, overflow="nonfinite")
     assert found.isinf().any()
-    if name != "mxint8":  # whose elements have no code for what overflows
+    if name != "mxint8":  # whose elements have no code for overflow
         codes = qsim.encode(x, name, overflow="nonfinite")
         assert same_bits(qsim.decode(codes, name, overflow="nonfinite", dtype=torch.float16), found)
         assert qsim.decode(codes, name, dtype=torch.float16).tolist() == [-65504, 65504]
@@ -164,7 +164,7 @@ def test_an_unknown_overflow_is_refused_by_decode() -> None:
 def both(
     x: Tensor, element: Any, scaling: Scaling, dtype: torch.dtype, restore: Restore, overflow: str, turn: Any = ()
 ) -> tuple[Tensor, Tensor]:
-    """What the reference and the kernels make of a tensor."""
+    """The reference's and the kernels' results for a tensor."""
     spelt, found = spelling(element, "nearest", overflow), []
     for ops, here in ((REFERENCE, x), (KERNELS, x.to(DEVICE))):
         tiles = scaling.tiles(x.shape)
@@ -242,7 +242,7 @@ def test_a_transform_of_finite_values_is_finite(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     hadamard = Hadamard(4, random_signs=False)
     turned = hadamard.wide(torch.tensor([largest, largest, -largest, largest], dtype=dtype))
-    # Of float16 the sums are exact in float32; the others saturate at a quarter of the largest value, of which four can be added.
+    # float16 sums are exact in float32; the others saturate at a quarter of the largest value, so that four can be added.
     due = largest if dtype == torch.float16 else torch.finfo(turned.dtype).max / 4
     assert turned.tolist() == [due, -due, due, due]
     # Values that saturate do not change others, and infinities still poison their block.

@@ -1,4 +1,4 @@
-"""Scales and rounding under them, compared with fractions, block by block."""
+"""Scales and rounding with them, compared with fractions, block by block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean of stochastic rounding in blocks, where it is the value itself and elsewhere, by exact counts over all random integers.
+"""The mean of stochastic rounding in blocks: where it equals the value itself, by exact counts over all random integers.
 
 Under a scale `s` the rounded number is `y = fl(x * fl(1 / s))`, with `fl` the rounding to float32. Under a power of two that is `x / s`,
 and the mean over all R is `x`, unless `x / s` is beyond the elements' largest value. Under other scales the elements' mean is `y`, which
@@ -25,19 +25,19 @@ from support.scaled_cases import DIFFERENT
 
 BITS = 3
 ELEMENTS = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3))
-#: Block formats under powers of two of which none saturates, whatever their own rule is.
+#: Block formats with powers of two as scales, none of which saturates, whatever their own rule is.
 ROUNDED_UP = {name: Block(block.element, block.size, rule="ceil") for name, block in NAMED.items() if name in DIFFERENT and name != "nvfp4"}
 
 
 def means(x: Tensor, format: Format | Block, dim: int | None = None, scale: Scaling | None = None, elements: bool = False) -> Tensor:
-    """The mean of what each number of a row becomes, over all R: rounds many copies, and files results under the R that each copy used.
+    """The mean of the outcomes of each number of a row, over all R: round many copies, and group results by the R of each copy.
 
     Args:
         x: A row of numbers, which share scales as their copies do.
         format: See `qsim.quantize`.
         dim: 1 if the copies are the rows of a matrix, 0 if they are its columns.
         scale: See `qsim.quantize`.
-        elements: Take what is rounded before it is multiplied with the scale again.
+        elements: Whether to take the rounded elements before they are multiplied by the scale again.
     """
     copies = 64 * 2**BITS
     many = x.expand(copies, len(x)) if dim != 0 else x[:, None].expand(len(x), copies)
@@ -51,18 +51,18 @@ def means(x: Tensor, format: Format | Block, dim: int | None = None, scale: Scal
     table = torch.full((2**BITS, len(x)), torch.nan, dtype=torch.float64).scatter(0, used, got.double())
     assert torch.equal(table.gather(0, used), got.double()), "the same R gave different results"
     assert not table.isnan().any(), "some R never came up: take more copies"
-    return table.mean(0)  # exact: a few sums of numbers with few bits
+    return table.mean(0)  # exact: few sums of numbers with few bits
 
 
 def positions(fmt: Format) -> Tensor:
-    """Numbers of either sign between all neighbours of a format, at all multiples of 2**-BITS of the way."""
+    """Numbers of both signs between all neighbours of a format, at all multiples of 2**-BITS of the way."""
     values = torch.tensor([v for v in fmt.values() if v >= 0], dtype=torch.float64)
     between = values[:-1, None] + (values[1:] - values[:-1])[:, None] * torch.arange(2**BITS) / 2**BITS
     return torch.cat([between.flatten(), -between.flatten()[1:], values[-1:], -values[-1:]]).float()
 
 
 def in_blocks(x: Tensor, size: int, largest: float) -> Tensor:
-    """Numbers in blocks of a size that begin with the largest one, each block with a power of two of its own."""
+    """Numbers in blocks of a size that start with the largest one, each block with its own power of two."""
     lines = torch.nn.functional.pad(x, (0, -len(x) % (size - 1))).view(-1, size - 1)
     blocks = torch.cat([torch.full((len(lines), 1), largest), lines], dim=1)
     return (blocks * torch.linspace(-30, 30, len(lines)).round()[:, None].exp2()).flatten()
@@ -87,7 +87,7 @@ def test_rounded_up_scales_are_unbiased(name: str, dim: int) -> None:
     "scaling", [Whole("e8m0", "ceil"), Channel(1, "e8m0", "ceil"), Blocks(7, 1, "e8m0", "ceil"), Tiles(2, 5, "e8m0", "ceil")], ids=repr
 )
 def test_every_kind_of_scale(element: Format, scaling: Scaling) -> None:
-    # In blocks of smaller numbers the scale is smaller; then their places between neighbours need no more bits than before.
+    # In blocks of smaller numbers the scale is smaller; then their positions between neighbours need no more bits than before.
     for power in (-40, 0, 3):
         x = positions(element) * 2.0**power
         assert torch.equal(means(x, element, scale=scaling), x.double())
@@ -122,12 +122,12 @@ def test_ocps_rule_makes_896_of_957() -> None:
     assert found[:3].tolist() == [896.0, -896.0, 896.0]
     assert found.tolist() == [2 * mean_of(min(max(v / 2, -448.0), 448.0)) for v in x.tolist()]
     assert found[0].item() - 957 == -61
-    # Rounded up, the scale is 4, and what is lost are 5 bits that three random ones cannot weigh: less than an eighth of a step of 64.
+    # Rounded up, the scale is 4, and 5 bits are lost that three random ones cannot represent: less than an eighth of a step of 64.
     assert means(x, Block("e4m3", 32, rule="ceil"))[0].item() == 4 * mean_of(957 / 4) == 952.0
 
 
 def mean_of(y: float, fmt: Format = E4M3) -> float:
-    """The mean over all R that the contract gives, in fractions: between neighbours it goes up with probability floor(p * 2**r) / 2**r."""
+    """The mean over all R by the contract, in fractions: between neighbours it goes up with probability floor(p * 2**r) / 2**r."""
     values = [Fraction(v) for v in fmt.values()]
     sign, magnitude = (-1 if y < 0 else 1), abs(Fraction(y))
     low = max(v for v in values if v <= magnitude)
@@ -157,7 +157,7 @@ def test_under_other_scales_the_mean_is_that_of_the_product(name: str) -> None:
     limit = block.element.max
     due = torch.tensor([mean_of(v, block.element) for v in y.clamp(-limit, limit).tolist()], dtype=torch.float64)
     assert torch.equal(means(x, block, elements=True), due)
-    # And of the values: the mean of the neighbours' float32 products with the scale, weighted as the contract says.
+    # The mean of values: of the neighbours' float32 products with the scale, weighted according to the contract.
     bracket = Bracket(block.element, numbers(y.abs().clamp(max=limit)))
     values = torch.tensor([v for v in block.element.values() if v >= 0] + [0.0])
     low, high = values[torch.from_numpy(bracket.low)] * whole, values[torch.from_numpy(bracket.high)] * whole
@@ -172,7 +172,7 @@ LARGEST = (E4M3, E2M1, Int(8, symmetric=True))
 
 @pytest.mark.parametrize("element", LARGEST, ids=repr)
 def test_how_far_float32_scales_saturate(element: Format) -> None:
-    """Under float32 scales "fit" and "ceil" take the largest element to the largest value, or one unit in the last place beside it.
+    """Float32 scales with "fit" and "ceil" map the largest element to the largest value, or one unit in the last place next to it.
 
     So what saturates is one such unit, 2**-23 at most, by either rule: it is the price of multiplying with a rounded inverse. It happens in
     a few per cent of the blocks under "ceil", in a fifth of them under "fit". Here are all 2**23 mantissas that a block's largest can have.

@@ -1,4 +1,4 @@
-"""The study `batch-size`: where gradients underflow, where they do not, and which batch compensates for a bit."""
+"""The study `batch-size`: when gradients underflow, when they do not, and which batch compensates for a bit."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_gradients_of_a_mean_over_the_largest_batch_underflow_to_nearest(found: 
     """The gradient of a logit is less than 1 / batch: below half of the format's smallest number all of them become 0."""
     assert qsim.format(COARSE).smallest / 2 >= 1 / MOST
     for loss in of_seeds(found, "loss", COARSE, "nearest", MOST, PLAIN):
-        # What a net says that has not learnt is as good as that of ten equal chances, but for its first weights.
+        # The output of an untrained net is as good as ten equal probabilities, except for its initial weights.
         assert abs(loss - math.log(10)) < 0.1
-    # Of nets that do not know the digits one of a hundred does as well as a quarter.
+    # One in a hundred untrained nets reaches a quarter.
     assert max(of_seeds(found, "accuracy", COARSE, "nearest", MOST, PLAIN)) < 0.25
-    # Chance keeps the mean of what is lost.
+    # Stochastic rounding preserves the mean of lost gradients.
     assert min(of_seeds(found, "accuracy", COARSE, "stochastic", MOST, PLAIN)) > 0.7
 
 
@@ -54,7 +54,7 @@ def test_in_range_nothing_underflows(found: Found) -> None:
         full = of_seeds(found, "loss", FULL, "nearest", batch, PLAIN)
         for rounding in SETTINGS.roundings:
             losses = of_seeds(found, "loss", COARSE, rounding, batch, IN_RANGE)
-            # Less than a tenth of what there was to learn is missing.
+            # Less than a tenth of the possible accuracy is missing.
             assert all(loss - own < 0.1 * (math.log(10) - own) for loss, own in zip(losses, full, strict=True))
 
 
@@ -102,6 +102,6 @@ def test_verdicts_follow_from_results(values: Callable[[Run], dict[str, float]],
 
 
 def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
-    """They were cut off."""
+    """They were truncated."""
     found = made_up.verdicts(BatchSize(), SETTINGS, lambda run: as_in_the_paper(run) | {"factor": 0.5 + 0.01 * run.seed})
     assert found == [True] * 5 + [None, True]

@@ -35,7 +35,7 @@ def test_coarser_formats_cancel_more_and_kahan_carries_what_nearest_loses(findin
             assert (cancelled >= 0).all()
             assert (cancelled <= 1).all()
             if update == KAHAN:
-                # Of what does not move a weight most is kept: what is kept has as many bits as the gradients that it is made of.
+                # Most updates that do not change a weight are kept: the compensation has as many bits as the gradients.
                 assert lost.sum() < cancelled.sum() / 2
             else:
                 assert (lost == cancelled).all()
@@ -52,7 +52,7 @@ def test_memory_grows_layer_by_layer(findings: Findings) -> None:
 
 
 def test_training_learns_where_updates_arrive(findings: Findings) -> None:
-    # Ten classes: a tenth right is what knowing nothing gives.
+    # Ten classes: guessing classifies a tenth correctly.
     for name, update in ((FULL, NEAREST), ("bf16", STOCHASTIC), ("bf16", KAHAN), ("e5m3", KAHAN)):
         assert findings.values("accuracy", name, update)[0] > 0.3
     assert findings.values("accuracy", "e5m3", NEAREST) < findings.values("accuracy", "e5m3", KAHAN)
@@ -67,7 +67,7 @@ def test_runs_are_each_there_once_and_share_all_but_the_update() -> None:
 
 
 def report_on(counts: dict[str, list[int]], accuracy: dict[str, float]) -> Findings:
-    """A report on numbers that are given by update, the same for both formats but for twice as many cancelled in the coarser one."""
+    """A report on numbers given by update, the same for both formats except for twice as many cancelled ones in the coarser one."""
     settings = Settings(formats=("bf16", "e5m3"), seeds=3)
     study, found = CancelledUpdates(), []
     for run in study.runs(settings):
@@ -92,7 +92,7 @@ def test_claims_come_out_either_way() -> None:
         {FULL: 0.9, NEAREST: 0.95, STOCHASTIC: 0.8, KAHAN: 0.7},
     )
     verdicts = [claim.agrees for claim in others.report().claims]
-    # What is cancelled is still more in the coarser format.
+    # More updates are still cancelled in the coarser format.
     assert verdicts == [False, True, False, False, False, False, False, False, False, False]
 
 
@@ -111,7 +111,7 @@ def test_a_run_is_the_same_again() -> None:
 
 
 def test_weights_begin_as_values_of_the_format() -> None:
-    # Else the first step would move them by being rounded: updates as small as these must all be cancelled.
+    # Otherwise rounding would change them in the first step: updates as small as these must all be cancelled.
     study = CancelledUpdates()
     (count,) = study.measure(made(replace(study.quick(), steps=1, looks=1, rate=1e-30), "e5m3", NEAREST, 0, 0), CPU)["counts"]
     assert count[1] == count[2] > 0

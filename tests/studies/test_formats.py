@@ -38,7 +38,7 @@ def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rou
     full = of_seeds(found, FULL, "nearest", "own_loss")
     for seed, loss in enumerate(full):
         wide = Formats().measure(Run(settings.data, "e5m10", rounding, settings.batch, settings.steps, settings.rate, seed), CPU)
-        # Each operand is off by 2**-10 of itself at most, where seeds make a percent and more.
+        # Each operand is off by at most 2**-10 of itself, while seeds differ by a percent and more.
         assert abs(wide["own_loss"] - loss) < (max(full) - min(full)) / 10
         assert wide["own_loss"] != loss, "but it does round"
 
@@ -55,7 +55,7 @@ def test_fewer_bits_are_worse(found: Found) -> None:
     full = mean(of_seeds(found, FULL, "nearest", "own_loss"))
     added = {(name, how): mean(of_seeds(found, name, how, "own_loss")) - full for name in ("e2m0", "e4m2") for how in ROUNDINGS}
     assert all(more > 0 for more in added.values()), added
-    # Three values a sign under one scale: without chance in the backward pass most of a gradient is lost.
+    # Three values per sign under one scale: without randomness in the backward pass most of a gradient is lost.
     assert added["e2m0", "nearest"] > 0.1 > 2 * added["e4m2", "nearest"], added
     assert mean(of_seeds(found, "e2m0", "nearest", "own_accuracy")) < mean(of_seeds(found, "e2m0", "stochastic", "own_accuracy"))
 

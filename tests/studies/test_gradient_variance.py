@@ -23,14 +23,14 @@ CPU = torch.device("cpu")
 
 
 def detached(found: tuple[nn.Linear, Tensor, Tensor]) -> tuple[nn.Linear, Tensor, Tensor]:
-    """A layer that wants no gradients, and what comes with it."""
+    """A layer that requires no gradients, and its inputs."""
     return found[0].requires_grad_(False), *found[1:]
 
 
 def variance_of_rounding(x: Tensor, mantissa: int) -> Tensor:
-    """Of stochastic rounding between two neighbours: the product of the distances to them."""
+    """The variance of stochastic rounding between two neighbours: the product of the distances to them."""
     fmt = qsim.Float(7, mantissa)
-    wide = x.double()  # which holds the format
+    wide = x.double()  # which represents the format
     low, high = (qsim.quantize(wide, fmt, rounding=rounding) for rounding in ("down", "up"))
     return (wide - low) * (high - wide)
 
@@ -58,7 +58,7 @@ def test_a_run_measures_what_lemma_3_computes(mantissa: int) -> None:
 def test_the_bound_of_lemma_1_holds_for_any_weights() -> None:
     run = Run("digits", study.WEIGHTS, 0, "nearest", 32, 128, 2, 20, 0)
     layer, inputs, labels = detached(study.last_layer(run, CPU))
-    # With steps of 1 the bound is that of a distance of `√d / 2`: so much the smoothness is.
+    # With steps of 1 the bound is that of a distance of `√d / 2`: the smoothness is this large.
     smoothness = study.bound_of_bias(layer.weight, inputs, run) / (0.5 * layer.weight.numel() ** 0.5)
 
     def gradient(weight: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def test_the_bound_of_lemma_1_holds_for_any_weights() -> None:
         for _ in range(5):
             moved = layer.weight + size * torch.randn_like(layer.weight)
             ratios.append(float((gradient(moved) - gradient(layer.weight)).norm() / (moved - layer.weight).norm()))
-    # In the direction of the largest eigenvalue, and of two classes between which all images waver, it is all but reached.
+    # In the direction of the largest eigenvalue, with all images undecided between two classes, it is almost reached.
     vector = torch.linalg.eigh(inputs.T @ inputs).eigenvectors[:, -1]
     waver = torch.zeros_like(layer.weight)
     layer.bias.data = torch.tensor([50.0, 50.0, *[-50.0] * 8])
@@ -85,7 +85,7 @@ def test_the_bound_of_lemma_1_holds_for_any_weights() -> None:
 def test_the_reduced_study_agrees_with_the_lemmas(tmp_path: Path) -> None:
     report = studies.run("gradient-variance", form="quick", out=tmp_path)
     verdicts = {claim.paper: claim.agrees for claim in report.claims}
-    # With three seeds an interval may reach beyond a tolerance, and the claim is undecided. None may lie outside.
+    # With three seeds an interval may exceed a tolerance, and the claim is undecided. None may be outside.
     assert all(claim.agrees is not False for claim in report.claims), verdicts
     assert verdicts["it grows 4 times for each mantissa bit that is removed"] is True
     assert verdicts["no batch size removes that bias"] is True

@@ -23,12 +23,12 @@ def random(shape: tuple[int, ...], below: int = 256) -> np.ndarray:
 
 
 def idx(array: np.ndarray) -> bytes:
-    """Two zero bytes, 8 for bytes, the number of dimensions; each as four bytes, the highest first; what is in them."""
+    """An idx file: two zero bytes, 8 for bytes, the number of dimensions; each as four bytes, the highest first; the content."""
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def check(found: Images, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
-    """Pixels to learn from have no mean and unit variance, channel by channel; those of the test are moved in the same way."""
+    """Training pixels have zero mean and unit variance, channel by channel; test pixels are normalized in the same way."""
     mean, spread = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True, ddof=1)
     # Float32 sums of thousands of pixels up to 255.
     assert np.allclose(found.x.numpy(), (x - mean) / spread, atol=1e-4)
@@ -54,7 +54,7 @@ def test_idx_files(tmp_path: Path, zipped: bool) -> None:
 
 
 def cifar() -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Pixels and labels of five batches to learn from and one to be tested on."""
+    """Pixels and labels of five training batches and one test batch."""
     return [random((4 + number, 3072)) for number in range(6)], [random((4 + number,), 10) for number in range(6)]
 
 
@@ -93,16 +93,16 @@ def test_a_wide_resnet_16_4_has_its_parameters() -> None:
     due = 3 * 16 * 9
     for inputs, outputs in ((16, 64), (64, 128), (128, 256)):
         due += 9 * (inputs * outputs + 3 * outputs * outputs) + inputs * outputs
-        due += 2 * (inputs + 3 * outputs)  # what normalizes before each convolution of three by three
+        due += 2 * (inputs + 3 * outputs)  # normalization before each three by three convolution
     due += 2 * 256 + 256 * 10 + 10
     net = WideResNet(10)
     assert sum(parameter.numel() for parameter in net.parameters()) == due
-    # 2.7 million, as its paper's table has it.
+    # 2.7 million, as in its paper's table.
     assert round(due / 1e6, 1) == 2.7
     # Sixteen layers: the first, four in each group, the last, and also a shortcut in each group.
     layers = [module for module in net.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     assert len(layers) - 3 == 1 + 3 * 4 + 1
-    # Each group but the first halves both sides.
+    # Each group except the first halves both sides.
     assert net.blocks(net.stem(torch.zeros(1, 3, 32, 32))).shape == (1, 256, 8, 8)
 
 
@@ -135,7 +135,7 @@ def test_images_without_labels_raise_an_error(tmp_path: Path) -> None:
 
 
 class Harmful:
-    """Pickled, a call of a function."""
+    """An object that is pickled as a function call."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return print, ("harm",)

@@ -28,13 +28,13 @@ def start(folder: Path, workers: int) -> subprocess.Popen[bytes]:
 
 
 def finished(folder: Path) -> list[str]:
-    """The keys of the runs whose results are there; every line is whole."""
+    """The keys of the runs that have results; every line is complete."""
     file = folder / "results.jsonl"
     return [json.dumps(json.loads(line)["run"], sort_keys=True) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def others_of(session: int) -> list[int]:
-    """The processes that are left of a session."""
+    """The remaining processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -50,14 +50,14 @@ def others_of(session: int) -> list[int]:
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["at a terminal", "in the background"])
 def test_ctrl_c_ends_a_study_and_its_workers_with_one_line(handler: Any, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "qsim", *WORDS, "--out", str(tmp_path), "--workers", "2"]
-    # A shell has the programs that it starts in the background ignore Ctrl-C, and they hand that down.
+    # A shell makes programs that it starts in the background ignore Ctrl-C, and they pass that on.
     before = signal.signal(signal.SIGINT, handler)
     try:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
     finally:
         signal.signal(signal.SIGINT, before)
     wait_for_results(tmp_path, 1)
-    # As a terminal does it: to all processes at once.
+    # As in a terminal: to all processes at once.
     os.killpg(process.pid, signal.SIGINT)
     if handler == signal.SIG_IGN:
         wait_for_results(tmp_path, len(finished(tmp_path)) + 2)

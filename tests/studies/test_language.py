@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_sequences_to_learn_from_end_before_what_is_held_out(tmp_path: Path) -> None:
-    # Each byte says in which hundredth of the text it lies.
+    # Each byte gives the hundredth of the text in which it is.
     (tmp_path / "a.txt").write_bytes(bytes(number // 100 for number in range(10_000)))
     found = text(str(tmp_path), 32, CPU)
     learnt = found.batch(2000, 32, torch.Generator().manual_seed(0))
@@ -58,7 +58,7 @@ def test_a_gpt_begins_by_knowing_nothing_and_never_looks_ahead() -> None:
     model = GPT(size("tiny"), VOCABULARY, 16)
     sequences = torch.randint(VOCABULARY, (8, 17), dtype=torch.uint8)
     assert abs(language_loss(model, sequences).item() - math.log(VOCABULARY)) < 0.1
-    # A lively model, so that what is seen shows.
+    # A trained-looking model, so that effects are visible.
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     changed = sequences.clone()

@@ -64,7 +64,7 @@ def test_trainings_learn_and_claims_say_what_was_measured(findings: Findings) ->
     for method in findings.settings.methods:
         for rate in findings.rates:
             (loss,) = findings.losses(method, rate)
-            # After 20 steps: better than knowing nothing, worse than what models of this size come to. Six seeds gave 3.17 to 3.37.
+            # After 20 steps: better than knowing nothing, worse than the final loss of models of this size. Six seeds gave 3.17 to 3.37.
             assert 2 < loss < math.log(256) - 1
     claims = {claim.source: claim for claim in findings.report().claims}
     assert claims["Proposition 1"].agrees is True
@@ -73,7 +73,7 @@ def test_trainings_learn_and_claims_say_what_was_measured(findings: Findings) ->
 
 
 def report_on(losses: dict[str, list[float]], seeds: int = 3) -> Findings:
-    """A report on losses that are given, by method and rate."""
+    """A report on losses that are given by method and rate."""
     settings = Settings(lowest=2.0**-8, highest=2.0**-5, methods=tuple(losses), seeds=seeds)
     study = LearningRate()
     values = {"frequencies": 3.3, "gradients": None, "updates": None}
@@ -152,7 +152,7 @@ def test_unknown_methods_are_refused() -> None:
 
 def test_frequencies_are_those_of_the_text_to_learn_from() -> None:
     words = Text(torch.tensor([0, 0, 0, 1] * 25 + [0, 1], dtype=torch.uint8), 100)
-    # Each of the 256 bytes is counted once more than it is there.
+    # Each of the 256 bytes is counted once more than it occurs.
     assert frequencies_loss(words) == pytest.approx(-0.5 * (math.log(76 / 356) + math.log(26 / 356)))
 
 

@@ -1,4 +1,4 @@
-"""The study `llm`: the dtypes that each method keeps, the timing, and the report."""
+"""The study `llm`: the dtypes that each method stores, the timing, and the report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
     findings = found[1]
     (rate,) = findings.settings.rates
     mixed = findings.losses(O1, rate)
-    # A bit in 256 of each weight is less than the other sequences of another seed: at most 0.39 of it, over all pairs of ten seeds.
+    # One bit in 256 per weight is less than the effect of another seed's sequences: at most 0.39 of it, over all pairs of ten seeds.
     for method in (STOCHASTIC, KAHAN, O2):
         assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < max(mixed) - min(mixed), method
     for bits in MORE_BITS:
@@ -55,7 +55,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
         for result in findings.results(method, rate):
             steps, losses = zip(*result["curve"], strict=True)
             assert steps == (1, 2, 4, 5, 7, 8)
-            # From knowing nothing.
+            # Starting from no knowledge.
             assert abs(losses[0] - math.log(256)) < 0.5
             assert list(losses) == sorted(losses, reverse=True)
             assert losses[-1] == result["loss"]
@@ -82,7 +82,7 @@ def test_a_processor_decides_nothing_about_speed_and_memory(found: tuple[studies
     assert all("processor" in claim.measured for claim in costs)
 
 
-#: The dtypes in which each method keeps weights, the tensors that its optimizer updates, gradients and states.
+#: The dtypes in which each method stores weights, the tensors that its optimizer updates, gradients and states.
 KEPT = {
     STOCHASTIC: (torch.bfloat16, torch.bfloat16),
     KAHAN: (torch.bfloat16, torch.bfloat16),
@@ -97,7 +97,7 @@ def test_methods_keep_what_they_say(method: str) -> None:
     chosen = run(method)
     model, updates = begun(chosen)
     before = [weight.detach().clone() for weight in model.parameters()]
-    # All begin at the same numbers.
+    # All start with the same numbers.
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(before, begun(run(STOCHASTIC))[0].parameters(), strict=True))
     training._loss(chosen, model, torch.randint(256, (2, chosen.context + 1), dtype=torch.uint8)).backward()
     assert {weight.dtype for weight in updates.weights} == {KEPT[method][0]}
@@ -111,7 +111,7 @@ def test_methods_keep_what_they_say(method: str) -> None:
     assert {each.dtype for each in updates.moved} == {state["exp_avg_sq"].dtype for state in states} == {KEPT[method][1]}
     assert all(("compensation" in state) == (method == KAHAN) for state in states)
     for weight, copy in zip(updates.weights, updates.moved, strict=True):
-        # To nearest, where there is a copy.
+        # To nearest if there is a copy.
         assert torch.equal(weight, copy.to(weight.dtype))
 
 
@@ -133,7 +133,7 @@ def test_states_and_gradients_in_more_bits(states: str, gradients: str) -> None:
 
 def test_torch_without_gradients_in_other_dtypes_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Old:
-        """torch, as it was."""
+        """An old version of torch."""
 
         Tensor, float32, bfloat16, __version__ = object, torch.float32, torch.bfloat16, "2.9.0"
 
@@ -145,7 +145,7 @@ def test_torch_without_gradients_in_other_dtypes_raises_an_error(monkeypatch: py
 
 
 def test_only_training_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes a second for each step, a hundred where kernels are compiled, and a thousand for validation."""
+    """A clock that advances by one second per step, a hundred for compilation, and a thousand for validation."""
     now, seen = [0.0], []
 
     def learn(chosen: Run, model: object, updates: object, found: object, order: object, rate: float) -> None:
@@ -169,12 +169,12 @@ def test_only_training_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_tokens_than_bytes_only_cost() -> None:
     found = outcome(run(STOCHASTIC, vocabulary=1000, steps=2), CPU)
-    # Its first guess is of all its tokens; two steps change little.
+    # Its initial prediction covers all its tokens; two steps change little.
     assert abs(found["curve"][0][1] - math.log(1000)) < 0.5
 
 
 def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Findings:
-    """Findings of a GPU that nobody had."""
+    """Findings from an invented GPU."""
     own = {"tokens_per_second": 100.0, "peak_mib": 50.0, "loss": 1.0}
     results = []
     for chosen in LLM().runs(settings):
@@ -213,7 +213,7 @@ def test_verdicts_can_come_out_either_way() -> None:
 
     assert verdicts(as_in_the_paper) == [True] * 9
     assert verdicts(the_other_way) == [False] * 9
-    # A coincidence may decide one or another, but not most.
+    # A coincidence may decide a few, but not most.
     assert verdicts(noisy).count(None) >= 5
 
 

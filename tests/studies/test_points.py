@@ -29,7 +29,7 @@ def found(quick_study: Callable[..., studies.Plan]) -> Found:
 
 
 def losses(found: Found, point: str, rounding: str = "stochastic") -> list[float]:
-    """Of nets as they round, by seed."""
+    """Losses of nets with their rounding, by seed."""
     name, rounding = ("fp32", "nearest") if point == NONE else ("e2m1", rounding)
     return [found[1][point, name, rounding, seed]["own_loss"] for seed in range(Points().quick().seeds)]
 
@@ -54,7 +54,7 @@ def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
     settings, full = Points().quick(), losses(found, NONE)
     for seed, loss in enumerate(full):
         run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
-        # A sixteenth of an operand at most, and not the same way twice: far less than what another seed makes.
+        # At most a sixteenth of an operand, and not the same way twice: far less than the effect of another seed.
         assert abs(Points().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
 
 
@@ -65,7 +65,7 @@ def test_the_table_is_what_the_losses_say(found: Found) -> None:
         (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == title]
         for (point, label), row in zip(POINTS.items(), table.rows, strict=True):
             added = [loss - own for loss, own in zip(losses(found, point, rounding), full, strict=True)]
-            # Of two seeds: Student's t with one degree of freedom, 12.706.
+            # For two seeds: Student's t with one degree of freedom, 12.706.
             half = 12.7062 * stdev(added) / 2**0.5
             assert row == [label, f"{mean(added):+.3f} [{mean(added) - half:+.3f}, {mean(added) + half:+.3f}]"]
 

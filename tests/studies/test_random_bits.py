@@ -31,7 +31,7 @@ def losses(found: Found, name: str, bits: int, correction: bool) -> list[float]:
 
 
 def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places between two neighbours, and how likely a number there is rounded up."""
+    """Positions between two neighbours, and the probability that a number there is rounded up."""
     place = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
     return place, (place * 2**bits + 0.5 * correction).floor() / 2**bits
 
@@ -41,7 +41,7 @@ def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tens
 def test_biases_are_those_of_the_number_of_bits(found: Found, bits: int, correction: bool) -> None:
     due = 0.0 if correction else -(0.5 ** (bits + 1))
     place, up = probabilities(bits, correction)
-    # An error is 1 - place or -place, by the law of total variance.
+    # An error is 1 - position or -position, by the law of total variance.
     assert (up - place).mean().item() == pytest.approx(due, abs=1e-4)
     variance = (up * (1 - up)).mean().item() + (up - place).var().item()
     settings = RandomBits().quick()
@@ -63,7 +63,7 @@ def test_nets_lose_with_one_truncated_bit_and_not_with_a_corrected_one(found: Fo
     seeds = max(every) - min(every)
     for seed, loss in enumerate(every):
         assert cut[seed] > loss + seeds
-        # Without bias what is left is noise, which is less than that of the seeds.
+        # Without bias only noise remains, which is smaller than that of the seeds.
         assert abs(corrected[seed] - loss) < seeds
         assert abs(six[seed] - loss) < seeds
         assert abs(losses(found, FULL, 32, False)[seed] - loss) < seeds

@@ -39,10 +39,10 @@ def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
 def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Findings) -> None:
     slow, fast = (way.measured.value for way in findings.stochastic)
     exact = findings.exact[0].measured.value
-    # What the closed form says, which the test above holds the measured ones against.
+    # The values of the closed form, which the test above compares with measured ones.
     assert slow > 1.3 * exact
     assert fast < 1.1 * exact
-    # What was fitted to the paper's numbers confirms none of them.
+    # Constants that were fitted to the paper's numbers confirm none of them.
     assert [claim.agrees for claim in findings.report().claims] == [True, True, True, None, None]
 
 
@@ -94,7 +94,7 @@ def test_weights_that_have_arrived_are_dropped_and_counted() -> None:
     assert (at_once["mean"], at_once["variance"], at_once["late"]) == (5.0, 0.0, 0.0)
     curve = RandomWalk().measure(Run("adam", CONSTANT, 0.5, 0.0, 0, 1, STOCHASTIC, 1 << 14, 40, 1), CPU)["curve"]
     for step, left, mean, low, high in curve[:6]:
-        # Hoeffding, over all that is looked at.
+        # Hoeffding's bound, over all weights observed.
         assert abs(left - 0.5**step) < math.sqrt(math.log(12 / ERROR_PROBABILITY) / (2 * (1 << 14)))
         assert mean == pytest.approx(left)
         assert (low, high) == (0, 1 if left > 0.05 else 0)

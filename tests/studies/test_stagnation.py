@@ -28,7 +28,7 @@ from qsim.studies.stagnation.least_squares import (
 )
 from qsim.studies.stagnation.report import Findings
 
-#: Of rounding to bfloat16, relative to the number: the paper's machine epsilon.
+#: The relative error of rounding to bfloat16: the paper's machine epsilon.
 EPSILON = 2.0**-8
 
 
@@ -41,7 +41,7 @@ def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
 def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(findings: Findings) -> None:
     for rate in findings.settings.rates:
         nearest = findings.whole(NEAREST, rate)
-        # The bound once more, from its formula.
+        # The bound again, from its formula.
         bound = EPSILON * (1 - rate * nearest.lipschitz) / (rate * nearest.lipschitz + EPSILON) * nearest._smallest
         assert (bound <= nearest.start).all()
         assert (nearest.lowest >= bound).all()
@@ -98,7 +98,7 @@ def test_problems_can_be_fitted_perfectly_by_weights_of_the_format_unless_there_
     assert torch.allclose((exact.x @ exact.optimum[..., None]).squeeze(2), exact.y)
     noisy = problems(4, 5000, 3, 0.5, "bf16", 1)
     residuals = (noisy.x @ noisy.optimum[..., None]).squeeze(2) - noisy.y
-    # The variance of 20000 normal numbers is off by more than 7 standard deviations once in 10**11.
+    # The variance of 20000 normal numbers deviates by more than 7 standard deviations once in 10**11.
     assert residuals.var().item() == pytest.approx(0.25, rel=7 * math.sqrt(2 / 20000))
 
 
@@ -134,11 +134,11 @@ def test_one_step_is_what_the_paper_writes(method: str) -> None:
 
 def test_one_sample_a_step_goes_through_the_samples_at_random() -> None:
     drawn = problems(1, 6, 2, 0.0, "bf16", 4)
-    # Labels that say which sample it was.
+    # Labels that identify the sample.
     data = Problems(drawn.x * 0, torch.arange(6.0, dtype=torch.float64)[None], drawn.optimum)
     weights = Weights(data, Descent(EXACT, "bf16", ONE, 0.1, seed=0))
     seen = {round(math.sqrt(2 * weights.step().item())) for _ in range(200)}
-    # One of six would stay unseen once in 10**15.
+    # One of six would remain unseen once in 10**15.
     assert seen == set(range(6))
 
 

@@ -22,7 +22,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 
 def of_machine(line: dict[str, object]) -> dict[str, object]:
-    """What of a line does not depend on when it was written."""
+    """The part of a line that does not depend on when it was written."""
     return {name: value for name, value in line.items() if name not in ("seconds", "machine")}
 
 
@@ -68,7 +68,7 @@ def test_an_error_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patched.setattr(Coins, "measure", fails)
         with pytest.raises(RuntimeError, match="lost"):
             studies.run(Coins(), out=tmp_path)
-    # Those with the most work come first.
+    # Runs with the most work come first.
     assert [line["run"]["seed"] for line in lines(tmp_path)] == [2, 2, 1, 1]  # type: ignore[index]
     studies.run(Coins(), out=tmp_path)
     assert len(lines(tmp_path)) == 6
@@ -160,12 +160,12 @@ def test_estimates_follow_from_work(tmp_path: Path) -> None:
     plan = studies.plan(Coins(), out=tmp_path)
     fresh = plan.estimates()
     assert len(fresh) == 6
-    assert not lines(tmp_path)  # the run that was timed is not kept
+    assert not lines(tmp_path)  # the timed run is not stored
     coins = Coins()
     first = fresh[coins.key(Toss("heads", 0.5, 0))]
     assert first > 0
     assert fresh[coins.key(Toss("heads", 0.5, 2))] == pytest.approx(3 * first)
-    # Once there are results of this machine, they say how long a unit of work takes.
+    # Results of this machine determine the time per unit of work.
     with plan.store.writing():
         plan.store.add(Result(Toss("heads", 0.5, 2), {"share": 0.5}, 60.0, machine(CPU)))
     assert plan.estimates()[coins.key(Toss("heads", 0.5, 1))] == pytest.approx(40.0)

@@ -1,1 +1,1 @@
-"""What tests share: oracles, inputs, models, and pools of processes."""
+"""Code shared by tests: oracles, inputs, models, and pools of processes."""

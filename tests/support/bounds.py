@@ -1,4 +1,4 @@
-"""How unlikely a count is, bounded without a statistics package."""
+"""Bounds on the probability of a count, without a statistics package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 from torch import Tensor
 
-#: A statistical test may fail for no reason once in a billion runs.
+#: A statistical test may fail by chance once in a billion runs.
 ERROR_PROBABILITY = 1e-9
 
 
 def surprise(successes: int, trials: int, p: float) -> float:
-    """An upper bound on the probability that a fair count is at least as far off on its side as this one.
+    """An upper bound on the probability that a fair count deviates at least as far as this one, on the same side.
 
     Chernoff's bound: of `n` trials with probability `p`, at least (at most) a share `s` beyond `p` succeed with a probability of no more
     than `exp(-n * KL(s, p))`, KL being the divergence of two coins. Doubled, for both sides.
@@ -24,28 +24,26 @@ def surprise(successes: int, trials: int, p: float) -> float:
 
 
 def check_share(successes: int, trials: int, p: float, tests: int = 1) -> None:
-    """Asserts that a count is compatible with a probability, allowing for how many counts are looked at."""
+    """Assert that a count is compatible with a probability, allowing for the number of counts."""
     bound = surprise(successes, trials, p)
     assert bound * tests >= ERROR_PROBABILITY, f"{successes} of {trials} where {p:.6g} was due: at most {bound:.1e} likely"
 
 
 def bernstein(variance: float, width: float, count: int, tests: int = 1) -> float:
-    """How far a mean of independent numbers may be off that differ from each other by at most a width.
-
-    Bernstein's inequality.
+    """Bernstein's bound for a mean of independent numbers that differ from each other by at most a width.
 
     Args:
-        variance: Of one number, or a bound on it.
+        variance: The variance of one number, or a bound on it.
         width: The width.
-        count: How many numbers.
-        tests: How many such means are looked at.
+        count: The number of numbers.
+        tests: The number of such means.
     """
     log = math.log(2 * tests / ERROR_PROBABILITY)
     return math.sqrt(2 * variance * log / count) + width * log / (3 * count)
 
 
 def surprise_of_mean(t: float, degrees: int) -> float:
-    """An upper bound on the probability that Student's t is at least as far off, on either side.
+    """An upper bound on the probability that Student's t is at least this large in magnitude.
 
     With an even number of degrees of freedom, v, and cos² = 1 / (1 + t² / v), the tail is `sin * sum(binomial(2k, k) / 4**k * cos**2k)`
     over all `k >= v / 2`. The coefficients fall with `k`: the first one times a geometric series bounds the sum.
@@ -59,7 +57,7 @@ def surprise_of_mean(t: float, degrees: int) -> float:
 
 
 def check_means(samples: Tensor, due: Tensor) -> None:
-    """Asserts that the columns of independent samples, normally distributed, may have the means that are due.
+    """Assert that the columns of independent, normally distributed samples are compatible with the expected means.
 
     The samples are an odd number of rows. The few columns that do not vary must be what is due, to a millionth of the largest.
     """

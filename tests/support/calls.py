@@ -10,7 +10,7 @@ from torch import Tensor
 import qsim
 from support.comparing import same_bits
 
-#: A stream by name. It is hashed outside the compiled functions: a layer does so when it is made.
+#: A stream by name. It is hashed outside the compiled functions, as in layers, which do so at construction.
 STREAM = qsim.random.stream("weight")
 #: Values between two of E4M3's and beyond its range, a zero of either sign and a NaN.
 POINTS = [0.3, -1.7, 1000.0, -500.0, 0.0, -0.0, torch.nan, 2.0**-10, 1.0625, -17.0, torch.inf, 5e-4]

@@ -32,7 +32,7 @@ from qsim.formats import (
     PowerOfTwo,
 )
 
-#: Every format that has a name.
+#: Every named format.
 NAMED: tuple[Format, ...] = (*_NAMED.values(), Float(4, 3, specials="ieee"))
 
 #: Cases that the named formats do not cover: odd biases, no sign, no subnormals, no mantissa, one exponent bit, steps below and above one.
@@ -71,7 +71,7 @@ VARIETY: tuple[Format, ...] = (
 
 
 def sweep() -> list[Format]:
-    """Float(1…8, 0…10) in all specials, with and without subnormals, where a value other than zero is left."""
+    """Float(1…8, 0…10) in all specials, with and without subnormals, if a value other than zero remains."""
     found: list[Format] = []
     for exponent, mantissa, specials, subnormals in itertools.product(
         range(1, 9), range(11), ("ieee", "fn", "fnuz", "none"), (True, False)
@@ -98,7 +98,7 @@ ML_DTYPES: dict[Format, Any] = {
     E2M1: ml_dtypes.float4_e2m1fn,
 }
 
-#: gfloat's names for formats that it has, E8M0 and two's complement among them.
+#: gfloat's names for its formats, E8M0 and two's complement among them.
 GFLOAT: dict[Format, FormatInfo] = {
     FP32: peers.format_info_binary32,
     FP16: peers.format_info_binary16,

@@ -27,7 +27,7 @@ class Toss:
 
 
 class Coins(Study[Settings, Toss]):
-    """How often a coin shows a side."""
+    """The study: how often a coin shows a side."""
 
     name, question, source = "coins", "Is the coin fair?", "a pocket"
     settings, run = Settings, Toss

@@ -18,12 +18,12 @@ def raw(x: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit; they may lie in different places."""
+    """Whether two tensors agree in dtype, shape and every bit; memory layouts may differ."""
     return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(raw(a), raw(b).to(a.device))
 
 
 def first_difference(x: Tensor, a: Tensor, b: Tensor) -> str:
-    """Where results for `x` first differ, in words; empty if they agree."""
+    """The first difference of results for `x`, as text; empty if they agree."""
     assert (a.dtype, a.shape) == (b.dtype, b.shape)
     where = (raw(a) != raw(b)).reshape(-1).nonzero().reshape(-1)
     if not len(where):

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def dealt(items: Sequence[T], turn: int, hands: int) -> Sequence[T]:
-    """Every `hands`-th item, from another one at each turn, so that as many turns in a row take all.
+    """Every `hands`-th item, starting from another one at each turn, so that this many turns in a row take all.
 
     A test that crosses formats, dtypes and roundings deals the roundings, with the sum of the numbers of its format and its dtype as the
     turn. Then each rounding meets each format and each dtype.

@@ -16,19 +16,19 @@ def noisy(fmt: str) -> Quantizer:
     return Quantizer(fmt, Stochastic())
 
 
-# Sums of products of these numbers are exact in float32 in whatever order, so that results can be compared bit for bit.
+# Sums of products of these numbers are exact in float32 in any order, so that results can be compared bit for bit.
 NEAREST = FivePoint("e2m1", "e2m1", "e2m1", "e2m1", "e2m1")
 NOISY = FivePoint(*[noisy("e2m1")] * 5)
 REUSED = FivePoint("e2m1", noisy("e2m1"), "same", "same", "e2m1")
 
 
 def coarse(*shape: int, seed: int) -> Tensor:
-    """Numbers of few bits, the same in every process."""
+    """Numbers with few bits, the same in every process."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(8).round().div(8)
 
 
 class Block(nn.Module):
-    """What tensor-parallel plans are made for."""
+    """A block for tensor-parallel plans."""
 
     def __init__(self, width: int = 16, hidden: int = 33) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ def model(device: torch.device, points: FivePoint | None = None, hidden: int = 3
 
 
 def converted(net: Any, points: FivePoint) -> Any:
-    """A model converted with the seed that every other one here draws; each rank has its own, and rank 0's counts."""
+    """A model converted with the seed that every other one here draws; each rank draws its own, and rank 0's is used."""
     torch.manual_seed(100 + distributed.get_rank())
     return qsim.convert(net, points)
 
 
 def run(net: nn.Module, x: Tensor, seed: int, batch: int = 0) -> Tensor:
-    """A step's forward and backward pass; each batch has gradients of its own."""
+    """The forward and backward pass of a step; each batch has its own gradients."""
     torch.manual_seed(seed)
     y: Tensor = net(x)
     y.backward(coarse(*y.shape, seed=100 + batch).to(y))
@@ -79,7 +79,7 @@ def alike(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def check(name: str, found: Tensor, wanted: Tensor) -> None:
-    """Nobody rounds what a norm computes, so that sums in another order differ a little.
+    """Compare results, with tolerances for norms: their outputs are not rounded, so sums in another order differ slightly.
 
     Nor what it hands back as a gradient: the bias before the second norm gets all bits of float32 with the first step, and then it matters
     whether the shares of tensor parallelism are added up before it or after it.
@@ -104,7 +104,7 @@ def mesh_of(device: torch.device, *sizes: int) -> Any:
 
 
 def spread(x: Tensor, mesh: Any, names: str) -> Any:
-    """A parameter placed as letters say: `r`eplicated, cut along a dimension, or `s`: by FSDP2, after tensor parallelism has cut it."""
+    """A parameter with placements given as letters: `r`eplicated, sharded along a dimension, or `s`: by FSDP2, after tensor parallelism."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -118,7 +118,7 @@ def spread(x: Tensor, mesh: Any, names: str) -> Any:
 
 
 def shared_as(values: Tensor, p: Tensor) -> Tensor:
-    """What all processes have whole, placed as a parameter is: its gradient, whose shares are then the same however it is shared out."""
+    """A replicated tensor with the placements of a parameter: its gradient, whose shards are then the same however it is sharded."""
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     values = values.to(p.device, p.dtype)
@@ -126,7 +126,7 @@ def shared_as(values: Tensor, p: Tensor) -> Tensor:
         return values
     if all(how.is_replicate() or type(how) is Shard for how in p.placements):
         return distribute_tensor(values, p.device_mesh, p.placements)
-    # FSDP2 shards last the dimension that it names first.
+    # FSDP2 is applied last to the dimension that it names first.
     for dim in (1, 0):
         pieces = values.chunk(p.device_mesh.size(dim))
         rank = p.device_mesh.get_local_rank(dim)
@@ -161,7 +161,7 @@ def parallelized(net: nn.Module, mesh: Any, sequence: bool) -> nn.Module:
 
 
 def doubled(device: torch.device, mesh: Any) -> nn.Module:
-    """A tensor-parallel layer that gives, on both of two ranks, what the first and what the second round its input to."""
+    """A tensor-parallel layer that returns, on both of two ranks, the inputs as rounded by the first and by the second."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     layer = nn.Linear(16, 32, bias=False, device=device)
@@ -172,6 +172,6 @@ def doubled(device: torch.device, mesh: Any) -> nn.Module:
 
 
 def rounded_alike(y: Tensor) -> bool:
-    """Whether both ranks rounded the input of a `doubled` layer, which lies between 1 and 1.5, alike."""
+    """Whether both ranks rounded the input of a `doubled` layer, which is between 1 and 1.5, identically."""
     assert set(y.unique().tolist()) == {1.0, 1.5}
     return same_bits(*y.chunk(2, -1))

@@ -18,7 +18,7 @@ SEED = 1
 
 
 def _in_groups(params: Iterable[Tensor]) -> AdamW:
-    """Both kinds of update in one model, as Figure 5 of *Revisiting BFloat16 Training* has them."""
+    """Both kinds of update in one model, as in Figure 5 of *Revisiting BFloat16 Training*."""
     params = list(params)
     return AdamW([{"params": params[:3], "update": "kahan"}, {"params": params[3:], "lr": 2.0**-5, "weight_decay": 0.25}], 2.0**-7)
 
@@ -37,10 +37,10 @@ MAKERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
 
 
 def net_of(device: torch.device, layout: str = "whole") -> nn.Module:
-    """Weights in bfloat16: 33 rows or columns are shared out unevenly, and of one row most processes get nothing.
+    """Weights in bfloat16: 33 rows or columns are sharded unevenly, and most processes get nothing of a single row.
 
     Args:
-        device: Where they lie.
+        device: Their device.
         layout: `"whole"`; or of all processes of a run `"fsdp"` or `"tp"`; or in two rows of processes `"hsdp"` or `"fsdp over tp"`.
     """
     from torch.distributed.fsdp import fully_shard
@@ -68,7 +68,7 @@ def optimizer_of(kind: str, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dict[str, Tensor]:
-    """Does steps with the gradients of their numbers, and gives what came of them."""
+    """Take steps with the gradients of their numbers, and return the results."""
     for step in which:
         for number, p in enumerate(net.parameters()):
             p.grad = shared_as(0.3 * coarse(*p.shape, seed=1000 + 100 * step + number), p)
@@ -77,7 +77,7 @@ def steps(net: nn.Module, optimizer: torch.optim.Optimizer, which: range) -> dic
 
 
 def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights and states by their names, whole, and the groups' seeds."""
+    """Weights and states by their names, unsharded, and the groups' seeds."""
     found = {f"seed {number}": torch.tensor(group["seed"]) for number, group in enumerate(optimizer.param_groups)}
     for name, p in net.named_parameters():
         found[name] = whole(p)
@@ -87,7 +87,7 @@ def results(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 @lru_cache(maxsize=32)
 def alone(kind: str, count: int, seed: int = SEED) -> dict[str, Tensor]:
-    """What one process that knows of no others gets, on a CPU."""
+    """The results of a single, independent process on a CPU."""
     net = net_of(torch.device("cpu"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -95,7 +95,7 @@ def alone(kind: str, count: int, seed: int = SEED) -> dict[str, Tensor]:
 
 
 def differing(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """The names of what is not the same to the bit."""
+    """The names of values that differ in any bit."""
     return sorted(name for name in found.keys() | expected.keys() if not _same(found.get(name), expected.get(name)))
 
 

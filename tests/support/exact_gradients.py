@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 
-#: A step of 1/4, and numbers that are 16ths: they are rounded up with a probability of 0, 1/4, 1/2 or 3/4.
+#: A step of 1/4, and multiples of 1/16: they are rounded up with a probability of 0, 1/4, 1/2 or 3/4.
 STEP = Fraction(1, 4)
 STOCHASTIC = qsim.Quantizer(qsim.Fixed(8, 2), "stochastic")
 NEAREST = qsim.Quantizer(qsim.Fixed(8, 2))
@@ -25,12 +25,12 @@ def sixteenths(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def batches(count: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """Inputs, and what the loss multiplies outputs with."""
+    """Inputs, and the loss's factors of outputs."""
     return [(sixteenths(generator, SAMPLES, INPUTS), sixteenths(generator, SAMPLES, OUTPUTS)) for _ in range(count)]
 
 
 def linear_loss(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """A loss whose gradient by each output is a given number, on whatever way the output came about."""
+    """A loss whose gradient by each output is a given number, however the output was computed."""
     x, c = batch
     return (model(x) * c).sum()
 
@@ -45,7 +45,7 @@ def fractions(x: Tensor) -> Matrix:
 
 
 def variance_of_rounding(value: Fraction) -> Fraction:
-    """Of stochastic rounding, up with the probability `p` that the distance says: `step² p (1 - p)`."""
+    """The variance of stochastic rounding, up with the probability `p` given by the distance: `step² p (1 - p)`."""
     p = value / STEP - value // STEP
     return STEP**2 * p * (1 - p)
 
@@ -60,7 +60,7 @@ def transposed(a: Matrix) -> Matrix:
 
 
 def lemma_3(x: Matrix, c: Matrix, of_x: bool, of_c: bool) -> Fraction:
-    """The variance of `cᵀ x`, all elements together, where one or both are rounded: the terms of Lemma 3 for each sample."""
+    """The variance of `cᵀ x`, summed over elements, if one or both are rounded: the terms of Lemma 3 for each sample."""
     total = Fraction()
     for row, other in zip(x, c, strict=True):
         for a in row:
@@ -85,13 +85,13 @@ def mean(rows: Sequence[Matrix]) -> Matrix:
 
 
 def variance_between(gradients: Sequence[Matrix]) -> Fraction:
-    """Of batches, divided by their number less one."""
+    """The variance between batches, divided by their number minus one."""
     middle = mean(gradients)
     return sum((norm(minus(gradient, middle)) for gradient in gradients), Fraction()) / (len(gradients) - 1)
 
 
 def mean_product(offs: Sequence[Matrix]) -> Fraction:
-    """Of two different batches, which is what an estimate of the squared bias expects, given the batches."""
+    """The mean product of two different batches: the expectation of an estimate of the squared bias, given the batches."""
     count = len(offs)
     total = norm(mean(offs)) * count**2 - sum((norm(off) for off in offs), Fraction())
     return total / (count * (count - 1))

@@ -1,4 +1,4 @@
-"""Calls of the functions that are linear in two operands, and the oracle that they are compared with."""
+"""Calls of the functions that are linear in two operands, and their oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         function: Its name in torch and in qsim.
-        shapes: Of the operands, and of the bias where there is one.
+        shapes: The shapes of the operands, and of the bias if there is one.
         options: The other arguments.
     """
 
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def two_inputs(self) -> bool:
-        """Whether the second operand is no weight."""
+        """Whether the second operand is not a weight."""
         return self.function in ("matmul", "bmm")
 
     def torchs(self, *operands: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ TERMS = 256
 
 
 def operands(case: Case, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Leaves of a case's shapes."""
+    """Leaf tensors with a case's shapes."""
     return [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in case.shapes]
 
 
 def rounded(x: Tensor, point: Quantizer | None) -> Tensor:
-    """What a point makes of a tensor, by `qsim.quantize`."""
+    """A tensor as rounded by a point, with `qsim.quantize`."""
     if point is None:
         return x.detach()
     return qsim.quantize(x.detach(), point.format, rounding=point.rounding, overflow=point.overflow)
@@ -124,9 +124,9 @@ def results(function: Callable[..., Tensor], leaves: list[Tensor], upstream: Ten
 
 
 def oracle(case: Case, leaves: list[Tensor], upstream: Tensor, points: FivePoint, transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Algorithms 1 and 2 by torch's own function and autograd, in float64; `transform` is applied to whatever goes in.
+    """Algorithms 1 and 2 by torch's own function and autograd, in float64; `transform` is applied to all inputs.
 
-    The two products of the backward pass are the gradients of two other calls: each has the operand in it that is rounded for it.
+    The two products of the backward pass are the gradients of two other calls, each with the operand that is rounded for it.
     """
     weight = points.act if case.two_inputs else points.weight
     backward = {"act": points.act_bwd, "weight": points.act_bwd if case.two_inputs else points.weight_bwd}
@@ -147,7 +147,7 @@ def oracle(case: Case, leaves: list[Tensor], upstream: Tensor, points: FivePoint
 
 
 def check(case: Case, leaves: list[Tensor], points: FivePoint) -> None:
-    """Holds a case against the oracle: results may differ by the error of summing in float32, which the sum of magnitudes bounds."""
+    """Compare a case with the oracle: results may differ by the error of summing in float32, bounded by the sum of magnitudes."""
     value = case.own(points, *leaves)
     upstream = torch.randn(value.shape).to(value)
     given = results(lambda *tensors: case.own(points, *tensors), leaves, upstream)
@@ -158,5 +158,5 @@ def check(case: Case, leaves: list[Tensor], points: FivePoint) -> None:
         half_unit = torch.finfo(a.dtype).eps / 2
         bound = magnitude * TERMS * 2.0**-24 + b.abs() * half_unit
         if a is given[0] and a.is_cuda and a.element_size() == 2 and "conv" in case.function:
-            bound += magnitude * half_unit  # it is rounded before the bias is added, as torch's own is
+            bound += magnitude * half_unit  # it is rounded before the bias is added, as in torch
         assert ((a.double() - b).abs() <= bound).all(), (a.double() - b).abs().max()

@@ -18,12 +18,12 @@ def width(dtype: torch.dtype) -> int:
 
 
 def code_dtype(fmt: Format) -> torch.dtype:
-    """The dtype that a format's codes come in."""
+    """The dtype of a format's codes."""
     return torch.uint8 if fmt.bits <= 8 else torch.int16 if fmt.bits <= 16 else torch.int32
 
 
 def from_bits(patterns: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of a dtype by their bit patterns, given as non-negative integers."""
+    """Numbers of a dtype from bit patterns, given as non-negative integers."""
     half = 1 << (width(dtype) - 1)
     signed = [pattern - 2 * half if pattern >= half else pattern for pattern in patterns]
     return torch.tensor(signed, dtype=BITS[dtype]).view(dtype)
@@ -71,7 +71,7 @@ def specials(dtype: torch.dtype) -> torch.Tensor:
 def some_codes(fmt: Format, count: int, seed: int = 0) -> Integers:
     """Unsigned codes of a format: all of them if there are at most `count`, else both ends, borders of binades and random ones.
 
-    One code beyond the largest value belongs to them, so that the overflow boundary does too.
+    One code beyond the largest value is included, for the overflow boundary.
     """
     end = max(bottom(fmt), top(fmt)) + 1
     if end < count:
@@ -93,7 +93,7 @@ def corners(fmt: Format, count: int = 256) -> Floats:
 
 
 def around(points: Floats, dtype: torch.dtype) -> torch.Tensor:
-    """Points in a dtype, their two neighbours in it, and all that with the sign turned."""
+    """Points in a dtype, their two neighbours in it, and all of these negated."""
     kind = BITS[dtype]
     rounded = torch.from_numpy(points).to(dtype)
     rounded = rounded[rounded.isfinite() & (rounded > 0)]
@@ -103,12 +103,12 @@ def around(points: Floats, dtype: torch.dtype) -> torch.Tensor:
 
 
 def edges(fmt: Format, dtype: torch.dtype, count: int = 256) -> torch.Tensor:
-    """Everything at which rounding to a format from a dtype may go wrong."""
+    """All inputs that are difficult when rounding to a format from a dtype."""
     return torch.cat([around(corners(fmt, count), dtype), specials(dtype), random_patterns(dtype, 64, seed=fmt.bits)])
 
 
 def double_rounding(fmt: Format, count: int = 256) -> torch.Tensor:
-    """float64 numbers just beside midpoints, which a detour over float32 would move onto the midpoints: for at most 22 mantissa bits."""
+    """float64 numbers just next to midpoints, which a detour over float32 would move onto the midpoints: for at most 22 mantissa bits."""
     codes = some_codes(fmt, count)
     codes = codes[codes > gap(fmt)]
     middle = (magnitudes(fmt, codes) + magnitudes(fmt, codes + 1)) / 2

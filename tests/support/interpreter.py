@@ -1,4 +1,4 @@
-"""A faster Triton interpreter for tests: it skips work that it repeats and checks whose result it drops.
+"""A faster Triton interpreter for tests: it skips repeated work and checks whose results are dropped.
 
 The interpreter patches `triton.language` for each call of a jitted function, even inside a kernel. A qsim kernel makes dozens of such
 calls, which took half the time of a small launch. Patching once per launch is enough.
@@ -39,7 +39,7 @@ def _languages(function: FunctionType) -> frozenset[ModuleType]:
 
 
 def _index(tensor: tl.tensor) -> int:
-    """Convert a bound of a loop; Triton 3.6 passes an array of one element to `int`, which NumPy 2.5 refuses."""
+    """Convert a loop bound; Triton 3.6 passes an array of one element to `int`, which NumPy 2.5 rejects."""
     return int(tensor.handle.data.item())
 
 
@@ -57,7 +57,7 @@ def _remembered(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def speed_up() -> None:
-    """Make the interpreter patch each module once per launch; does nothing where kernels are compiled."""
+    """Make the interpreter patch each module once per launch; does nothing if kernels are compiled."""
     patch = getattr(interpreter, "_patch_lang", None)
     if not triton.knobs.runtime.interpret or patch is None or patch.__module__ == __name__:
         return
@@ -74,7 +74,7 @@ def speed_up() -> None:
 
     interpreter._patch_lang = patch_once
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
-    # The interpreter computes every sum and product of 32-bit integers again in 64 bits, for an assertion that it makes under `debug` only.
+    # The interpreter recomputes every sum and product of 32-bit integers in 64 bits, for an assertion that is only active with `debug`.
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -21,14 +21,14 @@ NOISY = FivePoint(*[Quantizer(fmt, "stochastic") for fmt in ("e4m3", "e4m3", "e4
 
 @dataclass(frozen=True)
 class Case:
-    """A module, what makes it and an input of it.
+    """A module, its arguments and an input.
 
     Attributes:
         name: Its class in torch.nn and in qsim.nn.
-        arguments: What makes it.
-        shape: Of the input.
-        options: Other arguments that make it.
-        call: Other arguments of its call.
+        arguments: Its positional arguments.
+        shape: The shape of the input.
+        options: Its keyword arguments.
+        call: Additional arguments of its call.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Case:
         return torch.randn(self.shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def run(self, module: nn.Module) -> list[Tensor]:
-        """A module's value, and the gradients of its input and its parameters; one noise whatever was drawn before."""
+        """A module's output, and the gradients of its input and its parameters; with the same noise whatever was drawn before."""
         x = self.input()
         torch.manual_seed(7)
         value = module(x, **self.call)

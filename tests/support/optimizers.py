@@ -13,7 +13,7 @@ from qsim import Quantizer, random
 
 
 class Lion(torch.optim.Optimizer):
-    """As users write them: sign momentum (Chen et al. 2023), weights changed through `.data`."""
+    """A user's optimizer: sign momentum (Chen et al. 2023), with weights changed through `.data`."""
 
     def __init__(self, params: Any, lr: float = 2.0**-6, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         super().__init__(params, {"lr": lr, "betas": betas})
@@ -48,13 +48,13 @@ SHAPES = ((5, 7), (7,), (), (3, 2, 4))
 
 
 def parameters(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> list[nn.Parameter]:
-    """A few, one of them of no dimension, the same at each call."""
+    """A few parameters, one of them 0-d, the same at each call."""
     generator = torch.Generator().manual_seed(5)
     return [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in SHAPES]
 
 
 def give_gradients(params: list[nn.Parameter], step: int) -> None:
-    """Gradients as a backward pass would leave them; the second parameter gets none at every other step."""
+    """Assign gradients like a backward pass; the second parameter gets none at every other step."""
     generator = torch.Generator().manual_seed(100 + step)
     for number, p in enumerate(params):
         gradient = torch.randn(p.shape, generator=generator).to(p)
@@ -62,7 +62,7 @@ def give_gradients(params: list[nn.Parameter], step: int) -> None:
 
 
 def rounded(x: Tensor, quantizer: Quantizer | None, seed: int, step: int, role: str, number: int, evaluation: int = 0) -> Tensor:
-    """What a role's quantizer makes of a tensor at a step, with the random bits that the documentation promises."""
+    """A tensor as rounded by a role's quantizer at a step, with the random bits that the documentation promises."""
     if quantizer is None:
         return x.clone()
     how = {"rounding": quantizer.rounding, "overflow": quantizer.overflow}
@@ -77,13 +77,13 @@ def states_of(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor]:
 
 
 def all_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Weights and states, as they are now."""
+    """Current weights and states."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return [x.detach().clone() for p in params for x in (p, *states_of(optimizer, p).values())]
 
 
 def run(optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
-    """Does steps with the gradients of their numbers, and gives weights and states."""
+    """Take steps with the gradients of their numbers, and return weights and states."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for step in steps:
         give_gradients(params, step)

@@ -24,7 +24,7 @@ def power(exponent: int) -> Fraction:
 
 
 def magnitude(fmt: Format, code: int) -> Fraction:
-    """The value that a code without its sign stands for; the top code is not the end, the pattern goes on."""
+    """The value of a code without its sign; above the top code, the pattern continues."""
     if isinstance(fmt, Fixed):
         return code * power(-fmt.fraction)
     if isinstance(fmt, PowerOfTwo):
@@ -49,14 +49,14 @@ def top(fmt: Format) -> int:
 
 
 def bottom(fmt: Format) -> int:
-    """The unsigned code of the most negative value; 0 where none is negative."""
+    """The unsigned code of the most negative value; 0 if no value is negative."""
     if isinstance(fmt, PowerOfTwo) or not fmt.signed:
         return 0
     return top(fmt) + 1 if isinstance(fmt, Fixed) and not fmt.symmetric else top(fmt)
 
 
 def gap(fmt: Format) -> int:
-    """How many codes above zero are left out of the set, because they would be subnormals."""
+    """The number of codes above zero that are left out of the set, because they would be subnormals."""
     return 2**fmt.mantissa - 1 if isinstance(fmt, Float) and not fmt.subnormals else 0
 
 
@@ -66,7 +66,7 @@ def has_infinity(fmt: Format) -> bool:
 
 
 def has_nan(fmt: Format) -> bool:
-    """Whether the format has a code for NaN: the top exponent of an IEEE format without mantissa holds infinity alone."""
+    """Whether the format has a code for NaN: the top exponent of an IEEE format without mantissa only encodes infinity."""
     if isinstance(fmt, Float):
         return fmt.specials in ("fn", "fnuz") or (fmt.specials == "ieee" and fmt.mantissa > 0)
     return isinstance(fmt, PowerOfTwo)
@@ -78,7 +78,7 @@ def has_negative_zero(fmt: Format) -> bool:
 
 
 def neighbours(fmt: Format, value: Fraction) -> tuple[int, int]:
-    """The unsigned codes between which a non-negative number lies, the lower one possibly equal to it."""
+    """The unsigned codes of the neighbours of a non-negative number; the lower one may equal it."""
     end = 1
     while magnitude(fmt, end) <= value:
         end *= 2
@@ -106,7 +106,7 @@ def goes_up(rounding: str, negative: bool, low: int, p: Fraction, random: int, b
 
 
 def is_inward(rounding: str, negative: bool) -> bool:
-    """Whether a rounding never takes a finite number past the end of the set, as IEEE has it: also where the set ends at zero."""
+    """Whether a rounding never takes a finite number past the end of the set, as in IEEE 754: also if the set ends at zero."""
     return rounding == "toward_zero" or (rounding == "up" and negative) or (rounding == "down" and not negative)
 
 
@@ -119,7 +119,7 @@ def round_exact(
     r: int = 0,
     correction: bool = False,
 ) -> float:
-    """Rounds one number as the contract says.
+    """Round one number according to the contract.
 
     Args:
         x: Any float: finite, infinite or NaN.

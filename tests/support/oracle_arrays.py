@@ -24,7 +24,7 @@ TABLE = 2**17
 
 
 def magnitudes(fmt: Format, codes: Integers) -> Floats:
-    """The values of unsigned codes, beyond the top one too."""
+    """The values of unsigned codes, also beyond the top one."""
     if isinstance(fmt, Fixed):
         return np.ldexp(codes.astype(np.float64), -fmt.fraction)
     if isinstance(fmt, PowerOfTwo):
@@ -41,7 +41,7 @@ def _table(fmt: Format, count: int) -> Floats:
 
 
 class Bracket:
-    """Where each number of an array lies between its neighbours in a format. Made once, asked for many roundings.
+    """The positions of an array's numbers between their neighbours in a format. Computed once for many roundings.
 
     Args:
         fmt: The format.
@@ -53,7 +53,7 @@ class Bracket:
         self.negative = np.signbit(x)
         self.limit = np.where(self.negative, bottom(fmt), top(fmt))
         value = np.where(np.isfinite(x), np.abs(x), 0.0)
-        # One code beyond the largest decides between the largest and overflow; from there on everything overflows.
+        # One code beyond the largest decides between the largest and overflow; above it everything overflows.
         last = max(bottom(fmt), top(fmt)) + 1
         self.low = np.minimum(self._search(value, last + 2), last)
         self.high = self.low + 1
@@ -62,7 +62,7 @@ class Bracket:
             self.low, self.high = np.where(below, 0, self.low), np.where(below, gap(fmt) + 1, self.high)
         at, after = magnitudes(fmt, self.low), magnitudes(fmt, self.high)
         self.inexact = value != at
-        # Clipped, for beyond all codes the quotient means nothing and may be infinite.
+        # Clipped, because beyond all codes the quotient is meaningless and may be infinite.
         with np.errstate(over="ignore"):
             self.p = np.clip((value - at) / (after - at), 0.0, 1.0)
 
@@ -97,7 +97,7 @@ class Bracket:
         return choices[rounding]()
 
     def round(self, rounding: str, overflow: str, random: Integers | None = None, bits: int = 0, correction: bool = False) -> Floats:
-        """What the contract says each number becomes."""
+        """Each number rounded according to the contract."""
         fmt, negative = self.fmt, self.negative
         infinite = np.isinf(self.x)
         code = np.where(self.inexact & self.goes_up(rounding, random, bits, correction), self.high, self.low)
@@ -132,7 +132,7 @@ def encode(values: Floats, fmt: Format) -> Integers:
 
 
 def numbers(x: torch.Tensor) -> Floats:
-    """A tensor's values in float64, which holds every dtype's."""
+    """A tensor's values in float64, which represents every dtype."""
     return np.asarray(x.detach().cpu().double().numpy())
 
 
@@ -141,7 +141,7 @@ BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: 
 
 
 def mismatches(got: torch.Tensor, expected: Floats) -> Integers:
-    """Where a tensor differs from what it must be, bit for bit; there is one NaN that comes out, positive with all bits set."""
+    """The indices where a tensor differs from the expected one, bit for bit; results have only one NaN, positive with all bits set."""
     kind = BITS[got.dtype]
     wanted = torch.from_numpy(np.ascontiguousarray(expected)).to(got.dtype)
     bits = torch.where(wanted.isnan(), torch.iinfo(kind).max, wanted.view(kind))
@@ -150,7 +150,7 @@ def mismatches(got: torch.Tensor, expected: Floats) -> Integers:
 
 
 def explain(x: torch.Tensor, got: torch.Tensor, expected: Floats, where: Integers) -> str:
-    """The first few mismatches, in words that reproduce them."""
+    """The first few mismatches, as text that reproduces them."""
     lines = [f"{len(where)} of {x.numel()} differ:"]
     for i in where[:5]:
         value = float(x.flatten()[i])

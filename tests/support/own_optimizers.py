@@ -1,4 +1,4 @@
-"""qsim's own optimizers with what changes every one of them, and their states."""
+"""qsim's own optimizers, with all options that change them, and their states."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def weights_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def full(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Weights and all states, counts of steps among them."""
+    """Weights and all states, including step counts."""
     return [x.detach().clone() for p in weights_of(optimizer) for x in (p, *(s for _, s in sorted(optimizer.state[p].items())))]

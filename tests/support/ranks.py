@@ -29,7 +29,7 @@ IDLE = 120.0
 CAP = 900.0
 #: Seconds that the others may still take once one rank has failed.
 GRACE = 3.0
-#: Modules that take seconds to import and compute nothing when they are imported.
+#: Modules that take seconds to import and compute nothing at import.
 IMPORTED = ["qsim", "torch._inductor.config", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "pytest"]
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
@@ -48,7 +48,7 @@ def ranks_of(size: int) -> Any:
 
 
 class Ranks:
-    """A number of processes, each with its rank, that do the same work together.
+    """A number of processes, each with its rank, that work together.
 
     A call in which a rank fails, dies or never answers raises an error that names the rank and the reason, and ends all processes; the next
     call starts new ones.
@@ -68,7 +68,7 @@ class Ranks:
         self.members: list[Member] = []
 
     def __call__(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Has every process call a function of this repository's tests with a device and the arguments; returns the results by rank."""
+        """Make every process call a function of this repository's tests with a device and the arguments; return the results by rank."""
         message = pickle.dumps((work, arguments))
         self._start()
         try:
@@ -81,7 +81,7 @@ class Ranks:
         return [torch.load(io.BytesIO(answers[rank].result), weights_only=False) for rank in range(len(answers))]
 
     def stop(self) -> None:
-        """Ends the processes; the next call starts others."""
+        """End the processes; the next call starts new ones."""
         for member in self.members:
             member.end.close()
         for member in self.members:
@@ -107,7 +107,7 @@ class Ranks:
         self.members = [Member(rank, size, kind, meeting, folder / f"errors-{self._starts}-{rank}") for rank in range(size)]
 
     def _answers(self, message: bytes) -> dict[int, Answer]:
-        """Sends the work to all ranks and collects their answers; for a rank that had to be given up, the answer says where it was."""
+        """Send the work to all ranks and collect their answers; the answer of an abandoned rank says where it was."""
         answers: dict[int, Answer] = {}
         for member in self.members:
             if not member.send(message):
@@ -125,14 +125,14 @@ class Ranks:
         return answers
 
     def _report(self, answers: dict[int, Answer]) -> str:
-        """The failures in the order in which they were seen, but dead ranks first: other ranks fail because they lost them."""
+        """The failures in the order in which they were noticed, but dead ranks first: other ranks fail because they lost them."""
         failures = sorted((answer for answer in answers.values() if answer.failure), key=lambda answer: not answer.died)
         return "\n".join(answer.failure for answer in failures)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a rank's work, as bytes, or why there is none."""
+    """The result of a rank's work, as bytes, or the reason why there is none."""
 
     failure: str = ""
     result: bytes = b""
@@ -154,7 +154,7 @@ class Member:
         theirs.close()
 
     def send(self, message: bytes) -> bool:
-        """Sends a call; returns whether the process could be reached."""
+        """Send a call; return whether the process could be reached."""
         try:
             self.end.send_bytes(message)
         except OSError:
@@ -162,7 +162,7 @@ class Member:
         return True
 
     def answer(self) -> Answer:
-        """Receives an answer; only to be called once there is one or the process is dead."""
+        """Receive an answer; only call this once there is one or the process is dead."""
         try:
             if self.end.poll():
                 failure, result = self.end.recv()
@@ -172,7 +172,7 @@ class Member:
         return Answer(self.death(), died=True)
 
     def death(self) -> str:
-        """Describes how the process ended, with the last lines of its standard error."""
+        """Describe how the process ended, with the last lines of its standard error."""
         self.process.join(5)
         code = self.process.exitcode
         how = (
@@ -181,13 +181,13 @@ class Member:
         return f"rank {self.rank} {how}\n{self._written()}"
 
     def stacks(self) -> str:
-        """The present stack of each thread of the process, which must be alive."""
+        """The current stack of each thread of the process, which must be alive."""
         os.kill(self.process.pid, signal.SIGUSR1)
         time.sleep(0.5)
         return self._written()
 
     def processor_time(self) -> float:
-        """Processor time of the process and its finished children in seconds; on systems without /proc, the time that has passed."""
+        """Processor time of the process and its finished children in seconds; on systems without /proc, the elapsed time."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -195,7 +195,7 @@ class Member:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kill the process, whatever it is doing."""
         self.end.close()
         self.process.kill()
         self.process.join()
@@ -205,7 +205,7 @@ class Member:
 
 
 class Patience:
-    """Decides when to stop waiting for processes: when they compute nothing, or after a time that is too long for any test."""
+    """Decide when to stop waiting for processes: when they compute nothing, or after a time that is too long for any test."""
 
     #: The share of a processor that a rank uses at least if it computes, even if a hundred processes compete for it. One that waits for the
     #: others uses 0.3 %, because gloo polls.
@@ -219,11 +219,11 @@ class Patience:
         self._enough = max(0.1, self._SHARE * idle)
 
     def shorten(self, seconds: float) -> None:
-        """Sets the end to so many seconds from the first call of this method, if that is earlier."""
+        """Set the end to this many seconds from the first call of this method, if that is earlier."""
         self._end = min(self._end, time.monotonic() + seconds)
 
     def over(self) -> str:
-        """The reason not to wait any longer, or an empty text."""
+        """The reason to stop waiting, or an empty text."""
         now, computed = time.monotonic(), self._times()
         if any(after - before > self._enough for before, after in zip(self._computed, computed, strict=True)):
             self._computed, self._moved = computed, now
@@ -246,7 +246,7 @@ def _live(rank: int, size: int, kind: str, meeting: str, errors: Path, end: Conn
     if kind == "cuda":
         torch.cuda.set_device(device)
     backend = {"cpu": "gloo", "cuda": "nccl"}[kind]
-    # The pool decides how long ranks may wait for one another.
+    # The pool determines how long ranks may wait for each other.
     distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=2 * CAP))
     while True:
         try:
@@ -254,7 +254,7 @@ def _live(rank: int, size: int, kind: str, meeting: str, errors: Path, end: Conn
         except EOFError:
             distributed.destroy_process_group()
             return
-        # Unless a test says otherwise, no two are seeded alike.
+        # Unless a test says otherwise, all have different seeds.
         torch.manual_seed(rank + 1)
         result = io.BytesIO()
         try:
@@ -266,7 +266,7 @@ def _live(rank: int, size: int, kind: str, meeting: str, errors: Path, end: Conn
 
 
 def _write_errors_to(file: Path) -> None:
-    """Redirects standard error to a file, including the stacks that are dumped in a crash and upon SIGUSR1."""
+    """Redirect standard error to a file, including the stacks that are dumped in a crash and upon SIGUSR1."""
     sys.stderr.flush()
     with file.open("ab") as written:
         os.dup2(written.fileno(), 2)

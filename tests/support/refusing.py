@@ -14,7 +14,7 @@ from support.inputs import BITS
 
 @contextmanager
 def refused(error: type[Exception], *words: str, untouched: tuple[Tensor, ...] = ()) -> Iterator[None]:
-    """The block raises an error of one line that says all the words, without having written a tensor or drawn from torch's generator."""
+    """Assert that the block raises a one-line error with all the words, without writing a tensor or drawing from torch's generator."""
     before = [tensor.clone() for tensor in untouched]
     state = torch.get_rng_state()
     with pytest.raises(error) as caught:

@@ -20,7 +20,7 @@ class Run(Protocol):
 
 @pytest.fixture(name="run")
 def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Gives what an example prints. Nothing that it sets lasts."""
+    """Return the output of an example. Its settings are undone afterwards."""
 
     def run(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
@@ -34,7 +34,7 @@ def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def table(printed: str, heading: str) -> dict[str, list[float]]:
-    """The rows of numbers that stand below a heading up to the next empty line, by their names; units are left out."""
+    """The rows of numbers below a heading up to the next empty line, by their names; without units."""
     lines = printed.splitlines()
     begin = next(i for i, line in enumerate(lines) if heading in line) + 1
     end = next((i for i in range(begin, len(lines)) if not lines[i].strip()), len(lines))

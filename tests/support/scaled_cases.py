@@ -27,7 +27,7 @@ SCALINGS: dict[str, Scaling] = {
 
 
 def hard(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A matrix whose rows differ in size by many powers of two, with zeros, outliers, subnormals and what is not finite."""
+    """A matrix whose rows differ in size by many powers of two, with zeros, outliers, subnormals and non-finite numbers."""
     generator = torch.Generator().manual_seed(rows * 1000 + columns)
     facts = torch.finfo(dtype)
     exponents = torch.linspace(math.log2(facts.smallest_normal * facts.eps), math.log2(facts.max) - 2, rows, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Random settings of the operators that round under scales, and the comparison of an implementation with the reference."""
+"""Random settings of the operators that round with scales, and the comparison of an implementation with the reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SCALINGS: tuple[Scaling, ...] = (
     Tiles(3, 5, "e4m3"),
     Tiles(1, 64, "e5m2"),
 )
-#: The interpreter's time grows with the number of regions: large shapes are for runs without it.
+#: The interpreter's time grows with the number of regions: large shapes are only for compiled kernels.
 SMALL: list[tuple[int, ...]] = [(40, 21), (3, 10, 32), (129,), (2, 5, 7, 3), (16, 8), (35, 16)]
 LARGE: list[tuple[int, ...]] = [*SMALL, (3, 20, 32), (70, 16), (64, 96), (33, 256), (128, 144), (200, 16)]
 FORMATS = ["e2m1", "e4m3", "e5m2", "int8", "e3m2", "fp16", "e4m1"]
@@ -74,7 +74,7 @@ class Setting:
 
 
 def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Numbers of all sizes, with outliers, zeros in places, and sometimes one that is not finite."""
+    """Numbers of all sizes, with outliers, zeros, and sometimes a non-finite one."""
     generator = torch.Generator().manual_seed(draw.randrange(2**31))
     x = torch.randn(shape, generator=generator, dtype=torch.float64) * 10.0 ** draw.choice([-40, -3, 0, 3, 36])
     x.view(-1)[::7] *= 100
@@ -102,14 +102,14 @@ def setting(number: int, shapes: list[tuple[int, ...]]) -> Setting:
 
 
 def equal(x: Tensor, a: Tensor, b: Tensor) -> bool:
-    """Whether all bits agree; of magnitudes and scales a NaN may be any NaN."""
+    """Whether all bits agree; NaN payloads of magnitudes and scales may differ."""
     a, b = a.cpu(), b.cpu()
     a, b = (torch.where(y.isnan(), torch.full_like(y, math.nan), y) for y in (a, b))
     return not first_difference(x if x.shape == a.shape else a, a, b)
 
 
 def check(ops: Implementation, device: torch.device, how: Setting) -> None:
-    """Holds an implementation against the reference in one setting: all bits of values, and those of magnitudes and scales."""
+    """Compare an implementation with the reference in one setting: all bits of values, and those of magnitudes and scales."""
     x, here = how.x, how.x.to(device)
     under = None
     if how.scaling.outer is not None:

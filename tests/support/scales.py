@@ -1,4 +1,4 @@
-"""Scales computed in fractions, and blocks whose scales are easily got wrong."""
+"""Scales computed in fractions, and blocks whose scales are easy to get wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def values_of(fmt: Format) -> list[Fraction]:
 
 
 def nearest(x: Fraction, values: list[Fraction]) -> Fraction:
-    """Of positive values, ties to the one of even number; what lies outside goes to the ends."""
+    """The nearest of positive values, ties to the one with an even number; numbers outside go to the ends."""
     if x <= values[0]:
         return values[0]
     if x >= values[-1]:
@@ -43,7 +43,7 @@ def to_precision(x: Fraction, mantissa: int) -> Fraction:
 
 
 def scale_of(block: list[float], element: Format, fmt: Format, rule: str, margin: int) -> Fraction | None:
-    """The scale, or None where it is NaN."""
+    """The scale, or None for NaN."""
     if not all(map(math.isfinite, block)):
         return None
     a, largest = max(abs(Fraction(x)) for x in block), Fraction(element.max)

@@ -23,7 +23,7 @@ from support import interpreter
 interpreter.speed_up()
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-#: The interpreter's time goes by blocks more than by elements: one block there, if it is not larger; on a GPU the kernels' own choice.
+#: The interpreter's time depends on blocks more than on elements: one block there, if it is not larger; on a GPU the kernels' own choice.
 LARGEST_BLOCK = None if DEVICE.type == "cuda" else 1 << 16
 
 
@@ -33,7 +33,7 @@ def rule(rounding: str | roundings.Rounding, overflow: str) -> Rule:
 
 
 def difficult(fmt: Format, dtype: torch.dtype) -> Tensor:
-    """Some thousands of numbers at which rounding may go wrong, in no order that the noise could follow; their count is odd."""
+    """Thousands of difficult numbers, in an order unrelated to the noise; their count is odd."""
     parts = [inputs.edges(fmt, dtype, count=96), inputs.random_patterns(dtype, 512, seed=2)]
     if dtype == torch.float64 and fmt.precision <= 23:
         parts.append(inputs.double_rounding(fmt, count=96))
@@ -62,7 +62,7 @@ def dealt(items: Sequence[T], turn: int, hands: int) -> Sequence[T]:
 def both_quantized(
     x: Tensor, fmt: Format, how: Rule, dtype: torch.dtype | None = None, number: int = 3**25, stream: int = 5, offset: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Rounds with the reference and with the kernels."""
+    """Round with the reference and with the kernels."""
     results = []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=dtype)
@@ -72,7 +72,7 @@ def both_quantized(
 
 
 def both_encoded(x: Tensor, fmt: Format, how: Rule) -> tuple[Tensor, Tensor, bool, bool]:
-    """Rounds and writes codes, with the reference and with the kernels; and whether they say that a NaN was lost."""
+    """Round and encode with the reference and with the kernels; and whether they report a lost NaN."""
     results, lost = [], []
     for module in (reference, kernels):
         out = torch.full_like(x, 77, dtype=inputs.code_dtype(fmt))
@@ -82,7 +82,7 @@ def both_encoded(x: Tensor, fmt: Format, how: Rule) -> tuple[Tensor, Tensor, boo
 
 
 def both_decoded(codes: Tensor, fmt: Format, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Reads codes with the reference and with the kernels."""
+    """Decode codes with the reference and with the kernels."""
     results = []
     for module in (reference, kernels):
         out = torch.full_like(codes, 77, dtype=dtype)

@@ -18,7 +18,7 @@ from support.covering import dealt
 
 
 def same(a: float, b: float) -> bool:
-    """Equal as bit patterns, all NaN alike."""
+    """Equal as bit patterns, with all NaN equal."""
     return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
 
 
@@ -102,11 +102,11 @@ def test_neighbours_enclose(significand: int, scale: int, exponent: int, mantiss
 @pytest.mark.parametrize("fmt", GFLOAT, ids=repr)
 def test_fractions_agree_with_gfloat(fmt: Format) -> None:
     x = points(fmt, 200).numpy()
-    # Where a format has no NaN, gfloat refuses it; of an unsigned format's input it takes the sign away. Those are ours alone.
+    # gfloat raises errors for NaN in formats without it, and drops the sign of an unsigned format's input. Only qsim defines those.
     x = x[~np.isnan(x) & ((x > 0) | GFLOAT[fmt].is_signed)]
     for rounding, name in GFLOAT_ROUNDINGS.items():
         for overflow in oracle.OVERFLOWS if oracle.has_nan(fmt) else ("saturate",):
-            # Not gfloat.round_float: its ties away from zero add 1/2 in float64, which moves numbers just below a tie.
+            # Not gfloat.round_float: its ties away from zero add 1/2 in float64, which changes numbers just below a tie.
             with np.errstate(over="ignore"):
                 theirs = gfloat.round_ndarray(GFLOAT[fmt], x, name, sat=overflow == "saturate")
             for value, expected in zip(x.tolist(), theirs.tolist(), strict=True):
@@ -173,7 +173,7 @@ def test_nan_classes() -> None:
 
 
 def test_memory_is_poisoned() -> None:
-    # Without this the other tests could pass on memory that happens to hold the right numbers.
+    # Otherwise the other tests could pass on memory that happens to contain the right numbers.
     for dtype in inputs.DTYPES:
         assert torch.empty(1000, dtype=dtype).isnan().all()
         assert torch.empty_like(torch.ones(10, 10, dtype=dtype)).isnan().all()

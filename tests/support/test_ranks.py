@@ -1,4 +1,4 @@
-"""The pool of rank processes: a rank that dies, fails or hangs fails one call, which says why, and the next call works."""
+"""The pool of rank processes: a rank that dies, fails or hangs fails one call, with the reason, and the next call works."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _sum(device: torch.device) -> float:
 
 
 def _on_rank_1(device: torch.device, act: str) -> float:
-    """Fails in some way on rank 1, while rank 0 waits for it in a reduction."""
+    """Fail in some way on rank 1, while rank 0 waits for it in a reduction."""
     if distributed.get_rank() == 1:
         ACTS[act]()
     return _sum(device)
@@ -138,7 +138,7 @@ def test_work_that_cannot_be_sent_is_an_error_and_ends_no_process(two: Ranks) ->
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_rank_that_dies_between_two_calls(two: Ranks, seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that sees it in time starts new processes and warns; one that sends to the dead process fails."""
+    """A call that notices in time starts new processes and warns; one that sends to the dead process fails."""
     victim = two.members[1]
     victim.process.kill()
     victim.process.join()

@@ -24,7 +24,7 @@ ALGORITHMS: dict[str, Adam | SGD] = {
 
 
 class Case(NamedTuple):
-    """An update: `qsim.optim`'s options, dtypes, sizes, and where the parameters lie in whole ones."""
+    """An update: `qsim.optim`'s options, dtypes, sizes, and the positions of shards in the whole."""
 
     algorithm: str
     dtype: torch.dtype = torch.bfloat16
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     steps: int = 2
 
     def __str__(self) -> str:
-        """What is not as usual."""
+        """The options that differ from the defaults."""
         options = zip(self._fields[1:], self[1:], strict=True)
         return " ".join([self.algorithm, *(f"{name}={value}" for name, value in options if value != self._field_defaults[name])])
 
@@ -72,7 +72,7 @@ def gradients(case: Case, step: int) -> list[Tensor]:
 
 
 def states(case: Case, device: torch.device, arrange: Arrange) -> list[list[Tensor]]:
-    """Zeros in the order of the operator's arguments; lists that an algorithm has no use for are empty."""
+    """Zeros in the order of the operator's arguments; lists that an algorithm does not use are empty."""
     algorithm, setting = ALGORITHMS[case.algorithm], case.setting
     adam = isinstance(algorithm, Adam)
     moments = [adam or algorithm.momentum != 0, adam, adam and algorithm.amsgrad]
@@ -94,10 +94,10 @@ def run(
 
     Args:
         update: `reference.update` or that of the kernels.
-        case: What to do.
-        device: Where.
-        arrange: How tensors are to lie in memory.
-        lr: The learning rate, if it is to be another tensor.
+        case: The update.
+        device: The device.
+        arrange: A function that gives tensors a memory layout.
+        lr: The learning rate, if it is a tensor.
     """
     params = [arrange(p.to(device)) for p in weights(case)]
     kept = states(case, device, arrange)

@@ -107,7 +107,7 @@ CASES = {
 
 
 def operands(case: Case, dtype: torch.dtype, device: torch.device, scale: float = 3.0) -> tuple[Tensor, ...]:
-    """The operands of a case that require gradients, the bias among them if it has one."""
+    """The operands of a case that require gradients, including the bias if it has one."""
     shapes = [case.a, case.w] + ([(case.bias,)] if case.bias else [])
     return tuple((torch.randn(shape) * scale).to(device, dtype).requires_grad_() for shape in shapes)
 
@@ -126,7 +126,7 @@ def gradient(y: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int) -> Tensor:
-    """What a point makes of a tensor, in float64."""
+    """A tensor as rounded by a point, in float64."""
     if point is None:
         return x.detach().double()
     seed = seed if point.rounding.is_stochastic else None
@@ -135,14 +135,14 @@ def rounded(x: Tensor, point: Quantizer | None, seed: Tensor | None, stream: int
 
 
 def passes(x: Tensor, point: Quantizer | None) -> Tensor | float:
-    """Where gradients pass a point."""
+    """The elements at which gradients pass a point."""
     if point is None or not point.clip_gradient:
         return 1.0
     return ((x >= point.format.min) & (x <= point.format.max)).double()
 
 
 class Due(NamedTuple):
-    """What should come out: the exact result, the sum of the magnitudes it adds up, and whether torch computes it without a carrier."""
+    """The expected result: the exact one, the sum of the magnitudes of its terms, and whether torch computes it without a carrier."""
 
     exact: Tensor
     size: Tensor
@@ -180,7 +180,7 @@ def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Ten
 
 
 def add(x: Tensor, dims: list[int]) -> Tensor:
-    """The sum over some dimensions: no dimensions are none, not all."""
+    """The sum over some dimensions: an empty tuple means none, not all."""
     return x.sum(dims) if dims else x
 
 
@@ -197,7 +197,7 @@ def bias_is_apart(case: Case, result: Tensor) -> bool:
 
 
 def check(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None) -> None:
-    """Holds the product against the one written out, up to what sums in float32 and the dtype of the result do to it."""
+    """Compare the product with the one written out, with the tolerances of float32 sums and of the dtype of the result."""
     torch.manual_seed(5)
     actual = run(case, points, given, g, stream=77)
     g = gradient(actual[0]) if g is None else g

@@ -25,9 +25,9 @@ WORD = 2**32 - 1
 
 
 def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float:
-    """One number rounded: to nearest, or as 32 random bits say.
+    """Round one number: to nearest, or according to 32 random bits.
 
-    What overflows becomes infinite, if the format has infinities; else a finite number saturates, and an infinite one becomes NaN.
+    Overflow becomes an infinity, if the format has one; otherwise a finite number saturates, and an infinite one becomes NaN.
 
     Args:
         x: A fraction, or a float for zeros of either sign, infinities and NaN.
@@ -53,13 +53,13 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float
 
 
 class Arithmetic:
-    """Operations on the numbers of a format, each rounded to nearest by itself."""
+    """Operations on the numbers of a format, each rounded to nearest separately."""
 
     def __init__(self, fmt: Float) -> None:
         self.fmt = fmt
 
     def round(self, x: float) -> float:
-        """A float64 rounded, like a gradient that was another dtype."""
+        """A float64 rounded, like a gradient of another dtype."""
         return rounded(_exact(x), self.fmt)
 
     def add(self, a: float, b: float) -> float:
@@ -76,7 +76,7 @@ class Arithmetic:
 
     def root(self, a: float) -> float:
         if a > 0 and math.isfinite(a):
-            # A hundred bits, and one that says that there are more: a root is no number between two that are rounded apart.
+            # A hundred bits, and one for the remainder: a root is never a number between two that are rounded differently.
             x = Fraction(a) * 4**200
             whole = math.isqrt(math.floor(x))
             return rounded(Fraction(2 * whole + (whole * whole != x), 2**201), self.fmt)
@@ -85,7 +85,7 @@ class Arithmetic:
     def _operate(self, float64: Callable[[float, float], float], a: float, b: float, exact: Callable[[], Fraction]) -> float:
         with np.errstate(all="ignore"):
             near = float(float64(np.float64(a), np.float64(b)))
-        # float64 knows the signs of zeros, and what infinities and NaN come to.
+        # float64 handles the signs of zeros, and operations on infinities and NaN.
         return rounded(exact() if math.isfinite(near) and near != 0 else near, self.fmt)
 
 
@@ -97,7 +97,7 @@ SINGLE = Arithmetic(FP32)
 
 
 class Options(NamedTuple):
-    """What an optimizer is told, by torch's names, and what is rounded. `kind` is "adam" or "sgd"; `dtype` what holds the parameters."""
+    """The options of an optimizer, by torch's names, and its roundings. `kind` is "adam" or "sgd"; `dtype` the parameters' dtype."""
 
     kind: str
     weight: Float
@@ -148,14 +148,14 @@ def random_integer(seed: int, step: int, number: int | None, role: int, index: i
 
 
 def move(element: Element, grad: float, step: int, options: Options, drawn: Callable[[int], int]) -> None:
-    """One step of one weight.
+    """Update one weight by one step.
 
     Args:
-        element: What is moved.
+        element: The weight and its states.
         grad: Its gradient.
-        step: Number of the step, from 1 on.
-        options: Of the optimizer.
-        drawn: The 32 random bits in a role.
+        step: Number of the step, starting at 1.
+        options: The optimizer's options.
+        drawn: The 32 random bits for a role.
     """
     at = Arithmetic(options.weight if options.in_format else FP32)
     weight, states = element.weight, element.states
@@ -180,7 +180,7 @@ def _sgd(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: Op
         momentum = at.round(_single(o.momentum))
         fresh = at.round(_single(1 - o.dampening))
         before = states.get("momentum_buffer", 0.0)
-        # At the first step the momentum is the gradient; where that is a zero, it is the positive one.
+        # At the first step the momentum is the gradient; if that is a zero, it is the positive one.
         now = at.add(at.multiply(momentum, before), at.multiply(fresh, grad)) if step > 1 else at.add(0.0, grad)
         states["momentum_buffer"] = now
         grad = at.add(grad, at.multiply(momentum, now)) if o.nesterov else now
@@ -210,7 +210,7 @@ def _adam(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: O
 
 
 def _store(element: Element, change: float, at: Arithmetic, o: Options, drawn: Callable[[int], int]) -> None:
-    """Rounds the new weight and the states, as they are kept."""
+    """Round the new weight and the states, as they are stored."""
     weight, states = element.weight, element.states
     kept = o.state or (o.weight if o.in_format else o.dtype)
     roles = {"momentum_buffer": 1, "exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2}
@@ -224,7 +224,7 @@ def _store(element: Element, change: float, at: Arithmetic, o: Options, drawn: C
         states["compensation"] = rounded(_exact(error), o.weight if o.in_format else o.dtype)
     else:
         noise = drawn(0) if o.update == "stochastic" and o.weight != FP32 else None
-        # The subtraction itself is float32's: sixteen bits beyond bfloat16's, and what it gives is rounded once more.
+        # The subtraction itself is float32's: sixteen bits more than bfloat16, and its result is rounded again.
         element.weight = rounded(_exact(SINGLE.subtract(weight, change)), o.weight, noise)
 
 
@@ -233,7 +233,7 @@ def _single(x: float) -> float:
 
 
 def _power(base: float, exponent: int) -> float:
-    """The product of those of base, base**2, base**4 and so on that the exponent's bits say, from the lowest on, in float64."""
+    """The product of base, base**2, base**4 and so on for the bits of the exponent, from the lowest on, in float64."""
     result = 1.0
     for digit in reversed(f"{exponent:b}"):
         result = result * base if digit == "1" else result

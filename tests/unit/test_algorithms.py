@@ -105,7 +105,7 @@ def test_algorithms_give_the_bits_of_the_optimizers(algorithm: str, fmt: Format,
 
 
 def test_the_random_bits_matter() -> None:
-    """With those of another step, of another parameter and of another seed the weights are others."""
+    """Those of another step, parameter or seed give other weights."""
     w, change = torch.ones(1000), torch.full((1000,), 2.0**-10)
     seen = []
     for key in ((SEED, 1, 0), (SEED, 2, 0), (SEED, 1, 1), (SEED + 1, 1, 0), (SEED, 1, 0)):

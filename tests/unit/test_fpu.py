@@ -1,4 +1,4 @@
-"""`qsim.fpu("bf16")` on float32 compared with torch's bfloat16, bit for bit, where that is one rounded operator; and other formats."""
+"""`qsim.fpu("bf16")` on float32 compared with torch's bfloat16, bit for bit, for single rounded operators; and other formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.comparing import is_in, same_bits
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
-#: Of one operand; torch computes each in float32 and rounds once, and so its gradient, where it is said to.
+#: Functions of one operand; torch computes each in float32 and rounds once, and also its gradient where noted.
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     **{name: getattr(torch, name) for name in ("abs", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "reciprocal")},
     **{name: getattr(torch, name) for name in ("square", "floor", "ceil", "round", "trunc", "sign", "expm1", "log1p", "relu", "atan")},
@@ -25,7 +25,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "x / 0.3": lambda x: x / 0.3,
     "abs(x) ** 1.5": lambda x: x.abs() ** 1.5,
 }
-#: Of two.
+#: Functions of two operands.
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "+": lambda x, y: x + y,
     "-": lambda x, y: x - y,
@@ -35,12 +35,12 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "minimum": torch.minimum,
     "where": lambda x, y: torch.where(x > y, x, y),
 }
-#: Formats that torch has no dtype for, and one whose overflow is infinite as bfloat16's.
+#: Formats that torch has no dtype for, and one whose overflow is infinite, as in bfloat16.
 OTHERS = {"Float(6, 5)": Float(6, 5), "fp16": FP16, "e4m3": E4M3, "fixed": qsim.Fixed(12, 6)}
 
 
 def every_bf16() -> Tensor:
-    """Every number that bfloat16 has, infinities among them."""
+    """Every bfloat16 number, including infinities."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     return x[~x.isnan()]
 
@@ -54,7 +54,7 @@ def results(function: Callable[..., Tensor], operands: list[Tensor], upstream: T
 
 
 def check_against_torch(function: Callable[..., Tensor], *operands: Tensor, upstream: Tensor | None = None) -> None:
-    """Holds values and gradients in the context against those of bfloat16 tensors; NaN have the bits of either."""
+    """Compare values and gradients in the context with those of bfloat16 tensors; NaN may have the bits of either."""
     own = results(function, list(operands), upstream)
     with qsim.fpu("bf16"):
         emulated = results(function, [x.float() for x in operands], upstream)
@@ -102,7 +102,7 @@ def test_of_one_operand_in_other_formats_is_rounded_float32(name: str, drawn: li
 
 
 def whole(*shape: int, device: torch.device) -> Tensor:
-    """Whole numbers whose products add up exactly in float32, in any order, to sums that bfloat16 has to round."""
+    """Integers whose products add up exactly in float32, in any order, to sums that bfloat16 has to round."""
     return torch.randint(-31, 32, shape).to(device, torch.bfloat16)
 
 
@@ -138,7 +138,7 @@ def test_products_of_random_numbers() -> None:
 
 @pytest.mark.parametrize("fmt", ["bf16", *OTHERS])
 def test_a_network_trains_in_the_format(fmt: str, device: torch.device) -> None:
-    """Everything that it has at the end is of the format: weights, gradients, running statistics and the states of its optimizer."""
+    """All final tensors are values of the format: weights, gradients, running statistics and the states of its optimizer."""
     chosen = qsim.format(fmt) if fmt == "bf16" else OTHERS[fmt]
     model = torch.nn.Sequential(
         torch.nn.Conv1d(3, 8, 3), torch.nn.BatchNorm1d(8), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(48, 16),

@@ -74,7 +74,7 @@ def test_views_stay_views_and_what_is_written_in_place_is_rounded() -> None:
         torch._foreach_mul_([total], 2.0)
     assert row.data_ptr() == x.data_ptr()
     assert same_bits(x[0], qsim.quantize(X[0] + 0.3, "bf16"))
-    assert same_bits(x[1], X[1])  # what was not written stays
+    assert same_bits(x[1], X[1])  # unwritten elements are unchanged
     assert same_bits(total, 2 * qsim.quantize(X[1] + 0.3, "bf16"))
     assert same_bits(first, qsim.quantize(X * 0.3, "bf16"))
 
@@ -104,7 +104,7 @@ def test_gradients_that_add_up_are_rounded() -> None:
     with qsim.fpu("bf16"):
         for _ in range(3):
             (w * torch.tensor([1.0, 1.0078125, 100.5])).sum().backward()
-    # The third sum of 1.0078125 is 3.0234375, which lies between 3.015625 and 3.03125.
+    # The third sum of 1.0078125 is 3.0234375, which is between 3.015625 and 3.03125.
     assert w.grad is not None
     assert w.grad.tolist() == [3.0, 3.03125, 302.0]
 
@@ -190,7 +190,7 @@ def test_torchs_optimizers_count_their_steps_and_round_the_rest(kind: type, opti
 
 
 def test_weights_that_stay_in_float32_are_an_experiment_of_its_own() -> None:
-    """Section 3.1 of the paper: small updates are lost in bfloat16 and kept where the weight's subtraction is not rounded."""
+    """Section 3.1 of the paper: small updates are lost in bfloat16 and kept if the weight's subtraction is not rounded."""
     lost, held = torch.ones(4), torch.ones(4)
     with qsim.fpu("bf16"):
         for _ in range(100):
@@ -226,7 +226,7 @@ def test_random_bits() -> None:
     state = torch.get_rng_state()
     with qsim.fpu("bf16"):
         X * 1.1
-    assert torch.equal(state, torch.get_rng_state())  # to nearest nothing is drawn
+    assert torch.equal(state, torch.get_rng_state())  # rounding to nearest draws nothing
 
 
 @pytest.mark.parametrize("points", [FivePoint("e4m3", "e4m3", grad="e5m2"), qsim.recipes.nvfp4().points], ids=["plain", "nvfp4"])

@@ -171,7 +171,7 @@ def test_checkpoints_repeat_the_numbers(rounding: str, reentrant: bool) -> None:
             loss = checkpoint(block, x, use_reentrant=reentrant) if checkpointed else block(x)
             torch.manual_seed(6)
             found.append([loss.detach(), *torch.autograd.grad(loss, [x, w])] if not reentrant else _backward(loss, x, w))
-    # What the backward pass draws beyond the forward pass's is drawn at other times.
+    # Random bits that only the backward pass draws are drawn at other times.
     count = 3 if rounding == "nearest" else 1
     assert all(same_bits(a, b) for a, b in zip(found[0][:count], found[1][:count], strict=True))
 

@@ -28,7 +28,7 @@ COPIES: dict[str, Any] = {**NOISY, "accumulator": Quantizer("bf16", "stochastic"
 
 
 def results(optimizer: Quantized) -> list[Tensor]:
-    """Weights, states and accumulators, whole."""
+    """Weights, states and accumulators as whole tensors."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     saved = optimizer.state_dict()["state"]
     return [whole(p) for p in params] + [whole(saved[i][name]) for i in range(len(params)) for name in sorted(saved[i])]
@@ -61,7 +61,7 @@ def test_replicas_do_not_drift(two: Ranks, name: str, options: dict[str, Any]) -
 
 
 def gradient(p: Tensor, step: int, number: int) -> Tensor:
-    """The same numbers for a parameter and for its shares."""
+    """The same numbers for a parameter and for its shards."""
     return shared_as(0.3 * coarse(*p.shape, seed=100 * step + number), p)
 
 
@@ -93,7 +93,7 @@ def test_fsdp_is_as_one_process(two: Ranks, name: str, options: dict[str, Any]) 
 
 
 def _placed(device: torch.device, sizes: tuple[int, ...], names: str, options: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters under some placements, and the same whole."""
+    """Parameters with some placements, and the same parameters unsharded."""
     values = [coarse(*shape, seed=i).to(device) for i, shape in enumerate([(5, 7, 6), (9, 8, 5), (1, 3, 1)])]
     mesh = mesh_of(device, *sizes)
     params = [spread(x, mesh, names) for x in values]
@@ -139,7 +139,7 @@ def test_gradients_are_summed_before_they_are_rounded(two: Ranks) -> None:
 
 
 class Local(torch.optim.Optimizer):
-    """As some users write them: works on what the process holds, and keeps plain tensors."""
+    """As written by some users: it works on the local shards, and stores plain tensors."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -180,7 +180,7 @@ def test_plain_states_of_shares_are_rounded_as_the_whole(two: Ranks, dim: int) -
 
 
 def _resumed(device: torch.device, folder: str, name: str, options: dict[str, Any]) -> list[list[Tensor]]:
-    """A run that goes on, and what a checkpoint of it becomes on as many processes and in each process alone."""
+    """The end of a run that continues, and of runs resumed from its checkpoint by as many processes and by each process alone."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.fsdp import fully_shard

@@ -25,7 +25,7 @@ SEED = 77
 
 
 def fit(p: nn.Parameter, seen: list[Tensor], optimizer: Callable[[], torch.optim.Optimizer]) -> Callable[[], Tensor]:
-    """A closure that remembers the weights it was evaluated at."""
+    """A closure that records the weights at which it was evaluated."""
 
     def closure() -> Tensor:
         optimizer().zero_grad()
@@ -74,7 +74,7 @@ def test_lbfgs_sees_rounded_gradients_at_each_evaluation() -> None:
 
 
 class Thrice(torch.optim.Optimizer):
-    """Evaluates its closure three times and changes nothing."""
+    """An optimizer that evaluates its closure three times and changes nothing."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -224,7 +224,7 @@ def test_a_scaler_skips_steps_whole() -> None:
 
 
 def test_a_scaler_and_a_fused_optimizer() -> None:
-    """Fused optimizers unscale by themselves; around one it is done before."""
+    """Fused optimizers unscale by themselves; with the wrapper, this happens before their step."""
     p = nn.Parameter(torch.ones(3))
     optimizer = Quantized(torch.optim.SGD([p], 0.25, fused=True), grad="e4m3")
     scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)

@@ -26,7 +26,7 @@ BETA = 0.9
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """Schedule-free gradient descent: in training a parameter is y, in evaluation the average x, and the state keeps z."""
+    """Schedule-free gradient descent: in training a parameter is y, in evaluation the average x, and the state stores z."""
 
     def __init__(self, params: Any, lr: float = 0.25) -> None:
         super().__init__(params, {"lr": lr, "k": 0, "train_mode": False})
@@ -59,7 +59,7 @@ class ScheduleFree(torch.optim.Optimizer):
 
 
 def real(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer of the package `schedulefree`, made when it is needed."""
+    """An optimizer of the package `schedulefree`, created when needed."""
 
     def make(params: Any) -> torch.optim.Optimizer:
         made: torch.optim.Optimizer = getattr(pytest.importorskip("schedulefree"), name)(params, lr=0.25)
@@ -74,7 +74,7 @@ MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamWScheduleFree": real("AdamWScheduleFree"),
 }
 every_maker = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-#: How weights are rounded; with an accumulator, the copies' format.
+#: The rounding of weights; with an accumulator, the copies' format.
 SETTINGS: dict[str, dict[str, Any]] = {
     "nearest": {"weight": "e4m3"},
     "stochastic": {"weight": NOISY},
@@ -104,7 +104,7 @@ def values(params: list[nn.Parameter]) -> list[Tensor]:
 @every_maker
 @every_setting
 def test_an_evaluation_changes_nothing_in_training(make: Any, setting: dict[str, Any]) -> None:
-    """The formats are narrower than float32, so that weights come back in all bits."""
+    """The formats are narrower than float32, so that weights are restored bit for bit."""
     found = []
     for evaluates in (False, True):
         params, optimizer = made(make, **setting)
@@ -153,7 +153,7 @@ def test_switching_twice_is_switching_once(make: Any) -> None:
 @pytest.mark.parametrize("name", ["here", "AdamWScheduleFree"])
 @pytest.mark.parametrize("weight", ["e4m3", NOISY], ids=["nearest", "stochastic"])
 def test_evaluated_weights_are_the_rounded_average(name: str, weight: Any) -> None:
-    """With an accumulator in float32: what the optimizer alone comes to from the same gradients, rounded with noise of its own."""
+    """With an accumulator in float32: the optimizer's own result from the same gradients, rounded with new noise."""
     params, optimizer = made(MAKERS[name], weight=weight, accumulator="fp32")
     others = parameters()
     alone: Any = MAKERS[name](others)
@@ -176,7 +176,7 @@ def test_evaluated_weights_are_the_rounded_average(name: str, weight: Any) -> No
 @pytest.mark.parametrize("name", ["here", "AdamWScheduleFree"])
 @every_setting
 def test_a_checkpoint_in_either_mode(name: str, setting: dict[str, Any], mode: str) -> None:
-    """It goes on, bit for bit, as if it had never stopped."""
+    """The run continues, bit for bit, as if it had never stopped."""
     params, optimizer = made(MAKERS[name], **setting)
     optimizer.train()
     steps(params, optimizer, range(3))
@@ -208,7 +208,7 @@ def test_nothing_is_rounded_before_the_first_step(make: Any) -> None:
 
 @every_maker
 def test_gradients_and_states_alone(make: Any) -> None:
-    """Where no weight is rounded, the optimizer switches the parameters themselves, and states are left alone."""
+    """If no weight is rounded, the optimizer switches the parameters themselves, and states are left alone."""
     params, optimizer = made(make, grad="e5m2", state="bf16")
     optimizer.train()
     steps(params, optimizer, range(3))

@@ -1,4 +1,4 @@
-"""`qsim.optim.Quantized`: what a step rounds, and to which formats."""
+"""`qsim.optim.Quantized`: the tensors that a step rounds, and their formats."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_states_of_other_shapes_are_rounded_too() -> None:
 
 
 def stagnating(**options: object) -> tuple[nn.Parameter, Quantized]:
-    """Sixteen steps of 2^-8 from one, of which e4m3 takes none to nearest."""
+    """Sixteen steps of 2^-8 from one, all of which are lost in e4m3 with round-to-nearest."""
     p = nn.Parameter(torch.ones(4))
     optimizer = Quantized(torch.optim.SGD([p], 2.0**-8), weight="e4m3", **options)  # type: ignore[arg-type]
     for _ in range(16):
@@ -216,7 +216,7 @@ def test_an_optimizer_that_has_done_steps_gets_accumulators_and_keeps_its_state(
 
 
 def test_stochastic_weights_are_unbiased() -> None:
-    """All elements end at a neighbour of 1 + 2^-3 · 5/16, the upper with probability 5/16: wrong once in a billion runs."""
+    """All elements end at a neighbour of 1 + 2^-3 · 5/16, the upper with probability 5/16: fails by chance once in a billion runs."""
     p = nn.Parameter(torch.ones(1 << 16))
     optimizer = Quantized(torch.optim.SGD([p], 2.0**-7), weight=Quantizer("e4m3", "stochastic"), seed=3)
     p.grad = torch.full_like(p, -5)
@@ -226,7 +226,7 @@ def test_stochastic_weights_are_unbiased() -> None:
 
 
 def coins(seed: int | None, weight: float = 1.25) -> list[Tensor]:
-    """What two steps make of weights, gradients and momenta of two parameters, all of which lie halfway between two values."""
+    """The weights, gradients and momenta of two parameters after two steps, all of them halfway between two values."""
     params = [nn.Parameter(torch.empty(64)) for _ in range(2)]
     half = Quantizer("e2m1", "stochastic")
     optimizer = Quantized(torch.optim.SGD(params, lr=0.0, momentum=1.0, dampening=1.0), weight=half, grad=half, state=half, seed=seed)
@@ -240,7 +240,7 @@ def coins(seed: int | None, weight: float = 1.25) -> list[Tensor]:
         optimizer.step()
         for p in params:
             assert p.grad is not None
-            # The first momentum is a gradient that was rounded already.
+            # The first momentum is a gradient that is already rounded.
             seen += [p.detach().clone(), p.grad] + [optimizer.state[p]["momentum_buffer"].clone()] * step
     return seen
 

@@ -30,7 +30,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def restored(optimizer: Quantized, name: str, options: dict[str, Any]) -> Quantized:
-    """What a checkpoint file makes of another optimizer, seeded otherwise, of other weights."""
+    """Load a checkpoint file into another optimizer, with another seed and other weights."""
     file = io.BytesIO()
     torch.save([optimizer.state_dict(), [p.detach() for group in optimizer.param_groups for p in group["params"]]], file)
     file.seek(0)
