@@ -17,7 +17,7 @@ import qsim
 from qsim.compat import qtorch as compat
 from qsim.compat.qtorch.quant import quant_function
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "from-qpytorch.md"
 
 
 def blocks_written_out(x: Tensor, wl: int, dim: int = -1, rounding: str = "nearest") -> Tensor:

@@ -92,8 +92,15 @@ def test_printed_output_is_shown_below_its_code() -> None:
     for page in PAGES:
         languages = [language for language, _ in fenced(page)]
         for before, language in zip(["", *languages], languages, strict=False):
-            assert language in ("python", "text", "console", "sh"), f"{name_of(page)}: nothing runs code in {language!r}"
+            assert language in ("python", "text", "console", "sh", "diff"), f"{name_of(page)}: nothing runs code in {language!r}"
             assert language != "text" or before == "python", f"{name_of(page)}: a text that no code prints"
+
+
+def test_diffs_end_in_code_that_runs() -> None:
+    for page in PAGES:
+        run = {line for language, code in fenced(page) if language == "python" for line in code.splitlines()}
+        after = [line[1:] for language, code in fenced(page) if language == "diff" for line in code.splitlines() if line[0] in "+ "]
+        assert [line for line in after if line not in run] == [], name_of(page)
 
 
 def consoles() -> list[tuple[str, str]]:
