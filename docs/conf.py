@@ -25,6 +25,7 @@ extensions = [
     "drawn",
     "links_checked",
     "listed_studies",
+    "printed",
 ]
 exclude_patterns = ["_build", "_drawn"]
 

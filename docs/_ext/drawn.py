@@ -105,12 +105,17 @@ def is_current(target: Path, script: Path, theme: str) -> bool:
 
 
 def inputs(script: Path, theme: str) -> str:
-    """A checksum of the script and of the theme's settings.
+    """A checksum of the script, of the data next to it (`NAME.json`) and of the theme's settings.
 
     The library is not part of it: its numbers are pinned by tests, and a figure that became stale with every commit would never be reused.
     """
-    settings = repr((_SHARED, THEMES[theme]))
-    return hashlib.sha256(f"{settings}\n{script.read_text(encoding='utf-8')}".encode()).hexdigest()
+    data = script.with_suffix(".json")
+    parts = [
+        repr((_SHARED, THEMES[theme])),
+        script.read_text(encoding="utf-8"),
+        *([data.read_text(encoding="utf-8")] if data.exists() else []),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def draw(script: Path, target: Path, theme: str, *, transparent: bool = True) -> None:

@@ -64,12 +64,14 @@ def test_a_committed_figure_is_taken(source: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["_static", "_drawn"])
-@pytest.mark.parametrize("change", ["script", "theme", "no record"])
+@pytest.mark.parametrize("change", ["script", "data", "theme", "no record"])
 def test_a_stale_figure_is_drawn_again(source: Path, folder: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script, stale = source / "figures" / "line.py", source / folder / "line-light.svg"
     drawn.draw(script, stale, "light")
     if change == "script":
         script.write_text(script.read_text().replace("[1, 2]", "[1, 3]"))
+    elif change == "data":
+        script.with_suffix(".json").write_text("[1, 3]")
     elif change == "theme":
         monkeypatch.setitem(drawn.THEMES, "light", ("#000000", *drawn.THEMES["light"][1:]))
     else:

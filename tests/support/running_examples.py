@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(FOLDER.parent / "docs" / "_ext"))
+
+import outputs  # noqa: E402 (from the folder above)
 
 
 class Run(Protocol):
@@ -25,12 +29,26 @@ def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(name: str, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         runpy.run_path(str(FOLDER / name), run_name="__main__")
-        return capsys.readouterr().out
+        printed = capsys.readouterr().out
+        check_what_the_gallery_shows(name, printed)
+        return printed
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield run
     torch.set_num_threads(threads)
+
+
+def check_what_the_gallery_shows(name: str, printed: str) -> None:
+    """The site's gallery shows what an example prints: the same words and as many numbers, which may be others."""
+    shown = outputs.written(name)
+    if shown.exists():
+        assert words(shown.read_text(encoding="utf-8").partition("\n")[2]) == words(outputs.without_seconds(printed)), name
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, without folders and with a sign for every number."""
+    return re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?", "#", re.sub(r"\S*/", "", text)).split()
 
 
 def table(printed: str, heading: str) -> dict[str, list[float]]:

@@ -10,12 +10,31 @@ import pytest
 PAGE = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
 
 #: How many items of each kind a paper has: numbers up to this one, or letters.
-FEWER_BITS = {"Definition": 5, "Algorithm": 2, "Assumption": 2, "Lemma": 3, "Theorem": 1, "Figure": 6, "Table": 3, "Appendix": "H"}
-LLM_TRAINING = {"Equation": 2, "Proposition": 1, "Algorithm": 1, "Lemma": 4, "Theorem": 3, "Corollary": 1, "Figure": 4, "Table": 8}
-BFLOAT16 = {"Algorithm": 5, "Theorem": 2, "Figure": 8, "Table": 11, "Appendix": "D"}
+FEWER_BITS: dict[str, int | str] = {
+    "Definition": 5,
+    "Algorithm": 2,
+    "Assumption": 2,
+    "Lemma": 3,
+    "Theorem": 1,
+    "Figure": 6,
+    "Table": 3,
+    "Appendix": "H",
+}
+LLM_TRAINING: dict[str, int | str] = {
+    "Equation": 2,
+    "Proposition": 1,
+    "Algorithm": 1,
+    "Lemma": 4,
+    "Theorem": 3,
+    "Corollary": 1,
+    "Figure": 4,
+    "Table": 8,
+    "Appendix": "C",
+}
+BFLOAT16: dict[str, int | str] = {"Algorithm": 5, "Theorem": 2, "Figure": 8, "Table": 11, "Appendix": "D"}
 PAPERS = {
     "Training with Fewer Bits": FEWER_BITS,
-    "Stochastic Rounding for LLM Training": {**LLM_TRAINING, "Appendix": "C"},
+    "Stochastic Rounding for LLM Training": LLM_TRAINING,
     "Revisiting BFloat16 Training": BFLOAT16,
 }
 _ITEM = re.compile(r"\b([A-Z][a-z]+?)s? ([A-H]|\d+)[ab]?(?:\.\d)?(?: (and|to) ([A-H]|\d+))?\b")
