@@ -8,6 +8,19 @@ Example:
     NEAREST_AWAY
     >>> rounding.resolve("stochastic")
     Stochastic()
+    >>> import torch, qsim
+    >>> from qsim.rounding import DOWN, NEAREST, NEAREST_AWAY, NEAREST_UP, ODD, TOWARD_ZERO, UP
+    >>> for mode in (NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD):
+    ...     print(mode, qsim.quantize(torch.tensor([0.25, -0.25, 1.2]), "e2m1", rounding=mode).tolist())
+    nearest [0.0, -0.0, 1.0]
+    nearest_away [0.5, -0.5, 1.0]
+    nearest_up [0.5, -0.0, 1.0]
+    toward_zero [0.0, -0.0, 1.0]
+    up [0.5, -0.0, 1.5]
+    down [0.0, -0.5, 1.0]
+    odd [0.5, -0.5, 1.5]
+    >>> rounding.NAMED["odd"] is ODD, rounding.DEFAULT_BITS, get_args(rounding.Overflow)
+    (True, 32, ('saturate', 'nonfinite'))
 """
 
 from __future__ import annotations
@@ -49,6 +62,13 @@ class Rounding:
     Attributes:
         mode: The kernels' constant for the rounding.
         spelling: The rounding with each overflow mode as text, the form that operators take.
+
+    Example:
+        >>> import qsim
+        >>> isinstance(qsim.rounding.NEAREST, qsim.Rounding), isinstance(qsim.Stochastic(bits=6), qsim.Rounding)
+        (True, True)
+        >>> qsim.Stochastic().is_stochastic, qsim.rounding.UP.is_stochastic
+        (True, False)
     """
 
     mode: Mode

@@ -57,7 +57,16 @@ def cancelled_updates(optimizer: torch.optim.Optimizer, every: int = 1, *, model
 
 
 class CancelledUpdates:
-    """The result of `cancelled_updates`: the counts so far."""
+    """The result of `cancelled_updates`: the counts so far.
+
+    Example:
+        >>> import torch, qsim
+        >>> w = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        >>> cancelled = qsim.diagnostics.cancelled_updates(qsim.optim.SGD([w], lr=2**-10, update="nearest"))
+        >>> cancelled.shares
+        {}
+        >>> cancelled.close()
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int = 1, model: nn.Module | None = None) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):

@@ -40,6 +40,16 @@ class Counts:
         histogram: The number of finite magnitudes between each power of two and the next.
         signal: The sum of squares, in the units of the tensor, of elements that are finite before and after.
         noise: The sum of squared rounding errors there.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 1)), qsim.FivePoint(act="e4m3"))
+        >>> with qsim.diagnostics.Monitor(model) as monitor:
+        ...     y = model(torch.tensor([[1.0, 500.0], [0.0, 1e-9]]))
+        ...     monitor.step()
+        >>> counts = monitor.samples[0]["0", "act"]
+        >>> counts.elements, counts.saturated, counts.underflowed, counts.exact
+        (4, 1, 1, 2)
     """
 
     layer: str
@@ -130,6 +140,16 @@ class Sample:
     Attributes:
         step: Its number, starting at 0.
         points: The counts, in the order of the model's layers.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 1)), qsim.FivePoint(act="e4m3", weight="e2m1"))
+        >>> with qsim.diagnostics.Monitor(model) as monitor:
+        ...     y = model(torch.tensor([[1.0, 500.0]]))
+        ...     monitor.step()
+        >>> sample = monitor.samples[0]
+        >>> sample.step, [(counts.layer, counts.point) for counts in sample.points]
+        (0, [('0', 'act'), ('0', 'weight')])
     """
 
     step: int

@@ -10,6 +10,14 @@ Example:
     (448.0, 0.015625, 0.001953125)
     >>> Float(3, 0).values()[-3:]
     (4.0, 8.0, 16.0)
+    >>> import typing
+    >>> from qsim import formats
+    >>> [fmt.max for fmt in (formats.E5M2FNUZ, formats.E4M3FNUZ, formats.E4M3B11FNUZ, formats.E3M4, formats.E3M2, formats.E2M3)]
+    [57344.0, 240.0, 30.0, 15.5, 28.0, 7.5]
+    >>> [fmt.bits for fmt in (formats.FP32, formats.TF32, formats.FP16, formats.BF16, formats.E8M0, formats.INT8, formats.INT4)]
+    [32, 19, 16, 16, 8, 8, 4]
+    >>> formats.NAMED["e5m2"] == formats.E5M2, typing.get_args(formats.Specials)
+    (True, ('ieee', 'fn', 'fnuz', 'none'))
 """
 
 from qsim.formats.base import Format

@@ -46,6 +46,13 @@ class Format:
         grid: The finite values, as parameters for the kernels.
         coding: The codes, as parameters for the kernels.
         spelling: Both as text, the form that operators take.
+
+    Example:
+        >>> import qsim
+        >>> [isinstance(qsim.format(name), qsim.Format) for name in ("e4m3", "int8", "bf16")]
+        [True, True, True]
+        >>> qsim.format("e2m1").bits, qsim.format("e2m1").max
+        (4, 6.0)
     """
 
     bits: int

@@ -6,6 +6,8 @@ Example:
     >>> _ = qsim.convert(model, qsim.recipes.mxfp8())
     >>> model[0].points.grad.scale
     Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
+    >>> qsim.recipes.NAMED["mxfp8"] is qsim.recipes.mxfp8
+    True
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ Example:
     >>> qsim.quantize(x, "e2m1", scale=qsim.scaling.Channel(0))
     tensor([[1.0000e-03, 3.0000e-03],
             [1.0000e+02, 3.0000e+02]])
+    >>> from typing import get_args
+    >>> get_args(qsim.scaling.Rule)
+    ('fit', 'ceil', 'floor', 'even')
 """
 
 from __future__ import annotations

@@ -44,6 +44,16 @@ class Scaling:
         margin: Makes scales larger by this many powers of two.
         outer: A scale of the whole tensor, which scales these scales: `Tensor(...)`. It is `a / M / M'`, where `M'` is the largest value of
             the scales' format, so that the largest scale is mapped to `M'`.
+
+    Example:
+        >>> import torch, qsim
+        >>> for rule in ("fit", "ceil", "floor", "even"):
+        ...     scale = qsim.scaling.Tensor("e8m0", rule)
+        ...     print(rule, isinstance(scale, qsim.scaling.Scaling), qsim.quantize(torch.tensor([1.0, 7.9]), "e2m1", scale=scale).tolist())
+        fit True [1.0, 6.0]
+        ceil True [1.0, 8.0]
+        floor True [1.0, 6.0]
+        even True [1.0, 8.0]
     """
 
     format: Format

@@ -34,6 +34,12 @@ class Plan:
         part: The share of the runs.
         command: The equivalent command line, for the report.
         form: The form of the study on which the settings are based.
+
+    Example:
+        >>> from qsim import studies
+        >>> plan = studies.plan("batch-size", form="quick")
+        >>> plan.study.name, plan.form, len(plan.runs) > 0
+        ('batch-size', 'quick', True)
     """
 
     study: Study[Any, Any]

@@ -39,6 +39,13 @@ class Claim:
         paper: The claim.
         measured: The measurement.
         agrees: Whether they agree; None if the runs do not decide it.
+
+    Example:
+        >>> from qsim import studies
+        >>> studies.Claim("Section 2", "the mean is exact", "0.300 instead of 0.3", agrees=True).verdict
+        'yes'
+        >>> studies.Claim("Section 3", "it is faster", "1.0 [0.9, 1.1] times", agrees=None).verdict
+        'undecided'
     """
 
     source: str
@@ -54,7 +61,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers in rows and columns, with a heading."""
+    """Numbers in rows and columns, with a heading.
+
+    Example:
+        >>> from qsim import studies
+        >>> print(studies.Table("Losses", ["format", "loss"], [["e4m3", "0.31"]]).markdown())
+        | format | loss |
+        | --- | --- |
+        | e4m3 | 0.31 |
+    """
 
     title: str
     header: Sequence[str]
@@ -74,6 +89,13 @@ class Picture:
         name: The name of the files, without extension.
         caption: The caption.
         draw: A function that draws it.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from qsim import studies
+        >>> picture = studies.Picture("loss", "Loss against format.", draw=Figure)
+        >>> picture.name, picture.caption
+        ('loss', 'Loss against format.')
     """
 
     name: str
@@ -90,6 +112,13 @@ class Report:
         parts: Paragraphs, tables and pictures, in order.
         claims: The paper's claims, and their verdicts.
         meaning: The result in one sentence.
+
+    Example:
+        >>> from qsim import studies
+        >>> claim = studies.Claim("Figure 1", "larger batches help", "+1.2 % [0.4, 2.0]", agrees=True)
+        >>> report = studies.Report(studies.named("batch-size"), ["How it was measured."], [claim], "Larger batches help.")
+        >>> report.verdicts.rows[0][-1]
+        'yes'
     """
 
     study: Asked

@@ -18,6 +18,13 @@ class Result(Generic[RunT]):
         values: The measured values, as in JSON.
         seconds: The time that the run took.
         machine: The machine, the date and the versions.
+
+    Example:
+        >>> from qsim import studies
+        >>> run = studies.plan("random-bits", form="quick").runs[0]
+        >>> result = studies.Result(run, {"loss": 0.25}, seconds=1.5, machine={"device": "cpu"})
+        >>> result["loss"]
+        0.25
     """
 
     run: RunT

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from running_examples import FOLDER, outputs, words
+from support.running_examples import FOLDER, outputs, words
 
 PAGE = (FOLDER.parent / "docs" / "gallery.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```\{printed\} (\S+)$", PAGE, flags=re.MULTILINE)

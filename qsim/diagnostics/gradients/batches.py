@@ -37,6 +37,17 @@ class BatchFactor:
         like: The total variance under the points for comparison.
         bias: The squared norm of the gradient's mean error, which no batch size removes.
         gradient: The squared norm of the gradient in full precision, for comparison.
+
+    Example:
+        >>> import torch, qsim
+        >>> _ = torch.manual_seed(0)
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint())
+        >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e5m0", "stochastic"))
+        >>> found = qsim.diagnostics.batch_for(model, lambda model, x: model(x).square().mean(), list(torch.randn(32, 16, 8)), points)
+        >>> [factor.layer for factor in found.factors]
+        ['(the model)', 'all weights']
+        >>> found.factors[-1].rounding.value > 0
+        True
     """
 
     layer: str
@@ -60,6 +71,15 @@ class BatchFactors:
             effect of steps twice as wide for numbers spread evenly between two neighbours; for given numbers it can be somewhat more or
             less. If both operands of ∇W are rounded to very few bits, the product of their errors adds to it.
         level: The confidence level of the intervals.
+
+    Example:
+        >>> import torch, qsim
+        >>> _ = torch.manual_seed(0)
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint())
+        >>> points = qsim.FivePoint(act_bwd=qsim.Quantizer("e5m0", "stochastic"))
+        >>> found = qsim.diagnostics.batch_for(model, lambda model, x: model(x).square().mean(), list(torch.randn(32, 16, 8)), points)
+        >>> found.factor == found.factors[-1].factor, found.level
+        (True, 0.95)
     """
 
     factors: tuple[BatchFactor, ...]

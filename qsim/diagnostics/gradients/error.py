@@ -18,6 +18,15 @@ class GradientError:
         sampling: `T^s`: its variance from batch to batch.
         rounding: `T^Q`: its variance from draw to draw.
         gradient: `|E[g]|²`, to compare with.
+
+    Example:
+        >>> import torch, qsim
+        >>> _ = torch.manual_seed(0)
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint(weight="e4m1", weight_bwd="same"))
+        >>> found = qsim.diagnostics.gradient_error(model, lambda model, x: model(x).square().mean(), list(torch.randn(8, 16, 8)))
+        >>> error = found.of("weight")
+        >>> error.bias.low > 0, error.rounding.value
+        (True, 0.0)
     """
 
     layer: str

@@ -37,6 +37,14 @@ class GradientErrors:
         batches: Number of batches.
         draws: Number of draws per batch.
         level: The confidence level of the intervals.
+
+    Example:
+        >>> import torch, qsim
+        >>> _ = torch.manual_seed(0)
+        >>> model = qsim.convert(torch.nn.Linear(8, 4), qsim.FivePoint(weight="e4m1", weight_bwd="same"))
+        >>> found = qsim.diagnostics.gradient_error(model, lambda model, x: model(x).square().mean(), list(torch.randn(8, 16, 8)))
+        >>> found.batches, [error.point for error in found.errors if error.layer == "all weights"]
+        (8, ['none', 'weight', 'weight_bwd', 'all'])
     """
 
     errors: tuple[GradientError, ...]

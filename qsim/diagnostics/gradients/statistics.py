@@ -31,6 +31,11 @@ class Estimate:
         value: The estimate.
         low: The interval's lower end.
         high: Its upper end.
+
+    Example:
+        >>> from qsim.diagnostics import Estimate
+        >>> print(Estimate(value=1.5, low=1.25, high=1.75))
+        1.5 [1.25, 1.75]
     """
 
     value: float

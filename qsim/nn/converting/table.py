@@ -25,6 +25,13 @@ class Conversion:
         left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
             unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
             products.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), "mxfp8", exclude=["1"])
+        >>> found = qsim.nn.conversion(model)
+        >>> [name for name, kind, points in found.changed], found.left
+        (['0'], (('1', 'not chosen'),))
     """
 
     changed: tuple[tuple[str, str, FivePoint], ...]
