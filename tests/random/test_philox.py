@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qsim.random import philox4x32, random_bits, stream
-from qsim_kernels.reference.philox import philox
+from qsim_kernels.reference.philox import block_words, philox
 from support.bounds import check_share
 from support.random123 import ANSWERS, Answer
 
@@ -19,6 +19,7 @@ def test_known_answers(answer: Answer) -> None:
     # Other implementations have the counter as a block and a stream, and the key as a seed.
     blocks = philox(answer.block, 1, answer.seed, answer.stream, torch.device("cpu"))
     assert blocks.tolist() == [list(answer.words)]
+    assert block_words(answer.block, answer.seed, answer.stream) == answer.words
 
 
 def test_known_answer_reaches_the_elements() -> None:

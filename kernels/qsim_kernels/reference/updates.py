@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
-from qsim_kernels.reference.philox import Noise, philox
+from qsim_kernels.reference.philox import Noise, block_words
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
 
@@ -58,14 +58,14 @@ def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algo
     decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
     if isinstance(algorithm, SGD):
         keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
-        factors = [_single(x) for x in (scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay)]
+        factors = [scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay]
     else:
         bias1, bias2 = 1.0 - power(algorithm.beta1, step), 1.0 - power(algorithm.beta2, step)
         rate = lr if roundings.in_format else lr / bias1
         root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
         of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)
-        factors = [_single(x) for x in (scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay)]
-    found = Factors(*factors)
+        factors = [scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay]
+    found = Factors(*torch.tensor(factors, dtype=torch.float64).to(torch.float32).tolist())
     return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
 
 
@@ -95,7 +95,7 @@ def _single(x: float) -> float:
 
 def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
     """The seed and the stream of a step's random bits, taken from a block of the optimizer's own bits."""
-    words = philox(step, 1, seed, stream + role, torch.device("cpu"))[0].tolist()
+    words = block_words(step, seed, stream + role)
     return words[0] | words[1] << 32, words[2] | words[3] << 32
 
 
