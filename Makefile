@@ -28,13 +28,16 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The environment in build/ has what the wheel asks for and nothing else; `-I` keeps this folder out of its reach.
+# The environment in build/ has what the wheel asks for and nothing else, linked instead of installed a second time; `-I` keeps this folder
+# out of its reach.
 dist: $(READY) ## sdist and wheel, in dist/: built, checked, and tried as installed
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python tests/project/distribution.py dist
-	$(PYTHON) -m venv build/installed
-	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt dist/*.whl
+	$(PYTHON) -m venv --without-pip build/installed
+	$(BIN)/python tests/project/link_requirements.py dist/*.whl build/installed/lib/python*/site-packages
+	build/installed/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps dist/*.whl
+	build/installed/bin/python -m pip check --disable-pip-version-check
 	build/installed/bin/python -I tests/project/installed.py
 	cp tests/project/downstream.py build && cd build && ../$(BIN)/mypy --config-file= --strict --python-executable installed/bin/python downstream.py
 	rm -rf build
