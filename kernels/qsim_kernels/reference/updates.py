@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -48,9 +49,9 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
         step.steps[i].add_(1)
         done = int(step.steps[i])
         factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
-        keys = [_key(step.seed, done, step.streams[i], role) for role in range(ROLES)]
+        key = partial(_key, step.seed, done, step.streams[i])
         tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
-        _update(tensors, factors, keys, Place(*step.places[3 * i : 3 * i + 3]), algorithm, roundings)
+        _update(tensors, factors, key, Place(*step.places[3 * i : 3 * i + 3]), algorithm, roundings)
 
 
 def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
@@ -100,29 +101,29 @@ def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
 
 
 def _update(
-    tensors: Tensors, factors: Factors, keys: list[tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
+    tensors: Tensors, factors: Factors, key: Callable[[int], tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
 ) -> None:
     """Update one parameter, piece by piece."""
     for index, views in pieces(*(x for x in tensors if x is not None)):
         remaining = iter(views)
         piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
-        _update_piece(piece, factors, _Noises(keys, place, index, piece.param), algorithm, roundings)
+        _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings)
 
 
 class _Noises:
     """The noise of a piece's elements per role, for rules that need it."""
 
-    def __init__(self, keys: list[tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
-        self._keys, self._place, self._index, self._like = keys, place, index, like
+    def __init__(self, key: Callable[[int], tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
+        self._key, self._place, self._index, self._like = key, place, index, like
 
     def __call__(self, rule: Rule, role: int) -> Noise | None:
         if rule.mode != Mode.STOCHASTIC:
             return None
         (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
         if not row:
-            return Noise(*self._keys[role], offset + self._index, count, device)
+            return Noise(*self._key(role), offset + self._index, count, device)
         place = torch.arange(self._index, self._index + count, device=device)
-        return Noise(*self._keys[role], offset + place // row * stride + place % row, count, device)
+        return Noise(*self._key(role), offset + place // row * stride + place % row, count, device)
 
 
 def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings) -> None:
