@@ -1,4 +1,4 @@
-"""Give an empty environment pip and what a wheel requires, as links: `python tests/link_requirements.py dist/*.whl SITE_PACKAGES`.
+"""Give an empty environment pip and what a wheel requires, as links: `python tests/project/link_requirements.py dist/*.whl SITE_PACKAGES`.
 
 `make dist` tries the wheel with its requirements and nothing else. Installing these again would copy more than a gigabyte of torch.
 """
