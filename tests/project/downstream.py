@@ -13,7 +13,9 @@ def rounded(x: Tensor) -> Tensor:
     """Round in several ways."""
     own: Tensor = qsim.quantize(x, Float(3, 2), rounding=Stochastic(8), seed=1)
     named: Tensor = qsim.quantize(own, "e4m3", overflow="nonfinite")
-    return Quantizer("mxfp4")(named)
+    spread: Tensor = qsim.transforms.Hadamard(16)(named)
+    block: qsim.Block = qsim.block.NVFP4
+    return Quantizer("mxfp4")(qsim.quantize(spread, block))
 
 
 def converted(model: nn.Module) -> nn.Module:
