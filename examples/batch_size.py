@@ -1,4 +1,4 @@
-"""How many times larger a batch makes up for fewer bits, and what no batch makes up for.
+"""The batch that compensates for fewer bits, and the error that no batch size removes.
 
 Run it with `python examples/batch_size.py`. It is docs/guides/batch-size.md on digits, and needs scikit-learn:
 `pip install -e '.[study]'`.

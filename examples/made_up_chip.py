@@ -1,4 +1,4 @@
-"""A chip whose only format has six exponent and five mantissa bits: would a model that knows nothing of it learn there?
+"""A chip whose only format has six exponent and five mantissa bits: would an unmodified model learn there?
 
 Run it with `python examples/made_up_chip.py`. It belongs to docs/guides/own-chip.md. It needs scikit-learn:
 `pip install -e '.[study]'`.

@@ -71,7 +71,7 @@ def places(draw: st.DrawFn) -> tuple[Format, float, float, float]:
 
 
 def bernstein(variance: float, width: float) -> float:
-    """How far the mean of the copies may be off: `P(|mean - x| > t) <= 2 exp(-n t² / (2 variance + 2/3 width t))`, solved for `t`."""
+    """A bound on the error of the mean of the copies: `P(|mean - x| > t) <= 2 exp(-n t² / (2 variance + 2/3 width t))`, solved for `t`."""
     log = math.log(2 * EXAMPLES * len(ROUNDINGS) / ERROR_PROBABILITY)
     return math.sqrt(2 * variance * log / COPIES) + 2 * width * log / (3 * COPIES)
 

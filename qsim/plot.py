@@ -51,7 +51,7 @@ def number_line(format: str | torch.dtype | Format, *, log: bool = False, ax: Ax
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If the format is too wide.
 
     Example:
@@ -109,7 +109,7 @@ def rounding(
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If there are no such numbers, or too many values between the limits.
 
     Example:
@@ -153,7 +153,7 @@ def error(format: str | torch.dtype | Format, rounding: str | Rounding = "neares
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If nothing has that name.
 
     Example:
@@ -204,7 +204,7 @@ def monitor(monitor: Monitor, layer: str, point: str = "act", *, step: int | Non
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If nothing was seen there.
 
     Example:

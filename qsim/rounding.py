@@ -174,7 +174,7 @@ def resolve(rounding: str | Rounding) -> Rounding:
         rounding: One of `NAMED`'s names, or a `Rounding`.
 
     Raises:
-        TypeError: If it is of another kind.
+        TypeError: If it has the wrong type.
         ValueError: If no rounding has that name.
 
     Example:

@@ -132,7 +132,7 @@ def draw(script: Path, target: Path, theme: str, *, transparent: bool = True) ->
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """What figures compute is small, and on a busy machine threads mostly wait for one another."""
+    """Figures compute little, and on a busy machine threads mostly wait for each other."""
     import torch
 
     before = torch.get_num_threads()
@@ -148,7 +148,7 @@ def _script(source: Path, name: str) -> Path:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Register the extension; called by Sphinx."""
     app.add_directive("drawn", Drawn)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -41,6 +41,6 @@ def _places(page: Path) -> frozenset[str]:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Register the extension; called by Sphinx."""
     app.connect("build-finished", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

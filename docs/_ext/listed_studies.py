@@ -43,6 +43,6 @@ def _row(cells: list[nodes.Node]) -> nodes.row:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Register the extension; called by Sphinx."""
     app.add_directive("studies", Studies)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

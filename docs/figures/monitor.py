@@ -1,4 +1,4 @@
-"""What a monitor sees at one point of a layer: from which powers of two gradients come, and which of them E4M3 holds."""
+"""A monitor's counts at one point of a layer: the powers of two of gradients, and the range of E4M3."""
 
 import torch
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What `qsim.plot` draws of a format of one's own."""
+"""The plots of `qsim.plot` for a custom format."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What roundings make of a ramp, in E2M1."""
+"""A ramp under several roundings, in E2M1."""
 
 import matplotlib.pyplot as plt
 import torch

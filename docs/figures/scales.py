@@ -1,4 +1,4 @@
-"""What survives in FP4 beside an outlier: under no scale, one of the tensor, and one for each block of 16."""
+"""The values that survive in FP4 next to an outlier: without a scale, with one per tensor, and with one per block of 16."""
 
 import matplotlib.pyplot as plt
 import torch

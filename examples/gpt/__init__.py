@@ -1,1 +1,1 @@
-"""What `train_gpt.py` is made of."""
+"""The parts of `train_gpt.py`."""

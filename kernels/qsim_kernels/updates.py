@@ -69,7 +69,7 @@ class SGD(NamedTuple):
 
 
 class Roundings(NamedTuple):
-    """What is rounded in an update.
+    """The roundings of an update.
 
     Rules that saturate do so only from finite values: an infinity becomes NaN, so that a step that went wrong stays visible.
 
@@ -169,7 +169,7 @@ def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str
 
 
 def read_algorithm(text: str) -> Adam | SGD:
-    """Parse an algorithm from its text; the name of the first number tells the two apart."""
+    """Parse an algorithm from its text; the name of the first number distinguishes the two."""
     found: Adam | SGD = read(Adam, text) if text.startswith("beta1=") else read(SGD, text)
     return found
 

@@ -121,7 +121,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
         spec: For example `"e4m3"`, `"bf16"`, `"int8"`, `torch.float8_e5m2`, `Float(6, 9)`. Names are case-insensitive.
 
     Raises:
-        TypeError: If `spec` is of another kind.
+        TypeError: If `spec` has the wrong type.
         ValueError: If no format has that name.
 
     Example:

@@ -126,7 +126,7 @@ def _shares(x: Tensor, out: Tensor) -> bool:
 
 
 def _reach(x: Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
-    """The first byte of a tensor in its storage and the one behind its last."""
+    """The first byte of a tensor in its storage, and the one after its last."""
     first = x.storage_offset()
     last = first + sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
     return first * x.element_size(), (last + 1) * x.element_size()

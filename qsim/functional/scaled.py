@@ -30,7 +30,7 @@ class Scaled(NamedTuple):
 
     Attributes:
         values: The values, or the elements without their scales.
-        scales: float32, by matrix, tile down and tile along; of blocks and tiles only if the elements were not multiplied with them again.
+        scales: float32, by matrix, tile down and tile along; of blocks and tiles only if the elements were not multiplied by them again.
         under: The scale of the whole tensor, 0-d float32, if the scales are under one.
     """
 
@@ -88,7 +88,7 @@ def quantize_scaled(
         stream: See `qsim.quantize`.
         offset: See `qsim.quantize`.
         dtype: The dtype of the values.
-        restore: What the elements are multiplied with again.
+        restore: The factors that the elements are multiplied by again.
         layout: How scales lie in the tensor, if not as the scaling says.
         share: How the largest magnitude of the whole tensor is found, if this is a share of it.
         known: The scales, if they were made before.

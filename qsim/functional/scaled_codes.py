@@ -64,7 +64,7 @@ def encode_scaled(
     fmt, narrowest = spelt.format, spelt.holders[0]
     elements, scales, outer = quantize_scaled(x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
     codes = _codes(elements, spelling(fmt, "nearest", overflow))
-    assert scales is not None  # nothing was multiplied with them
+    assert scales is not None  # no scale was multiplied in
     scales = scales.view(scaling.counts(x.shape))
     if scaling.format != FP32:
         scales = _codes(scales, spelling(scaling.format, "nearest", "saturate"))

@@ -32,7 +32,7 @@ def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tenso
         A tensor of `x`'s shape, dtype and device.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If the step is negative or not finite, the threshold lies outside 0…1 (numbers alone are checked, a tensor's values are
             not), or a shape does not broadcast to `x`'s.
 

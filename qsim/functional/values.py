@@ -60,7 +60,7 @@ def quantize(
 
     Raises:
         IndexError: If `x` lacks the dimension of the blocks.
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If a dtype cannot hold the format, or arguments contradict each other.
 
     Example:

@@ -53,7 +53,7 @@ def random_bits(
         An int64 tensor of values below `2**bits`.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If a number is out of range.
 
     Example:

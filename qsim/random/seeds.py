@@ -27,7 +27,7 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
         device: The device of the tensor that is rounded.
 
     Raises:
-        TypeError: If the seed or the generator is of another kind.
+        TypeError: If the seed or the generator has the wrong type.
         ValueError: If both are given, or they do not fit the device.
     """
     compiling = torch.compiler.is_compiling()
@@ -107,7 +107,7 @@ def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stri
 
 @lru_cache(maxsize=4096)
 def _of_weight(shared: int, stream_number: int) -> int:
-    """What a weight's checksum starts from."""
+    """The initial value of a weight's checksum."""
     return stream("weight", shared, stream_number)
 
 

@@ -174,7 +174,7 @@ LARGEST = (E4M3, E2M1, Int(8, symmetric=True))
 def test_how_far_float32_scales_saturate(element: Format) -> None:
     """Float32 scales with "fit" and "ceil" map the largest element to the largest value, or one unit in the last place next to it.
 
-    So what saturates is one such unit, 2**-23 at most, by either rule: it is the price of multiplying with a rounded inverse. It happens in
+    So what saturates is one such unit, 2**-23 at most, by either rule: it is the price of multiplying by a rounded inverse. It happens in
     a few per cent of the blocks under "ceil", in a fifth of them under "fit". Here are all 2**23 mantissas that a block's largest can have.
     """
     a = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)

@@ -59,7 +59,7 @@ def test_for_a_single_weight_the_corrected_bound_holds_and_the_published_one_doe
         curves = findings.lone(rate)
         assert (curves.lowest >= curves.holding).all()
         below += int((curves.lowest < curves.printed).sum())
-    # Optima are uniform in [0, 100): what is lost for certain is half a distance of levels, the larger beside a number the closer that is
+    # Optima are uniform in [0, 100): half a distance between levels is certainly lost, and is larger relative to a number that is close
     # to the power of two below it. Some are not.
     assert below > 0
 

@@ -67,7 +67,7 @@ def convert(
         The model.
 
     Raises:
-        TypeError: If the points of a layer are of another kind, or its weights have a dtype that cannot be rounded.
+        TypeError: If the points of a layer have the wrong type, or its weights have a dtype that cannot be rounded.
         ValueError: If a pattern matches nothing, a layer cannot be converted in its current state, or a recipe keeps all layers in high
             precision.
 

@@ -42,7 +42,7 @@ class Direction:
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:
         """The scales of an operand's channels, or its single scale, shaped for multiplication with the result."""
         if scales.numel() <= 1:
-            return scales.sum()  # of nothing there are none
+            return scales.sum()  # an empty tensor has no scales
         return scales.view([-1 if dim == self.result else 1 for dim in range(len(shape))])
 
     def summed_dims(self, dims: int, merges: bool) -> Sequence[int]:
@@ -71,7 +71,7 @@ class MatrixDirection(Direction):
 
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:  # noqa: D102 (documented above)
         if scales.numel() <= 1:
-            return scales.sum()  # of nothing there are none
+            return scales.sum()  # an empty tensor has no scales
         return scales.view(*shape[:-2], shape[self.kept]).unsqueeze(-1 if self.result == -2 else -2)
 
     def summed_dims(self, dims: int, merges: bool) -> Sequence[int]:  # noqa: D102 (documented above)

@@ -14,12 +14,12 @@ _HELP = "Give this layer other points, or exclude it"
 def check_matmul(points: FivePoint) -> None:
     """Raise an error for a gradient with a transform where the other operand of its product cannot have it.
 
-    In a product of two inputs each is multiplied with the gradient, and needs the same transform.
+    In a product of two inputs each is multiplied by the gradient, and needs the same transform.
     """
     for name, grad in (("grad", points.grad), ("grad_w", points.grad_w)):
         if grad is not None and grad.transform is not None and not isinstance(points.act_bwd, Quantizer):
             wanted = f"act_bwd must be a quantizer, got {points.act_bwd!r}"
-            raise ValueError(f"matmul: {name} is transformed by {grad.transform!r}, and an input stands beside it: {wanted}")
+            raise ValueError(f"matmul: {name} is transformed by {grad.transform!r}, so the other input needs the same transform: {wanted}")
 
 
 def check_groups(name: str, points: FivePoint, transposed: bool) -> None:

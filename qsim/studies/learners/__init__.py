@@ -1,1 +1,1 @@
-"""What studies train: image nets and language models, their data, and their training."""
+"""The subjects of studies: image nets and language models, their data, and their training."""
