@@ -10,7 +10,7 @@ import qsim
 
 METHODS = {
     "stochastic": "everything in BF16, updates rounded stochastically",
-    "kahan": "everything in BF16, and what an update loses kept beside the weight",
+    "kahan": "everything in BF16, and what an update loses kept next to the weight",
     "nearest": "everything in BF16, updates rounded to nearest",
     "o1": "weights and their updates in FP32, products in BF16 by autocast",
     "o2": "weights and gradients in BF16, updates of a copy of the weights in FP32",
