@@ -152,13 +152,13 @@ def _check_reuse(forward: str, point: Quantizer | None, backward: str) -> None:
         return
     if point.transform is not None:
         raise ValueError(
-            f'FivePoint: {backward}="same" cannot reuse what {forward} transformed along another dimension: {point.transform!r}'
+            f'FivePoint: {backward}="same" cannot reuse the tensor of {forward}, transformed along another dimension: {point.transform!r}'
         )
     if point.scale is not None and point.scale.is_directed:
         allowed = "scales of the whole tensor or of square tiles can be reused"
         raise ValueError(
-            f'FivePoint: {backward}="same" cannot reuse scales of {forward} that lie along one direction: {allowed}, got {point.scale!r}; '
-            f"a quantizer of its own as {backward} rounds again, along what the product sums over"
+            f'FivePoint: {backward}="same" cannot reuse scales of {forward} along one direction: {allowed}, got {point.scale!r}; '
+            f"a separate quantizer for {backward} rounds again, along the dimension over which the product sums"
         )
 
 
@@ -171,7 +171,7 @@ def _check_transforms(first: str, one: Quantizer | str | None, second: str, othe
         if point is None:
             transform = next(transform for transform in transforms if transform is not None)
             partner = second if name == first else first
-            alone = f"{name}, its partner in a product, has no quantizer to do the same"
+            alone = f"{name}, its partner in a product, has no quantizer with the same transform"
             raise ValueError(f"FivePoint: {partner} is transformed by {transform!r}, and {alone}")
     given = f"got {transforms[0]!r} and {transforms[1]!r}"
     raise ValueError(f"FivePoint: {first} and {second} are multiplied and must have the same transform, {given}")
@@ -189,10 +189,10 @@ def _check_range(first: str, one: Quantizer | None, second: str, other: Quantize
     reached = {name: _reached(point) for name, point in ((first, one), (second, other))}
     if reached[first] * reached[second] < _LARGEST_PRODUCT:
         return
-    told = " and ".join(f"{name} up to {largest:.2g}" for name, largest in reached.items() if largest > 1)
+    reach = " and ".join(f"{name} up to {largest:.2g}" for name, largest in reached.items() if largest > 1)
     raise ValueError(
-        f"FivePoint: under scales of the whole or of channels operands reach the ends of their formats, {told}, and their products are "
-        "beyond float32: give the scales a margin, or do without, for such formats need none"
+        f"FivePoint: with per-tensor or per-channel scales, operands reach the ends of their formats, {reach}, and their products "
+        "overflow float32: give the scales a margin, or omit them, because such formats need none"
     )
 
 
@@ -214,10 +214,10 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
     if isinstance(point, str) and point == "same":
         if name in ("act_bwd", "weight_bwd"):
             return point
-        raise ValueError(f'FivePoint: {name}="same" has nothing to be the same as; only act_bwd and weight_bwd reuse a forward tensor')
+        raise ValueError(f'FivePoint: {name}="same" has no forward tensor to reuse; only act_bwd and weight_bwd do')
     if isinstance(point, (tuple, list)):
         parts = ", ".join(map(repr, point))
-        raise TypeError(f"FivePoint: {name} is one format, or a Quantizer if there is more to it: write qsim.Quantizer({parts})")
+        raise TypeError(f"FivePoint: {name} must be one format, or a Quantizer with further arguments: write qsim.Quantizer({parts})")
     return _quantizer(name, point)
 
 

@@ -55,7 +55,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
         4
     """
     if not isinstance(name, str):
-        raise TypeError(f"a recipe's name must be a text, got {name!r}")
+        raise TypeError(f"a recipe's name must be a string, got {name!r}")
     if name in NAMED:
         make = NAMED[name]
         if not _needs_format(make):

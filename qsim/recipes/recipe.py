@@ -43,7 +43,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("name", "source"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"Recipe: {name} must be a text, got {getattr(self, name)!r}")
+                raise TypeError(f"Recipe: {name} must be a string, got {getattr(self, name)!r}")
         if not isinstance(self.points, FivePoint):
             raise TypeError(f"Recipe: points must be a FivePoint, got {self.points!r}")
         for name in ("first", "last"):

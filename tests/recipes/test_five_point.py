@@ -168,7 +168,7 @@ def test_repr_makes_it_again() -> None:
 
 @pytest.mark.parametrize("point", ["act", "weight", "grad", "grad_w"])
 def test_same_needs_something_to_be_the_same_as(point: str) -> None:
-    with pytest.raises(ValueError, match=f'FivePoint: {point}="same" has nothing to be the same as; only act_bwd and weight_bwd'):
+    with pytest.raises(ValueError, match=f'FivePoint: {point}="same" has no forward tensor to reuse; only act_bwd and weight_bwd'):
         FivePoint(**{point: "same"})  # type: ignore[arg-type]
 
 
@@ -189,7 +189,7 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
     [
         ("e4m33", ValueError, "FivePoint: act: unknown format 'e4m33'.*did you mean"),
         (8, TypeError, "FivePoint: act: a format must be"),
-        (("e4m3", "stochastic"), TypeError, r"act is one format, or a Quantizer .*: write qsim\.Quantizer\('e4m3', 'stochastic'\)"),
+        (("e4m3", "stochastic"), TypeError, r"act must be one format, or a Quantizer .*: write qsim\.Quantizer\('e4m3', 'stochastic'\)"),
         (
             {"format": "e4m3", "rounding": "stochastc"},
             ValueError,
@@ -229,7 +229,7 @@ def test_a_point_that_makes_no_sense_is_named() -> None:
 @pytest.mark.parametrize("format", ["e7m2", "bf16"])
 def test_scales_that_bring_products_beyond_float32_are_refused(scale: scaling.Scaling, format: str) -> None:
     wide = Quantizer(format, scale=scale)
-    reason = "products are beyond float32: give the scales a margin, or do without"
+    reason = "products overflow float32: give the scales a margin, or omit them"
     for points in ({"act": wide, "weight": wide}, {"grad": wide, "weight_bwd": wide}, {"weight": wide, "grad": wide, "weight_bwd": "same"}):
         if not (points.get("weight_bwd") == "same" and scale.is_directed):
             with pytest.raises(ValueError, match=reason):

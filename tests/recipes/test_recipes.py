@@ -100,7 +100,7 @@ class TestPoints:
         tiles = Block("e2m1", (4, 4))
         assert recipes.weight_only(tiles).points.weight == Quantizer(tiles)
         for make in (recipes.weight_only, recipes.stochastic_backward):
-            with pytest.raises(ValueError, match='weight_bwd="same" cannot reuse scales of weight that lie along one direction'):
+            with pytest.raises(ValueError, match='weight_bwd="same" cannot reuse scales of weight along one direction'):
                 make("mxfp4")
 
     @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class TestRecipe:
             ([], TypeError, r"Recipe: a configuration is a dictionary, got \[\]"),
             ({"name": "a"}, TypeError, "Recipe: a configuration needs points, got {'name': 'a'}"),
             ({"name": "a", "points": {}, "lost": 1}, ValueError, "Recipe has no 'lost'; it has name, points, first, last, source"),
-            ({"name": 3, "points": {}}, TypeError, "Recipe: name must be a text, got 3"),
+            ({"name": 3, "points": {}}, TypeError, "Recipe: name must be a string, got 3"),
             ({"name": "a", "points": {}, "first": True}, TypeError, "Recipe: first must be an int, got True"),
             ({"name": "a", "points": "e4m3"}, TypeError, "FivePoint: a configuration is a dictionary of points, got 'e4m3'"),
         ],
@@ -184,7 +184,7 @@ class TestDescribe:
             ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
             ("nvfp4(last=-1)", ValueError, "Recipe: last must lie in 0"),
             ("mxfp8(32)", TypeError, "mxfp8"),
-            (4, TypeError, "a recipe's name must be a text, got 4"),
+            (4, TypeError, "a recipe's name must be a string, got 4"),
         ],
     )
     def test_unknown_names(self, name: str, error: type[Exception], message: str) -> None:
