@@ -31,7 +31,7 @@ def is_current(name: str) -> bool:
 
 
 def output(name: str) -> str:
-    """What an example prints: from its file if that is current, otherwise from a new run."""
+    """The output of an example: from its file if that is current, otherwise from a new run."""
     return written(name).read_text(encoding="utf-8").partition("\n")[2] if is_current(name) else run(name)
 
 

@@ -29,6 +29,6 @@ class Printed(SphinxDirective):
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Sphinx's entry point."""
     app.add_directive("printed", Printed)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 
 def requirements_of(wheel: Path) -> list[Requirement]:
-    """What a wheel's metadata asks for."""
+    """The requirements in a wheel's metadata."""
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
         return Metadata.from_email(opened.read(name)).requires_dist or []

@@ -181,7 +181,7 @@ def test_the_api_pages_describe_nothing_that_is_not_public() -> None:
 
 
 def test_every_public_name_has_an_example_that_runs() -> None:
-    """What is called has one in its docstring; a constant or a type is used in one, or on a page."""
+    """A class or a function has an example in its docstring; a constant or a type is used in one, or on a page."""
     names = public_names()
     called = {name: value for name, value in names.items() if inspect.isclass(value) or inspect.isroutine(value)}
     assert [name for name, value in called.items() if ">>> " not in (inspect.getdoc(value) or "")] == []

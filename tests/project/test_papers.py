@@ -47,7 +47,7 @@ def rows(title: str) -> list[list[str]]:
 
 
 def items(cell: str) -> set[tuple[str, str]]:
-    """What a first cell names: `Figures 3 and 4` are two, `Tables 5 to 11` are seven."""
+    """The items that a first cell names: `Figures 3 and 4` are two, `Tables 5 to 11` are seven."""
     found = set()
     for kind, first, link, last in _ITEM.findall(cell.replace("Appendices", "Appendixs")):
         many = range(_order(first), _order(last or first) + 1) if link == "to" else [_order(first), _order(last or first)]
