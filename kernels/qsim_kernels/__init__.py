@@ -3,7 +3,7 @@
 Importing this package defines the operators `torch.ops.qsim.*`. It does not import triton or touch a device; the first CUDA tensor does.
 """
 
-from qsim_kernels import lowered, ops, scaled_ops, tally_op, update_op
+from qsim_kernels import lowered, ops
 from qsim_kernels.grid import Coding, Grid, Mode, Rule, read, spell
 
-__all__ = ["Coding", "Grid", "Mode", "Rule", "lowered", "ops", "read", "scaled_ops", "spell", "tally_op", "update_op"]
+__all__ = ["Coding", "Grid", "Mode", "Rule", "lowered", "ops", "read", "spell"]

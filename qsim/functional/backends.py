@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from qsim_kernels.ops import HAS_NUMBA
+from qsim_kernels.ops.backend import HAS_NUMBA
 
 
 class Backend(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 import qsim
 from qsim.functional import backends
-from qsim_kernels.ops import Implementation
+from qsim_kernels.ops.quantize import Implementation
 
 WITHOUT_NUMBA = "plain torch rounds CPU tensors, several times slower than Numba, because: no compiler"
 

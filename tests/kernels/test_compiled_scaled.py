@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 import qsim
 from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks
-from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.ops.scaled import Implementation
 from support.comparing import first_difference
 from support.covering import dealt
 from support.scaled_settings import LARGE, REFERENCE, check, equal, setting

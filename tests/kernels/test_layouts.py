@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels import triton as kernels
-from qsim_kernels.triton import layouts
-from qsim_kernels.triton.layouts import Transposed, memory_of, tile_of, work_on
-from qsim_kernels.triton.transposed import places_of
+from qsim_kernels.triton.device.transposed import places_of
+from qsim_kernels.triton.host import layouts
+from qsim_kernels.triton.host.layouts import Transposed, memory_of, tile_of, work_on
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")

@@ -17,6 +17,8 @@ from support import inputs
 from support.comparing import first_difference, same_bits
 from support.side_by_side import DEVICE, difficult, kernels, rule, seed
 
+from qsim_kernels.triton.reductions import row_sums  # isort: skip (imports triton, for which the line above has chosen the interpreter)
+
 E4M0 = Float(4, 0)
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
@@ -76,7 +78,7 @@ def test_many_rows(columns: int, dtype: torch.dtype) -> None:
 def test_how_many_rows_a_program_takes_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, warps: int) -> None:
     # All 40; or 14, of which the last program has fewer.
     x = torch.randn(40, 40, device=DEVICE)
-    monkeypatch.setattr(kernels.row_sums, "_WARPS", warps)
+    monkeypatch.setattr(row_sums, "_WARPS", warps)
     check(x, E4M3, rule("stochastic", "saturate"))
 
 

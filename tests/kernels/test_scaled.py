@@ -11,18 +11,18 @@ import torch
 import qsim
 from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks
-from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.ops.scaled import Implementation
 from qsim_kernels.scales import Scales
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
 
-from qsim_kernels.triton import making  # isort: skip
-from qsim_kernels.triton.launcher import Launcher  # isort: skip
+from qsim_kernels.triton.device import making  # isort: skip
+from qsim_kernels.triton.host.launcher import Launcher  # isort: skip
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
-KERNELS = Implementation("qsim_kernels.triton.scaling")
+KERNELS = Implementation("qsim_kernels.triton.scaled.launch")
 
 SCALE_FORMATS, SCALE_RULES = ["fp32", "e8m0", "e4m3", "e5m2", "e4m0", "int8"], ["fit", "ceil", "floor", "even"]
 

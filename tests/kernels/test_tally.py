@@ -12,8 +12,8 @@ from torch import Tensor
 import qsim
 from qsim.formats import FP16, Format
 from qsim_kernels import tallies
+from qsim_kernels.ops.tally import Implementation
 from qsim_kernels.reference.tally import tally
-from qsim_kernels.tally_op import Implementation
 from support.inputs import DTYPES
 from support.side_by_side import DEVICE, difficult
 
@@ -71,7 +71,7 @@ def test_counts_are_those_of_python(fmt: Format, dtype: torch.dtype, overflow: s
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernel_against_reference(dtype: torch.dtype, wide: bool) -> None:
     pytest.importorskip("triton")
-    from qsim_kernels.triton import tally as kernel
+    from qsim_kernels.triton.reductions import tally as kernel
 
     fmt = qsim.format("e5m2")
     x = moderate(fmt, dtype).to(DEVICE)

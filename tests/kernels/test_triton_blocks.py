@@ -18,7 +18,7 @@ triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
 from qsim_kernels import triton as kernels  # noqa: E402
-from qsim_kernels.triton.noise import words  # noqa: E402
+from qsim_kernels.triton.device.noise import words  # noqa: E402
 
 BITS = (None, 1, 6, 16, 17, 32)
 

@@ -17,9 +17,9 @@ from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
 from qsim_kernels.grid import Grid, Rule, read
-from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.ops.scaled import Implementation
 from qsim_kernels.scales import Elements, Restore, read_scales
-from qsim_kernels.triton.saturation import Clamp, clamp_of_tiles
+from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles
 from support import covering
 from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT
@@ -28,7 +28,7 @@ from support.side_by_side import DEVICE, dealt
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
-REFERENCE, KERNELS = Implementation("qsim_kernels.reference.scaling"), Implementation("qsim_kernels.triton.scaling")
+REFERENCE, KERNELS = Implementation("qsim_kernels.reference.scaling"), Implementation("qsim_kernels.triton.scaled.launch")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ELEMENTS: list[Format] = [E2M1, E4M3, E5M2, Int(8), Fixed(8, 6), Fixed(8, 8)]

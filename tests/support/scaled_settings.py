@@ -14,7 +14,7 @@ import qsim
 from qsim.functional.arguments import Spelling, spelling
 from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
-from qsim_kernels.scaled_ops import Implementation
+from qsim_kernels.ops.scaled import Implementation
 from support.comparing import first_difference
 
 REFERENCE = Implementation("qsim_kernels.reference.scaling")

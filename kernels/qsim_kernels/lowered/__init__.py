@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels import scaled_ops  # noqa: F401 (defines operators)
 from qsim_kernels.lowered import rounding, scaling
-from qsim_kernels.ops import library
+from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
+from qsim_kernels.ops.backend import library
 
 __all__ = ["rounding", "scaling"]
 

@@ -1,0 +1,5 @@
+"""The operators `torch.ops.qsim.*`: schema, fake implementation, and which implementation runs on which device."""
+
+from qsim_kernels.ops import quantize, scaled, tally, update
+
+__all__ = ["quantize", "scaled", "tally", "update"]

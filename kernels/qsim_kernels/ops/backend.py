@@ -1,0 +1,49 @@
+"""What all operators share: the library that they are defined in, and backends that are imported at the first call."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.grid import Mode, Rule
+
+#: Whether the compiled CPU loops are available. Checked without importing Numba.
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+
+library = torch.library.Library("qsim", "DEF")
+
+
+class OnBackend:
+    """Operators implemented by one backend.
+
+    Args:
+        name: The backend's module, imported when an operator first runs.
+        otherwise: The module to use, with a warning, if a package that the backend needs is installed but cannot be imported.
+    """
+
+    def __init__(self, name: str, otherwise: str | None = None) -> None:
+        self._name, self._otherwise = name, otherwise
+
+    @cached_property
+    def _backend(self) -> Any:
+        try:
+            return importlib.import_module(self._name)
+        except ImportError as error:
+            if self._otherwise is None:
+                raise
+            warnings.warn(
+                f"plain torch rounds CPU tensors, several times slower than Numba, because: {error}", RuntimeWarning, stacklevel=2
+            )
+            return importlib.import_module(self._otherwise)
+
+
+def check_seed(seed: Tensor | None, rule: Rule) -> None:
+    """Raise an error for stochastic rounding without a seed."""
+    if rule.mode == Mode.STOCHASTIC and seed is None:
+        raise ValueError("stochastic rounding needs a seed")

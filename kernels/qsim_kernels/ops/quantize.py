@@ -1,0 +1,213 @@
+"""The operators: schema, fake implementation, plain torch for every device, Numba for CPUs if it is installed, Triton for CUDA.
+
+Formats and roundings are passed as the numbers of `qsim_kernels.grid`, formatted as text, so that graphs and exported programs can carry
+them. Noise is a pure function of (seed, stream, logical index): operators are stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from qsim_kernels.grid import Coding, Grid, Rule, read
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, check_seed, library
+
+#: Results depend only on logical indices, so compiled code may pass tensors in any memory layout, for example channels last.
+_FREE = ("quantize", "encode", "quantize_and_encode", "decode")
+for _schema in (
+    "quantize(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype) -> Tensor",
+    "quantize_(Tensor(a!) x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset) -> ()",
+    "quantize_out(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, Tensor(a!) out) -> ()",
+    "encode(Tensor x, Tensor? seed, str grid, str rule, str coding, SymInt stream, SymInt offset, bool check) -> Tensor",
+    "quantize_and_encode(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype, "
+    "str code_grid, str code_rule, str coding, SymInt code_stream) -> (Tensor, Tensor)",
+    "quantize_and_sum(Tensor x, Tensor? seed, str grid, str rule, SymInt stream, ScalarType dtype) -> (Tensor, Tensor)",
+    "decode(Tensor codes, str grid, str coding, ScalarType dtype) -> Tensor",
+    "checksum(Tensor x, int start, int offset, int row, int stride) -> Tensor",
+):
+    _tags = (torch.Tag.flexible_layout,) if _schema.partition("(")[0] in _FREE else ()
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
+
+
+def code_dtype(bits: int) -> torch.dtype:
+    """The dtype for codes of a given width."""
+    return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
+
+
+class Implementation(OnBackend):
+    """The operators on one backend: parse the numbers, allocate, fill. Bumps the version counters of tensors that kernels mutate."""
+
+    def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
+        """Round into a new tensor."""
+        out = torch.empty_like(x) if dtype == x.dtype else torch.empty_like(x, dtype=dtype)
+        self._fill(out, x, seed, grid, rule, stream, offset)
+        return out
+
+    def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
+        """Round in place."""
+        self._fill(x, x, seed, grid, rule, stream, offset)
+        increment_version(x)
+
+    def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
+        """Round into a given tensor."""
+        self._fill(out, x, seed, grid, rule, stream, offset)
+        increment_version(out)
+
+    def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
+        how = read(Rule, rule)
+        check_seed(seed, how)
+        self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
+
+    def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
+        """Round and write codes."""
+        how, written = read(Rule, rule), read(Coding, coding)
+        check_seed(seed, how)
+        check = check and written.nan < 0
+        if check and x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "encode: a format without NaN needs a check for NaN, which cannot be read back while a CUDA graph is captured; "
+                "pass check=False"
+            )
+        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
+        lost = self._backend.encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset, check)
+        if check and bool(lost):
+            raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
+        return codes
+
+    def quantize_and_encode(
+        self,
+        x: Tensor,
+        seed: Tensor | None,
+        grid: str,
+        rule: str,
+        stream: int,
+        dtype: torch.dtype,
+        code_grid: str,
+        code_rule: str,
+        coding: str,
+        code_stream: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Round to values and to codes of another grid in one read."""
+        how, code_how, written = read(Rule, rule), read(Rule, code_rule), read(Coding, coding)
+        check_seed(seed, how)
+        check_seed(seed, code_how)
+        out = torch.empty_like(x, dtype=dtype)
+        codes = torch.empty_like(x, dtype=code_dtype(written.bits))
+        second = (read(Grid, code_grid), code_how, written, code_stream)
+        self._backend.quantize_and_encode_into(out, codes, x, seed, read(Grid, grid), how, stream, *second)
+        return out, codes
+
+    def quantize_and_sum(
+        self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Round a matrix and sum its unrounded rows in one read."""
+        how = read(Rule, rule)
+        check_seed(seed, how)
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        return out, self._backend.quantize_and_sum_into(out, x, seed, read(Grid, grid), how, stream)
+
+    def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
+        """Decode codes."""
+        values = torch.empty_like(codes, dtype=dtype)
+        self._backend.decode_into(values, codes, read(Grid, grid), read(Coding, coding))
+        return values
+
+    def checksum(self, x: Tensor, start: int, offset: int, row: int, stride: int) -> Tensor:
+        """`start` plus the sum, modulo 2**64, of each element's bits mixed with its index in the whole tensor; see `reference.checksum`."""
+        total = torch.full((), start, dtype=torch.int64, device=x.device)
+        self._backend.add_words(total, x.view(_WORDS[x.element_size()]), offset, row, stride)
+        return total
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _register(implementation: Implementation, key: str) -> None:
+    for name in ("quantize", "quantize_", "quantize_out", "encode", "quantize_and_encode", "quantize_and_sum", "decode", "checksum"):
+        library.impl(name, getattr(implementation, name), key)
+
+
+_register(Implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    _register(Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference"), "CPU")
+if torch.version.hip is None:
+    _register(Implementation("qsim_kernels.triton"), "CUDA")
+
+
+@torch.library.register_fake("qsim::quantize", lib=library)
+def _quantize_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
+
+
+@torch.library.register_fake("qsim::quantize_", lib=library)
+def _quantize_fake_(*arguments: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("qsim::quantize_out", lib=library)
+def _quantize_out_fake(*arguments: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("qsim::encode", lib=library)
+def _encode_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, *arguments: Any) -> Tensor:
+    return torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
+
+
+@torch.library.register_fake("qsim::quantize_and_encode", lib=library)
+def _quantize_and_encode_fake(
+    x: Tensor,
+    seed: Tensor | None,
+    grid: str,
+    rule: str,
+    stream: int,
+    dtype: torch.dtype,
+    code_grid: str,
+    code_rule: str,
+    coding: str,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
+
+
+@torch.library.register_fake("qsim::quantize_and_sum", lib=library)
+def _quantize_and_sum_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[1:], dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.library.register_fake("qsim::decode", lib=library)
+def _decode_fake(codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(codes, dtype=dtype)
+
+
+@torch.library.register_fake("qsim::checksum", lib=library)
+def _checksum_fake(x: Tensor, *arguments: int) -> Tensor:
+    return x.new_empty((), dtype=torch.int64)
+
+
+def _batched(name: str) -> Callable[..., Any]:
+    """A vmap rule: the operator is a pure function, so every sample gets the same bits as in a call of its own."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], x: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+        operator = getattr(torch.ops.qsim, name)
+        seed = arguments[0] if name != "decode" else None
+        x_dim = in_dims[0]
+        if x_dim is not None and not isinstance(seed, Tensor):
+            return operator(x.movedim(x_dim, 0), *arguments), 0
+        assert isinstance(seed, Tensor)
+        seed_dim = in_dims[1]
+        xs = x.movedim(x_dim, 0) if x_dim is not None else x.expand(info.batch_size, *x.shape)
+        if not info.batch_size:
+            return operator(xs, seed.new_zeros(()), *arguments[1:]), 0
+        seeds = seed.movedim(seed_dim, 0).unbind() if seed_dim is not None else [seed] * info.batch_size
+        return torch.stack([operator(x, seed, *arguments[1:]) for x, seed in zip(xs, seeds, strict=True)]), 0
+
+    return rule
+
+
+for _name in ("quantize", "encode", "decode"):
+    torch.library.register_vmap(f"qsim::{_name}", _batched(_name), lib=library)

@@ -1,0 +1,194 @@
+"""The operators that round under scales: schema, fake implementation, plain torch for every device.
+
+`tiles` are the numbers of `scales.Tiles`; `turn` those of `scales.Turn`, or none; `restore` is a `scales.Restore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, check_seed, library
+from qsim_kernels.scales import Elements, Restore, Tiles, Turn, read_scales
+
+_ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
+for _schema in (
+    "turned(Tensor x, SymInt[] turn) -> Tensor",
+    "amaxes(Tensor x, SymInt[] tiles, SymInt[] turn, bool finite) -> Tensor",
+    "scales(Tensor amaxes, Tensor? under, str making, str scale_grid) -> Tensor",
+    f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
+    f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
+    "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
+):
+    library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _turn(numbers: Sequence[int]) -> Turn | None:
+    return Turn(*numbers) if numbers else None
+
+
+def _elements(seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, restore: int) -> Elements:
+    how = read(Rule, rule)
+    check_seed(seed, how)
+    return Elements(seed, read(Grid, grid), how, stream, offset, Restore(restore))
+
+
+class Implementation(OnBackend):
+    """The operators on one backend."""
+
+    def turned(self, x: Tensor, turn: Sequence[int]) -> Tensor:
+        """Hadamard-transform a tensor, in float32, or in float64 for float64 input."""
+        return self._backend.turned(x, Turn(*turn))  # type: ignore[no-any-return]
+
+    def amaxes(self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
+        """The largest magnitude of each tile, in float32, or in float64 for float64 input."""
+        where = Tiles.of(tiles)
+        out = _empty_amaxes(x, where)
+        self._backend.amaxes_into(out, x, where, _turn(turn), finite)
+        return out
+
+    def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
+        """The scales that result from the largest magnitudes, in float32."""
+        out = torch.empty_like(amaxes, dtype=torch.float32)
+        self._backend.scales_into(out, amaxes, under, read_scales(making, scale_grid))
+        return out
+
+    def quantize_scaled(
+        self,
+        x: Tensor,
+        scales: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        seed: Tensor | None,
+        grid: str,
+        rule: str,
+        stream: int,
+        offset: int,
+        dtype: torch.dtype,
+        restore: int,
+    ) -> Tensor:
+        """Round a tensor under given scales."""
+        elements = _elements(seed, grid, rule, stream, offset, restore)
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        self._backend.quantize_scaled_into(out, x, scales, under, Tiles.of(tiles), _turn(turn), elements)
+        return out
+
+    def quantize_tiles(
+        self,
+        x: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        making: str,
+        scale_grid: str,
+        seed: Tensor | None,
+        grid: str,
+        rule: str,
+        stream: int,
+        offset: int,
+        dtype: torch.dtype,
+        restore: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
+        where, elements = Tiles.of(tiles), _elements(seed, grid, rule, stream, offset, restore)
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        scales = _empty_scales(x, where, restore)
+        room = None if restore else scales
+        self._backend.quantize_tiles_into(out, room, x, under, where, _turn(turn), read_scales(making, scale_grid), elements)
+        return out, scales
+
+    def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Multiply a float32 or float64 product by the scales left out of its operands, one after the other, and add a bias."""
+        out = torch.empty_like(product, dtype=dtype)
+        self._backend.rescaled_into(out, product, factors, bias)
+        return out
+
+
+def _empty_scales(x: Tensor, tiles: Tiles, restore: int) -> Tensor:
+    return x.new_empty((0,) if restore else tiles.counts(x.numel()), dtype=torch.float32)
+
+
+def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
+    return x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+#: The operators that round; `rescaled` is only for layers, which are not batched.
+NAMES = ("turned", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
+
+
+def _register(implementation: Implementation, key: str) -> None:
+    for name in (*NAMES, "rescaled"):
+        library.impl(name, getattr(implementation, name), key)
+
+
+_register(Implementation("qsim_kernels.reference.scaling"), "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    _register(Implementation("qsim_kernels.compiled.scaling", otherwise="qsim_kernels.reference.scaling"), "CPU")
+if torch.version.hip is None:
+    _register(Implementation("qsim_kernels.triton.scaled.launch"), "CUDA")
+
+
+def _fake_turned(x: Tensor, turn: Sequence[int]) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _fake_amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
+    return _empty_amaxes(x, Tiles.of(tiles))
+
+
+def _fake_scales(amaxes: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(amaxes, dtype=torch.float32)
+
+
+def _fake_quantize_scaled(x: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=rest[-2])
+
+
+def _fake_quantize_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=rest[-2]), _empty_scales(x, Tiles.of(tiles), rest[-1])
+
+
+def _fake_rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(product, dtype=dtype)
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "turned": _fake_turned,
+    "amaxes": _fake_amaxes,
+    "scales": _fake_scales,
+    "quantize_scaled": _fake_quantize_scaled,
+    "quantize_tiles": _fake_quantize_tiles,
+    "rescaled": _fake_rescaled,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"qsim::{_name}", _fake, lib=library)
+
+
+def _one_by_one(name: str) -> Callable[..., Any]:
+    """A vmap rule: every sample gets the same scales and bits as in a call of its own."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        operator = getattr(torch.ops.qsim, name)
+        # With no samples, run the operator on a fake one to get the shapes and dtypes of the results.
+        sizes = range(info.batch_size) if info.batch_size else [None]
+        found = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found)[: info.batch_size], 0
+        return tuple(torch.stack(part)[: info.batch_size] for part in zip(*found, strict=True)), (0,) * len(found[0])
+
+    return rule
+
+
+def _sample(argument: Any, dim: Any, index: int | None) -> Any:
+    if not isinstance(argument, Tensor) or not isinstance(dim, int):
+        return argument
+    return argument.new_zeros(argument.movedim(dim, 0).shape[1:]) if index is None else argument.select(dim, index)
+
+
+for _name in NAMES:
+    torch.library.register_vmap(f"qsim::{_name}", _one_by_one(_name), lib=library)

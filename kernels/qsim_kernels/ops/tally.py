@@ -1,0 +1,35 @@
+"""The operator that counts rounding outcomes over a tensor's elements: schema, fake implementation, one implementation per backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import tallies
+from qsim_kernels.ops.backend import OnBackend, library
+
+library.define(
+    "tally(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+class Implementation(OnBackend):
+    """The operator on one backend."""
+
+    def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """Counts and sums as described in `qsim_kernels.tallies`, on the device of `x`, without synchronizing."""
+        if x.shape != rounded.shape:
+            raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
+        found: tuple[Tensor, Tensor] = self._backend.tally(x, rounded, low, high)
+        return found
+
+
+def _shapes(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(tallies.SIZE, dtype=torch.int64), x.new_empty(tallies.SUMS, dtype=torch.float64)
+
+
+library.impl("tally", Implementation("qsim_kernels.reference.tally").tally, "CompositeExplicitAutograd")
+if torch.version.hip is None:
+    library.impl("tally", Implementation("qsim_kernels.triton.reductions.tally").tally, "CUDA")
+torch.library.register_fake("qsim::tally", _shapes, lib=library)

@@ -1,0 +1,1 @@
+"""What kernels are made of: functions that run on the device."""

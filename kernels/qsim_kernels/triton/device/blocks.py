@@ -1,0 +1,125 @@
+"""Building blocks of kernels: reading, rounding and writing one block of elements."""
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.triton.device.codes import codes_of, narrow_integers_of
+from qsim_kernels.triton.device.later import round_later
+from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
+
+
+@triton.jit
+def load(block, place, left, MASKED: tl.constexpr):
+    """Load the elements at some positions of a block; zero past the end."""
+    if MASKED:
+        elements = tl.load(block + place, mask=place < left, other=0)
+    else:
+        elements = tl.load(block + place)
+    return elements
+
+
+@triton.jit
+def store(block, values, place, left, MASKED: tl.constexpr):
+    """Store elements at some positions of a block, up to the end."""
+    if MASKED:
+        tl.store(block + place, values, mask=place < left)
+    else:
+        tl.store(block + place, values)
+
+
+@triton.jit
+def as_single(x):
+    """Convert bfloat16 and float16 values to float32; bfloat16 by its bits, which are float32's upper half."""
+    if x.dtype == tl.bfloat16:
+        single = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif x.dtype == tl.float16:
+        single = x.to(tl.float32)
+    else:
+        single = x
+    return single
+
+
+@triton.jit
+def as_dtype(values, TARGET: tl.constexpr):
+    """Convert float32 or float64 values to a type that holds them exactly; NaN, which is positive, becomes the one with all bits set."""
+    if values.dtype == TARGET:
+        result = values
+    elif TARGET == tl.float32:
+        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+        result = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+    elif not INTERPRETED:
+        # The hardware conversion to 16 bits turns every NaN into the one with all bits set.
+        result = values.to(tl.float32).to(TARGET)
+    elif TARGET == tl.bfloat16:
+        bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
+        result = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        bits = values.to(tl.float32).to(tl.float16).to(tl.int16, bitcast=True)
+        result = tl.where((bits & 0x7FFF) > 0x7C00, 0x7FFF, bits).to(tl.int16).to(tl.float16, bitcast=True)
+    return result
+
+
+@triton.jit
+def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
+    """Round a block of values, to floats of the carrier.
+
+    Args:
+        x: float32 or float64 values.
+        drawn: The output of `random_integers`.
+        grid: `Numbers`.
+        V: The `Variant`.
+        FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
+        CLAMPED: Whether the values have been through `clamp`.
+    """
+    if V.fast:
+        bits = round_single(x, drawn, grid, V, FIX_NAN, CLAMPED)
+    elif V.wide:
+        bits = round_bits(x.to(tl.float64).to(tl.int64, bitcast=True), drawn, grid, V)
+    else:
+        bits = round_bits(x.to(tl.int32, bitcast=True), drawn, grid, V)
+    return bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+
+
+@triton.jit
+def note_lost(lost, values):
+    """Set `lost` if there is a NaN: a row's sum of magnitudes is NaN if one of them is. Values past the last element are zero."""
+    total = tl.sum(tl.abs(values), axis=1)
+    tl.store(lost + tl.arange(0, values.shape[0]) * 0, 1, mask=total != total)
+
+
+@triton.jit
+def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl.constexpr, CLAMPED: tl.constexpr = False):
+    """Round a block of values and return their codes.
+
+    Args:
+        x: float32 or float64 values.
+        drawn: The output of `random_integers`.
+        grid: `Numbers`.
+        coding: `Codes`.
+        V: The `Variant`.
+        C: The `CodeVariant`.
+        NARROW: Whether codes have at most 16 bits.
+        CLAMPED: Whether the values have been through `clamp`.
+    """
+    if V.fast:
+        clean = x if CLAMPED else clamp(x, grid, C.nan)
+        signs = clean.to(tl.int32, bitcast=True)
+        if V.mode == NEAREST:
+            clean = round_nearest(clean, grid, V)
+        elif V.later:
+            clean = round_later(clean, tl.abs(clean), drawn, grid, V.few)
+        else:
+            clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
+            if C.twos_complement:
+                clean = tl.where(signs < 0, -clean, clean)
+        if C.twos_complement and NARROW:
+            codes = narrow_integers_of(clean, coding)
+        else:
+            codes = codes_of(clean, signs, coding, C)
+    else:
+        values = rounded(x, drawn, grid, V, True)
+        clean = values if C.nan else tl.where(values == values, values, grid.top.to(values.dtype, bitcast=True))
+        codes = codes_of(clean, clean.to(grid.top.dtype, bitcast=True), coding, C)
+    return codes

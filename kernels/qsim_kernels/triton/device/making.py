@@ -1,0 +1,260 @@
+"""Scales from the largest magnitudes of tiles, inside a kernel; the steps are those of `reference.scaling.scales_of`."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.carrier import DOUBLE, SINGLE
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
+from qsim_kernels.triton.device.blocks import rounded
+from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.triton.device.rounding import round_bits
+from qsim_kernels.triton.device.values import Variant, as_numbers
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.quantize.kernels import NUMBERS
+
+EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
+FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
+
+
+class MakingVariant(NamedTuple):
+    """The compile-time variant of a kernel that computes scales.
+
+    Attributes:
+        rule: A `ScaleRule`.
+        powers: Whether `powers_as_scales` applies.
+        ratios: Whether `nearest_ratios` applies.
+    """
+
+    rule: int
+    powers: bool
+    ratios: bool
+
+
+class Making(NamedTuple):
+    """How scales are made: see `scales.Scales`.
+
+    Attributes:
+        largest: `M`, float64.
+        factor: Two to the margin, float64.
+        spare: Mantissa bits of float64 beyond the elements'.
+        power: The margin minus the exponent of `M`.
+        smallest: The smallest scale, float64.
+        lift: See `powers_as_scales`.
+        grid: `Numbers` of the scales, in float32 for `nearest_ratios`, otherwise in float64.
+    """
+
+    largest: Any
+    factor: Any
+    spare: Any
+    power: Any
+    smallest: Any
+    lift: Any
+    grid: Any
+
+
+#: The arguments from which a kernel makes a `Making`, in the order of `making_numbers`.
+MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{name}" for name in NUMBERS)]
+
+
+@triton.jit
+def number(bits):
+    """A float64 from its bits as an integer."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def as_making(largest, factor, spare, power, smallest, lift, grid):
+    """Convert int64 arguments to a `Making`."""
+    return Making(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
+
+
+@triton.jit
+def powers_as_scales(bits, making):
+    """The scales and their inverses where scales are the powers of two from 2**-127 to 2**127, without arithmetic on floats.
+
+    Args:
+        bits: Largest magnitudes, as float32's bits.
+        making: `Making`. Its `lift` makes fractions beyond that of `M` carry into the exponent, where scales are rounded up.
+    """
+    exponent = ((bits + making.lift) & -0x800000) + (making.power.to(tl.int32) << 23)
+    exponent = tl.minimum(tl.maximum(exponent, 0), 0x7F000000)
+    # The smallest is a subnormal number, half of the smallest normal one.
+    scales, inverses = tl.maximum(exponent, 0x400000), tl.maximum(0x7F000000 - exponent, 0x400000)
+    finite = bits < 0x7F800000
+    scales = tl.where(finite, scales.to(tl.float32, bitcast=True), float("nan"))
+    return scales, tl.where(finite, inverses.to(tl.float32, bitcast=True), float("nan"))
+
+
+@triton.jit
+def nearest_ratios(a, under, making, G: tl.constexpr):
+    """The values of a grid that are exactly nearest to `a / (under * M)`, ties to even, computed in float32.
+
+    A slightly inexact quotient is nearly always far from a tie, so that slightly more and slightly less of it round to the same value.
+    Otherwise the sign of `a - middle * M * under` decides, which one instruction computes exactly.
+
+    Args:
+        a: Magnitudes, float32.
+        under: A pointer to the scale of the whole tensor.
+        making: `Making`.
+        G: The `Variant` of rounding onto the grid in float32.
+    """
+    whole = tl.load(under)
+    # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
+    lift = tl.where(whole < 5.421010862427522e-20, 18446744073709551616.0, 1.0)
+    lift = tl.where(whole > 18446744073709551616.0, 5.421010862427522e-20, lift)
+    whole *= lift
+    a *= lift
+    largest = (making.largest / making.factor).to(tl.float32)
+    ratio = a * tl.div_rn(whole * 0 + 1, whole * largest)
+    below = rounded(ratio * 0.9999990463256836, 0, making.grid, G, False)
+    above = rounded(ratio * 1.0000009536743164, 0, making.grid, G, False)
+    middle = (below + above) * 0.5
+    if INTERPRETED:
+        excess = a.to(tl.float64) - (middle * largest).to(tl.float64) * whole.to(tl.float64)
+    else:
+        excess = tl.fma(-middle * largest, whole, a)
+    even = rounded(middle, 0, making.grid, G, False)
+    return tl.where(excess > 0, above, tl.where(excess < 0, below, even))
+
+
+@triton.jit
+def scales_as_numbers(amax, making, M: tl.constexpr, G: tl.constexpr):
+    """Any scales, from largest magnitudes in float64."""
+    if M.rule >= FLOOR:  # or EVEN
+        bits = amax.to(tl.int64, bitcast=True)
+        if M.rule == EVEN:
+            bits = (bits + (((bits * 0 + 1) << (making.spare - 1)) - 1) + ((bits >> making.spare) & 1)) >> making.spare << making.spare
+        exponent = tl.minimum(tl.maximum((bits >> 52) + making.power, 1), 2046)
+        wanted = (exponent << 52).to(tl.float64, bitcast=True)
+    else:
+        wanted = amax * making.factor / making.largest
+    chosen = round_bits(wanted.to(tl.int64, bitcast=True), 0, making.grid, G).to(tl.float64, bitcast=True)
+    chosen = tl.where(amax == 0, making.smallest, tl.maximum(chosen, making.smallest))
+    return tl.where(amax < float("inf"), chosen, float("nan")).to(tl.float32)
+
+
+@triton.jit
+def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
+    """The scales of tiles, and the inverses of the divisors of elements.
+
+    Args:
+        bits: Largest magnitudes, as float32's bits.
+        under: A pointer to the scale of the whole tensor, if they are under one.
+        making: `Making`.
+        M: The `MakingVariant`.
+        G: The `Variant` of rounding onto the scales' grid.
+    """
+    if M.powers and under is None:
+        scales, inverses = powers_as_scales(bits, making)
+    else:
+        amax = bits.to(tl.float32, bitcast=True)
+        if M.ratios and under is not None:
+            smallest = making.smallest.to(tl.float32)
+            scales = tl.maximum(nearest_ratios(amax, under, making, G), smallest)
+            scales = tl.where(amax < float("inf"), scales, float("nan"))
+        else:
+            amax = amax.to(tl.float64)
+            if under is not None:
+                amax = amax / tl.load(under).to(tl.float64)
+            scales = scales_as_numbers(amax, making, M, G)
+        inverses = inverses_of(scales, under)
+    return scales, inverses
+
+
+@triton.jit
+def inverses_of(scales, under):
+    """The factors that replace division of elements by their scale and by that of the whole tensor."""
+    if under is not None:
+        scales = under_whole(scales, under)
+    return tl.div_rn(scales * 0 + 1, scales)
+
+
+@triton.jit
+def under_whole(scales, under):
+    """Multiply scales by the scale of the whole tensor, saturating; see `reference.scaling.under_whole`."""
+    return tl.minimum(scales * tl.load(under), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit(do_not_specialize=[*MAKING, "count"], do_not_specialize_on_alignment=["under"])
+def scales_kernel(
+    amaxes, out, count: tl.int64, under,
+    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
+    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
+    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the scales that result from `count` largest magnitudes."""
+    grid = as_numbers(
+        scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
+        scale_scale, G.wide,
+    )  # fmt: skip
+    making = as_making(largest, factor, spare, power, smallest, lift, grid)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
+    scales, _ = tile_scales(bits, under, making, M, G)
+    tl.store(out + place, scales, mask=place < count)
+
+
+def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
+    """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
+    if out.numel():
+        _maker(scales, under is not None)(amaxes, out, out.numel(), under, absent=under is None)
+
+
+@lru_cache(maxsize=1024)
+def _maker(scales: Scales, is_under: bool) -> Launcher:
+    variants, numbers = making_of(scales, is_under)
+    return Launcher(scales_kernel, numbers, (*variants, 128), 128)
+
+
+@lru_cache(maxsize=1024)
+def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Variant], tuple[int, ...]]:
+    """The variant and the runtime numbers of a kernel that computes scales.
+
+    Args:
+        scales: How scales are made.
+        is_under: Whether they are under a scale of the whole tensor.
+    """
+    rule = Rule(int(Mode.UP if scales.rule == ScaleRule.CEIL else Mode.NEAREST), 0, False, True)
+    ratios = is_under and _is_of_ratios(scales, rule)
+    rounding, (_, _, _, *grid) = arguments.rounding(scales.grid, rule, not ratios)
+    pattern = DOUBLE.pattern
+    numbers = (
+        pattern(scales.largest),
+        pattern(2.0**scales.margin),
+        DOUBLE.mantissa - scales.mantissa,
+        scales.margin - ((pattern(scales.largest) >> DOUBLE.mantissa) - DOUBLE.bias),
+        pattern(scales.least),
+        0x7FFFFF - (SINGLE.pattern(scales.largest) & 0x7FFFFF) if scales.rule == ScaleRule.CEIL else 0,
+    )
+    return (MakingVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
+
+
+def _is_of_powers(scales: Scales) -> bool:
+    """Whether `powers_as_scales` applies: it underestimates subnormal magnitudes, which must not matter."""
+    exponent = math.frexp(scales.largest)[1] - 1
+    simple = scales.least == SMALLEST and scales.rule in (ScaleRule.FLOOR, ScaleRule.CEIL) and scales.margin < exponent
+    return simple and is_e8m0(scales.grid)
+
+
+def is_e8m0(grid: Grid) -> bool:
+    """Whether a grid holds exactly the powers of two from 2**-127 to 2**127."""
+    return grid.mantissa == 0 and not grid.zero and (grid.least, grid.max) == (2.0**-127, 2.0**127)
+
+
+def _is_of_ratios(scales: Scales, rule: Rule) -> bool:
+    """Whether `nearest_ratios` applies: a midpoint times `M` must be a float32, and scales far from float32's own limits."""
+    grid, (variant, _) = scales.grid, arguments.rounding(scales.grid, rule, False)
+    fraction, _ = math.frexp(scales.largest)
+    bits = next(bits for bits in range(1, 54) if math.ldexp(fraction, bits).is_integer())
+    near = grid.least >= 2.0**-40 and grid.max <= 2.0**40 and 2.0**-40 <= scales.largest <= 2.0**40
+    return scales.rule == ScaleRule.FIT and variant.fast and not variant.binary and grid.mantissa + 2 + bits <= 24 and near

@@ -1,0 +1,229 @@
+"""Rounding onto a grid inside a kernel.
+
+`round_bits` is the reference algorithm, for every grid and mode. `round_single` is the fast path for the grids of most formats: it lets
+float32's own addition find the neighbour.
+"""
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.grid import Mode
+from qsim_kernels.triton.device.later import round_later
+from qsim_kernels.triton.device.noise import INTERPRETED, STOCHASTIC
+from qsim_kernels.triton.device.toward_zero import add_toward_zero, multiply_add_toward_zero
+
+NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
+NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))
+NEAREST_UP: tl.constexpr = tl.constexpr(int(Mode.NEAREST_UP))
+TOWARD_ZERO: tl.constexpr = tl.constexpr(int(Mode.TOWARD_ZERO))
+UP: tl.constexpr = tl.constexpr(int(Mode.UP))
+DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
+ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
+
+SIGN: tl.constexpr = tl.constexpr(-(2**31))
+NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def clamp(x, grid, NAN_STAYS: tl.constexpr):
+    """Clamp float32 values to a grid's range; NaN stays, as the positive one with all bits set, or becomes the largest value."""
+    top = grid.top.to(tl.float32, bitcast=True)
+    bottom = -grid.bottom.to(tl.float32, bitcast=True)
+    if NAN_STAYS:
+        x = tl.minimum(x, top, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, bottom, propagate_nan=tl.PropagateNan.ALL)
+        if INTERPRETED:
+            x = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN).to(tl.float32, bitcast=True)
+    else:
+        if INTERPRETED:
+            # The hardware minimum returns the number if the other operand is NaN; NumPy's depends on its version.
+            x = tl.where(x == x, x, top)
+        x = tl.maximum(tl.minimum(x, top), bottom)
+    return x
+
+
+@triton.jit
+def clamped_magnitude(x, grid):
+    """Clamp magnitudes to the largest value; NaN stays."""
+    top = grid.top.to(tl.float32, bitcast=True)
+    if INTERPRETED:
+        y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        # One instruction. If `x` comes from 16 bits, the compiler would use a second one to clear the sign bit.
+        TEXT: tl.constexpr = "{ .reg .f32 magnitude; abs.f32 magnitude, $1; min.NaN.f32 $0, magnitude, $2; }"
+        y = tl.inline_asm_elementwise(TEXT, "=f,f,f", [x, top], dtype=tl.float32, is_pure=True, pack=1)
+    return y
+
+
+@triton.jit
+def nearby_power(x, grid, V: tl.constexpr, HALF: tl.constexpr):
+    """Bits of a power of two, or with `HALF` 1.5 times it, near which float32's spacing is the grid's spacing at `x`."""
+    lift = (grid.shift << 23) + (0x400000 if HALF else 0)
+    power = tl.maximum(x.to(tl.int32, bitcast=True) & 0x7F800000, grid.low << 23) + lift
+    if V.mode == NEAREST and V.binary:
+        # Between two powers of two the last bit of the sum is always odd: make it the last bit of the grid's code.
+        power |= ((power >> 23) + (grid.parity >> 23)) & 1
+    return power
+
+
+@triton.jit
+def round_nearest(x, grid, V: tl.constexpr):
+    """Round clamped float32 values to nearest on a grid with evenly spaced values around zero, ignoring the sign of zero.
+
+    Adding and subtracting a large power of two leaves `x` rounded to the local spacing. With 1.5 times the power the sum stays in the
+    same binade for either sign.
+    """
+    magic = nearby_power(x, grid, V, True).to(tl.float32, bitcast=True)
+    return (x + magic) - magic
+
+
+@triton.jit
+def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
+    """Round clamped float32 magnitudes, in any mode of `round_single`, onto a grid with evenly spaced values around zero.
+
+    Args:
+        y: Magnitudes.
+        negative: Whether they are magnitudes of negative values.
+        drawn: Random integers of 16 or 32 bits, for stochastic rounding.
+        grid: `Numbers`.
+        V: The `Variant`.
+    """
+    power = nearby_power(y, grid, V, False)
+    # The spacing is 2**-23 of this power, and 2**-16 of the spacing is 2**-39 of it.
+    magic = power.to(tl.float32, bitcast=True)
+    if V.mode == NEAREST:
+        rounded = (y + magic) - magic
+    elif V.mode == STOCHASTIC and V.halves:
+        # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour exactly when R carries them there.
+        raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
+        rounded = add_toward_zero(raised, magic) - magic
+    elif V.mode == STOCHASTIC:
+        # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: it must reach the
+        # neighbour minus the first bits, which is a float32 wherever the last bits can matter.
+        unit = magic * 1.8189894035458565e-12
+        raised = multiply_add_toward_zero((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y)
+        raised = multiply_add_toward_zero((drawn >> 16).to(tl.float32), unit, raised)
+        rounded = add_toward_zero(raised, magic) - magic
+    else:
+        rounded = add_toward_zero(y, magic) - magic
+        if V.mode != TOWARD_ZERO:
+            away = (rounded < y) & (negative if V.mode == DOWN else ~negative)
+            rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)
+    return rounded
+
+
+@triton.jit
+def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
+    """Round float32 values, saturating, onto a grid with evenly spaced values around zero.
+
+    Args:
+        x: Values.
+        drawn: The output of `random_integers`.
+        grid: `Numbers`.
+        V: The `Variant`.
+        FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
+        CLAMPED: Whether the values have been through `clamp`.
+
+    Returns:
+        Bits of the rounded values.
+    """
+    if CLAMPED:
+        y = tl.abs(x)
+    elif V.symmetric:
+        # One instruction less than clamping from both sides.
+        y = clamped_magnitude(x, grid)
+    else:
+        x = clamp(x, grid, True)
+        y = tl.abs(x)
+    bits = x.to(tl.int32, bitcast=True)
+    if V.later:
+        result = round_later(x, y, drawn, grid, V.few).to(tl.int32, bitcast=True)
+    else:
+        result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
+    if not V.keep_sign:
+        result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
+    if FIX_NAN:
+        result = tl.where(x == x, result, NAN)
+    return result
+
+
+@triton.jit
+def round_bits(bits, drawn, grid, V: tl.constexpr):
+    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
+
+    Args:
+        bits: Patterns of the carrier.
+        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
+        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
+        V: The `Variant`.
+    """
+    MANTISSA: tl.constexpr = 52 if V.wide else 23
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    magnitude = bits & MASK
+    inexact = magnitude > 0
+    negative = (bits < 0) & inexact
+    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
+    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+    is_nan = value != value
+    if V.flat:
+        steps = grid.shift
+    else:
+        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
+    unit = (magnitude * 0 + 1) << steps
+    ones = unit - 1
+    if V.mode == NEAREST:
+        increment = (((magnitude + grid.parity) >> steps) & ones & 1) + (ones >> 1)
+        away = magnitude > grid.half
+    elif V.mode == NEAREST_AWAY:
+        increment = unit >> 1
+        away = (magnitude >= grid.half) & inexact
+    elif V.mode == NEAREST_UP:
+        increment = tl.where(negative, ones, unit) >> 1
+        away = (magnitude > grid.half) | ((magnitude == grid.half) & inexact & (bits > 0))
+    elif V.mode == TOWARD_ZERO:
+        increment = magnitude * 0
+        away = magnitude < 0
+    elif V.mode == UP:
+        increment = tl.where(negative, 0, ones)
+        away = bits > 0
+    elif V.mode == DOWN:
+        increment = tl.where(negative, ones, 0)
+        away = negative & inexact
+    elif V.mode == ODD:
+        increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
+        away = inexact
+    elif V.wide:
+        increment = (drawn << 19) >> (52 - steps)
+        position = (tl.minimum(magnitude, grid.least).to(tl.float64, bitcast=True) * grid.scale).to(tl.int64)
+        away = position + drawn >= 8589934592
+    else:
+        increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
+        position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
+        away = position + drawn < position
+    rounded = (magnitude + increment) & ~ones
+    if not V.zero:
+        rounded = tl.maximum(rounded, grid.least)
+    elif not V.flat:
+        rounded = tl.where(magnitude < grid.least, tl.where(away, grid.least, 0), rounded)
+    if V.saturate and V.symmetric:
+        rounded = tl.minimum(rounded, grid.top)
+    elif not V.open:
+        end = tl.where(negative, grid.floor, grid.top)
+        if not V.saturate:
+            if V.mode == TOWARD_ZERO:
+                outward = magnitude == INFINITY
+            elif V.mode == UP:
+                outward = (magnitude == INFINITY) | (bits >= 0)
+            elif V.mode == DOWN:
+                outward = (magnitude == INFINITY) | negative
+            else:
+                outward = magnitude >= 0
+            end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
+        rounded = tl.where(rounded > tl.where(negative, grid.bottom, grid.top), end, rounded)
+        is_nan |= rounded > INFINITY
+    if V.signed:
+        with_sign = rounded | (bits & ~MASK)
+        rounded = with_sign if V.keep_sign else tl.where(rounded == 0, 0, with_sign)
+    return tl.where(is_nan, QUIET, rounded)

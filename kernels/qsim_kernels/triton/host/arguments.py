@@ -1,0 +1,168 @@
+"""Kernel arguments for a grid, a rounding and a coding: the variant to compile, and the runtime numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter, is_flat, plan
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.triton.device.values import CodeVariant, Variant
+
+_FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
+
+
+@lru_cache(maxsize=4096)
+def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ...]]:
+    """The variant and the numbers of a rounding, from `keep` to `scale` in the kernels' order.
+
+    Args:
+        grid: The values to choose from.
+        rule: How to choose.
+        wide: Use float64 even if float32 is enough.
+    """
+    behind = rule.correction and rule.bits in (16, 32)
+    how = plan(grid, wide or behind)
+    rule = rule._replace(bits=bits_that_matter(how, rule))
+    halves = 0 < rule.bits <= 16
+    drawn = 16 if halves else 32
+    variant = Variant(
+        mode=int(rule.mode),
+        saturate=rule.saturate,
+        fast=_is_fast(how, rule),
+        flat=is_flat(grid) and how.carrier == SINGLE,
+        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+        symmetric=grid.min == -grid.max,
+        zero=grid.zero,
+        signed=how.signed,
+        keep_sign=how.negative_zero,
+        wide=how.carrier == DOUBLE,
+        halves=halves,
+        whole=rule.bits == drawn,
+        binary=grid.mantissa == 0 and rule.mode == Mode.NEAREST,
+    )
+    keep = ((1 << rule.bits) - 1) << (drawn - rule.bits)
+    # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
+    correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
+    noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
+    # On float32 positions are counted in units of 32 random bits.
+    scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
+    return variant, (
+        *noise,
+        how.shift,
+        how.low,
+        how.least,
+        how.half,
+        how.parity,
+        how.top,
+        how.bottom,
+        how.floor,
+        how.over,
+        how.under,
+        scale,
+    )
+
+
+def _is_fast(how: Plan, rule: Rule) -> bool:
+    """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
+    room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
+    return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
+
+
+def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
+    """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.later`.
+
+    Args:
+        variant: The variant that `rounding` returned.
+        grid: The grid.
+        few: Whether values have at most 11 significant bits.
+    """
+    how = plan(grid, variant.wide)
+    # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
+    # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
+    room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
+    draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
+    return variant._replace(later=draws and room and not INTERPRETED, few=few)
+
+
+@lru_cache(maxsize=4096)
+def writing(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
+    """The variant and the numbers for writing values as codes, from `lowest` on in the kernels' order.
+
+    Args:
+        grid: The values.
+        coding: Their codes.
+        wide: Whether values are float64.
+    """
+    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, -1)[1:]
+
+
+@lru_cache(maxsize=4096)
+def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[int, ...]]:
+    """The variant and the numbers for reading codes, in the kernel's order.
+
+    Args:
+        grid: The values.
+        coding: Their codes.
+        wide: Use float64 even if float32 is enough.
+    """
+    wide = plan(grid, wide).carrier == DOUBLE
+    return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, 1)
+
+
+def _code_variant(grid: Grid, coding: Coding, wide: bool) -> CodeVariant:
+    return CodeVariant(
+        twos_complement=coding.twos_complement,
+        zero=grid.zero,
+        subnormals=grid.least < 2.0**grid.exponent,
+        signed=grid.min < 0,
+        infinity=coding.infinity >= 0,
+        nan=coding.nan >= 0,
+        nan_is_zero=coding.nan == 1 << (coding.bits - 1) and grid.min < 0,
+        far=_power(grid, coding, wide) > _bias(wide),
+        wide=wide,
+    )
+
+
+def _bias(wide: bool) -> int:
+    return (DOUBLE if wide else SINGLE).bias
+
+
+def _power(grid: Grid, coding: Coding, wide: bool) -> int:
+    """log2 of the ratio of a value to the number whose shifted pattern is its code; for integers, to their number of steps."""
+    return round(math.log2(grid.least)) if coding.twos_complement else grid.exponent + _bias(wide) - 1
+
+
+def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
+    """The numbers of `values.Codes`, in its order, floats as patterns; `direction` is 1 from codes to values, -1 the other way."""
+    how = plan(grid, wide)
+    carrier = how.carrier
+    power = _power(grid, coding, wide)
+    first = min(carrier.bias, power)
+    unused = (64 if carrier == DOUBLE else 32) - coding.bits
+    largest = _largest_code(grid, coding)
+    return (
+        how.shift,
+        grid.exponent + carrier.bias,
+        carrier.pattern(2.0 ** (direction * first)),
+        carrier.pattern(2.0 ** (direction * (power - first))),
+        max(0, unused - how.shift),
+        ~carrier.sign,
+        1 << (coding.bits - 1),
+        unused,
+        1 << grid.mantissa,
+        (1 << coding.bits) - 1 if coding.twos_complement else max(largest, coding.infinity),
+        coding.infinity,
+        coding.nan if coding.nan >= 0 else largest,
+    )
+
+
+def _largest_code(grid: Grid, coding: Coding) -> int:
+    """The code of the largest value."""
+    if coding.twos_complement:
+        return round(grid.max / grid.least)
+    if grid.max < 2.0**grid.exponent:
+        return round(math.ldexp(grid.max, grid.mantissa - grid.exponent))
+    fraction, exponent = math.frexp(grid.max)
+    return ((exponent - 1 - grid.exponent + grid.zero) << grid.mantissa) + round(math.ldexp(2 * fraction - 1, grid.mantissa))

@@ -1,0 +1,1 @@
+"""Rounding, encoding and decoding, element by element."""

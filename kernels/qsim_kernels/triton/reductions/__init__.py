@@ -1,0 +1,1 @@
+"""Kernels that read a tensor once and sum: tallies, row sums, checksums."""

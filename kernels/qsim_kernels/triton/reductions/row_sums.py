@@ -1,0 +1,128 @@
+"""Rounding a matrix and summing its rows in one read, for a layer's gradient, whose unrounded sum is the bias's gradient.
+
+A program walks down a few columns and keeps their sums. Partial sums are added in a fixed order, so that every run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
+from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.values import Noise, as_numbers
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.layouts import flat
+from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
+from qsim_kernels.triton.quantize.launch import quantize_into, run_of, seed_of
+
+# Enough warps to keep a large GPU busy; more would leave more partial sums to add.
+_WARPS = 4224
+_LEAST_ROWS = 8
+_ADDED = 32  # columns that a program adds up in the end
+
+
+@triton.jit
+def index(row, columns, column):
+    """The index of an element, which the compiler must know is a multiple of eight, or threads would read one element at a time."""
+    return tl.multiple_of(row * columns + column, 8)
+
+
+@triton.jit
+def walk_down(
+    x, out, sums, column, first, end, columns, noise, grid,
+    V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Round some rows of a block of columns."""
+    place = tl.arange(0, BLOCK)
+    left = columns - column
+    total = tl.zeros([BLOCK], tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32)
+    for row in range(first, end):
+        start = index(row, columns, column)
+        values = as_single(load(x + start, place, left, MASKED))
+        total += values
+        drawn = random_integers(noise, start, V, RUN, True, BLOCK)
+        result = rounded(values, drawn, grid, V, out.dtype.element_ty == tl.float32)
+        store(out + start, as_dtype(result, out.dtype.element_ty), place, left, MASKED)
+    store(sums + index(0, columns, column), total, place, left, MASKED)
+
+
+@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, "rows", "columns", "depth"], do_not_specialize_on_alignment=["seed_pointer"])
+def quantize_and_sum_kernel(
+    x, out, rows: tl.int64, columns: tl.int64, depth: tl.int64, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, under: tl.int64, scale: tl.int64,
+    V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Round a matrix; `sums` gets one row of sums per `depth` rows."""
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    noise = Noise(seed, noise_stream, keep, correction, late)
+    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+    across = tl.cdiv(columns, BLOCK)
+    program = tl.program_id(0).to(tl.int64)
+    column, part = program % across * BLOCK, program // across
+    first = part * depth
+    end = tl.minimum(first + depth, rows)
+    sums += index(part, columns, 0)
+    if column + BLOCK <= columns:
+        walk_down(x, out, sums, column, first, end, columns, noise, grid, V, RUN, BLOCK, False)
+    else:
+        walk_down(x, out, sums, column, first, end, columns, noise, grid, V, RUN, BLOCK, True)
+
+
+@triton.jit(do_not_specialize=["columns", "parts"])
+def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up the rows of `sums`."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([DEPTH, BLOCK], sums.dtype.element_ty)
+    for first in range(0, parts, DEPTH):
+        row = first + tl.arange(0, DEPTH)
+        at = row[:, None] * columns + place[None, :]
+        total += tl.load(sums + at, mask=(row < parts)[:, None] & (place < columns)[None, :], other=0)
+    tl.store(out + place, tl.sum(total, axis=0), mask=place < columns)
+
+
+def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
+    """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
+    rows, columns = x.shape
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if columns % 8 or not x.numel():
+        # Rows that do not begin where random bits begin would need separate bits for each element.
+        quantize_into(out, x, seed, grid, rule, stream, 0)
+        return x.sum(0, dtype=kind)
+    block = next((size for size in (1024, 512) if columns % size == 0), 256)
+    across = -(-columns // block)
+    depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
+    parts = -(-rows // depth)
+    sums = torch.empty((parts, columns), dtype=kind, device=x.device)
+    pointer, number = seed_of(seed, x)
+    launcher = _rounder(grid, rule, x.dtype, out.dtype, block)
+    launcher.launch(parts * across, flat(x), out, rows, columns, depth, sums, pointer, number, stream, absent=pointer is None)
+    total = torch.empty(columns, dtype=kind, device=x.device)
+    _adder(kind).launch(-(-columns // _ADDED), sums, total, columns, parts)
+    return total
+
+
+@lru_cache(maxsize=2)
+def _adder(kind: torch.dtype) -> Launcher:
+    return Launcher(add_parts_kernel, (), (64, _ADDED), _ADDED)
+
+
+@lru_cache(maxsize=4096)
+def _rounder(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, block: int) -> Launcher:
+    variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
+    constants: tuple[Any, ...] = (variant, run_of(source, target), block)
+    return Launcher(quantize_and_sum_kernel, numbers, constants, block, num_warps=_warps(block), maxnreg=64)
+
+
+def _warps(block: int) -> int:
+    return max(1, block // 512)

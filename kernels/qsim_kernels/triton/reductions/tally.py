@@ -1,0 +1,147 @@
+"""Tallies of rounding outcomes over a tensor's elements, in one read of both tensors; see `reference.tally`."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels import tallies
+from qsim_kernels.triton.device.blocks import as_single, load
+from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.layouts import flat
+
+_BLOCK, _WARPS = 512, 4
+#: Blocks per program. Large tensors use more, because adding up a program's counts costs as much as a block or two.
+_FEW, _MANY, _LARGE = 4, 32, 1 << 23
+#: Elements whose squares are summed before they are added to those of other blocks; a thread reads this many at once.
+_GROUP = 4
+
+FIELDS: tl.constexpr = tl.constexpr(tallies.FIELDS)
+LARGEST: tl.constexpr = tl.constexpr(tallies.LARGEST)
+SPECIAL: tl.constexpr = tl.constexpr(tallies.SPECIAL)
+BIAS: tl.constexpr = tl.constexpr(tallies.BIAS)
+SUMS: tl.constexpr = tl.constexpr(tallies.SUMS)
+SIGNAL: tl.constexpr = tl.constexpr(tallies.SIGNAL)
+NOISE: tl.constexpr = tl.constexpr(tallies.NOISE)
+#: The counts after those of fields share the bits of one integer: each has this many, enough for a program's blocks.
+EACH: tl.constexpr = tl.constexpr(6)
+MOST: tl.constexpr = tl.constexpr(63)
+ZERO: tl.constexpr = tl.constexpr(1 << 6 * (tallies.ZERO - tallies.FIELDS))
+NAN: tl.constexpr = tl.constexpr(1 << 6 * (tallies.NAN - tallies.FIELDS))
+SATURATED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.SATURATED - tallies.FIELDS))
+UNDERFLOWED: tl.constexpr = tl.constexpr(1 << 6 * (tallies.UNDERFLOWED - tallies.FIELDS))
+EXACT: tl.constexpr = tl.constexpr(1 << 6 * (tallies.EXACT - tallies.FIELDS))
+FACTS: tl.constexpr = tl.constexpr(tallies.SIZE - tallies.FIELDS)
+
+
+@triton.jit
+def fields_of(x):
+    """The elements' exponent fields in float32."""
+    if x.dtype == tl.float64:
+        field = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF).to(tl.int32)
+        within = tl.minimum(tl.maximum(field - 1023 + BIAS, 0), LARGEST)
+        result = tl.where(field == 0x7FF, SPECIAL, within)
+    else:
+        result = (as_single(x).to(tl.int32, bitcast=True) >> 23) & SPECIAL
+    return result
+
+
+@triton.jit
+def facts_of(x, q, lowest, highest):
+    """The outcomes of elements, packed into an integer with a bit field per count."""
+    beyond = (x > highest) | (x < lowest)
+    fate = tl.where(beyond, SATURATED, tl.where(q == x, EXACT, tl.where((q == 0.0) & (x == x), UNDERFLOWED, 0)))
+    return fate + tl.where(x == 0.0, ZERO, tl.where(x != x, NAN, 0))
+
+
+@triton.jit
+def sums_of(squares, GROUP: tl.constexpr):
+    """The sums of neighbours."""
+    return tl.sum(tl.reshape(squares, [squares.shape[0] // GROUP, GROUP]), 1)
+
+
+@triton.jit
+def tally_block(elements, rounded, left, lowest, highest, MASKED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The counts of one block; positions past the end count only as field 0."""
+    place = tl.arange(0, BLOCK)
+    before, after = load(elements, place, left, MASKED), load(rounded, place, left, MASKED)
+    fields = tl.histogram(fields_of(before), FIELDS)
+    x, q = as_single(before).to(lowest.dtype), as_single(after).to(lowest.dtype)
+    facts = facts_of(x, q, lowest, highest)
+    if MASKED:
+        facts = tl.where(place < left, facts, 0)
+    finite = (tl.abs(x) < float("inf")) & (tl.abs(q) < float("inf"))
+    x, q = tl.where(finite, x, 0.0).to(tl.float64), tl.where(finite, q, 0.0).to(tl.float64)
+    return fields, facts, sums_of(x * x, GROUP), sums_of((q - x) * (q - x), GROUP)
+
+
+@triton.jit(do_not_specialize=["count", "low", "high"])
+def tally_kernel(
+    elements, rounded, counts, sums, count: tl.int64, low: tl.int64, high: tl.int64,
+    SINGLE: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add each program's counts to the totals, and write its sums, which are added later in a fixed order."""
+    program = tl.program_id(0).to(tl.int64)
+    lowest, highest = low.to(tl.float64, bitcast=True), high.to(tl.float64, bitcast=True)
+    if SINGLE:
+        lowest, highest = lowest.to(tl.float32), highest.to(tl.float32)
+    fields, facts = tl.zeros([FIELDS], tl.int32), tl.zeros([BLOCK], tl.int32)
+    signal, noise = tl.zeros([BLOCK // GROUP], tl.float64), tl.zeros([BLOCK // GROUP], tl.float64)
+    first = program * (BLOCKS * BLOCK)
+    for step in range(BLOCKS):
+        start = first + step * BLOCK
+        left = count - start
+        if left >= BLOCK:
+            own = tally_block(elements + start, rounded + start, left, lowest, highest, False, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+        elif left > 0:
+            own = tally_block(elements + start, rounded + start, left, lowest, highest, True, BLOCK, GROUP)
+            fields, facts, signal, noise = fields + own[0], facts + own[1], signal + own[2], noise + own[3]
+            fields -= tl.where(tl.arange(0, FIELDS) == 0, (BLOCK - left).to(tl.int32), 0)
+    tl.atomic_add(counts + tl.arange(0, FIELDS), fields.to(tl.int64), mask=fields != 0, sem="relaxed")
+    for fact in tl.static_range(FACTS):
+        found = tl.sum((facts >> (EACH * fact)) & MOST)
+        tl.atomic_add(counts + FIELDS + fact, found.to(tl.int64), sem="relaxed")
+    tl.store(sums + program * SUMS + SIGNAL, tl.sum(signal))
+    tl.store(sums + program * SUMS + NOISE, tl.sum(noise))
+
+
+@lru_cache(maxsize=16)
+def _launcher(before: torch.dtype, after: torch.dtype, single: bool, blocks: int) -> Launcher:
+    """The launcher for a pair of dtypes: a launcher's compiled forms do not distinguish dtypes."""
+    return Launcher(tally_kernel, (), (single, blocks, _GROUP, _BLOCK), blocks * _BLOCK, num_warps=_WARPS)
+
+
+def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Count and sum rounding outcomes over a tensor's elements; see `reference.tally`."""
+    counts = torch.zeros(tallies.SIZE, dtype=torch.int64, device=x.device)
+    count = x.numel()
+    if not count:
+        return counts, torch.zeros(tallies.SUMS, dtype=torch.float64, device=x.device)
+    blocks = _FEW if count < _LARGE else _MANY
+    programs = -(-count // (_BLOCK * blocks))
+    own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
+    single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
+    others = (counts, own_sums, count, _pattern(low), _pattern(high))
+    _launcher(x.dtype, rounded.dtype, single, blocks).launch(programs, flat(x), flat(rounded), *others)
+    return counts, own_sums.sum(0)
+
+
+def _is_single(value: float) -> bool:
+    """Whether float32 holds a number exactly."""
+    try:
+        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return False
+    return found == value
+
+
+def _pattern(value: float) -> int:
+    """The bits of a float64."""
+    found: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return found

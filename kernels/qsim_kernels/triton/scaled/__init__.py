@@ -1,0 +1,1 @@
+"""Rounding under scales."""

@@ -1,0 +1,159 @@
+"""Partitioning of a tensor into the regions that programs work on: tiles in memory, and how much of them a thread holds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from qsim_kernels.grid import Mode
+from qsim_kernels.reference.hadamard import signs_of, turned
+from qsim_kernels.scales import Elements, Scales, Tiles, Turn
+from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
+from qsim_kernels.triton.device.regions import Shape
+from qsim_kernels.triton.host.layouts import flat
+from qsim_kernels.triton.quantize.launch import run_of
+
+# Elements of the largest region that a program holds.
+_LARGEST = 2**14
+#: Transforms of larger blocks go through plain torch.
+_LARGEST_TURN = 32
+
+
+class Cut(NamedTuple):
+    """A partition of a tensor into regions, for a launch.
+
+    Attributes:
+        shape: The form of a region.
+        programs: Number of programs.
+        matrices: The numbers of `regions.Matrices`.
+        warps: Warps of a program.
+        registers: Largest number of registers of a thread; 0 leaves it to the compiler.
+    """
+
+    shape: Shape
+    programs: int
+    matrices: tuple[int, ...]
+    warps: int
+    registers: int
+
+
+class Prepared(NamedTuple):
+    """The input of a kernel.
+
+    Attributes:
+        x: A contiguous tensor of at most 32 bits; already transformed, unless the kernel does it.
+        tiles: Which elements share a scale.
+        turn: The transform that the kernel does.
+        signs: Its signs, one bit per element of a block.
+    """
+
+    x: Tensor
+    tiles: Tiles
+    turn: TurnVariant
+    signs: int
+
+
+def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
+    """Prepare a tensor for a kernel."""
+    x = flat(x)
+    if tiles.across and tiles.columns == 1:
+        # Neighbours in memory have different scales: these are columns rather than rows.
+        matrices = x.numel() // tiles.rows if tiles.rows else 0
+        tiles = Tiles(matrices, tiles.rows, max(matrices, 1), 1, False)
+    if turn is None:
+        return Prepared(x, tiles, NO_TURN, 0)
+    if turn.size > _LARGEST_TURN or turn.length % turn.size:
+        return Prepared(turned(x, turn), tiles, NO_TURN, 0)
+    signs = _bits(turn._replace(length=0, inner=0))  # the signs do not depend on these
+    variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
+    if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
+        tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)
+    if turn.inner == 1:
+        fits = tiles.columns % turn.length == 0 and _holds(tiles.columns, tiles.width, turn.size)
+    else:
+        fits = (tiles.rows, tiles.columns) == (turn.length, turn.inner) and _holds(tiles.rows, tiles.height, turn.size)
+    return Prepared(x, tiles, variant, signs) if fits else Prepared(turned(x, turn), tiles, NO_TURN, 0)
+
+
+@lru_cache(maxsize=256)
+def _bits(turn: Turn) -> int:
+    """The signs of a transform, one bit per element of a block."""
+    return sum((sign < 0) << place for place, sign in enumerate(signs_of(turn)))
+
+
+def _holds(elements: int, size: int, block: int) -> bool:
+    """Whether tiles of a given size along a dimension consist of whole blocks."""
+    return size % block == 0 or size >= elements
+
+
+def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether so few bytes are moved that instructions determine the time."""
+    return source.itemsize == target.itemsize == 2
+
+
+def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scales) -> Cut | None:
+    """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment."""
+    _, (rows, columns, height, width, across), turn, _ = read
+    if across or height & (height - 1) or width & (width - 1):
+        return None
+    block, narrow, draws = 1 << turn.levels, is_narrow(read.x.dtype, out.dtype), elements.rule.mode == Mode.STOCHASTIC
+    if draws:
+        a_thread, warps, registers = 32, 1 if narrow else 2, 0
+    else:
+        a_thread, warps, registers = (64, 1, 0 if how.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
+    if height == 1 and columns % width == 0 and not turn.down:
+        rows, columns = 1, read.x.numel()
+        size = 2048 if draws or (narrow and how.grid.mantissa == 0) else 4096 if narrow else 1024
+        tall, wide = 1, max(size, width, block)
+        warps, registers = 4, 0
+    elif width == 1:
+        tall = max(height, block if turn.down else 1)
+        warps = 4 if tall > 64 else warps
+        wide = max(16, block, 32 * warps * a_thread // max(tall, 16))
+    else:
+        wide = max(64, width, block)
+        tall = max(height, block if turn.down else 1, min(1024 // wide, triton.next_power_of_2(rows)))
+        warps = max(1, tall * wide // (32 * a_thread))
+    if tall * wide > _LARGEST:
+        return None
+    return _cut_into(read, out, elements.offset, rows, columns, (tall, wide), (height, width), warps, registers)
+
+
+def cut(read: Prepared, out: Tensor, elements: Elements) -> Cut:
+    """Regions for given scales, which need not hold whole tiles."""
+    _, (rows, columns, height, width, _), turn, _ = read
+    block, size, registers = 1 << turn.levels, 1024, 0
+    if is_narrow(read.x.dtype, out.dtype) and width > 1 and not turn.levels:
+        size, registers = 2048, 0 if elements.rule.mode == Mode.STOCHASTIC else 32
+    if turn.down:
+        tall, wide = block, 64
+    else:
+        wide = min(size, max(16, block, triton.next_power_of_2(columns)))
+        tall = min(size // wide, triton.next_power_of_2(rows))
+    tile = (0 if height >= rows else height, 0 if width >= columns else width)
+    return _cut_into(read, out, elements.offset, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
+
+
+def _cut_into(
+    read: Prepared,
+    out: Tensor,
+    offset: int,
+    rows: int,
+    columns: int,
+    region: tuple[int, int],
+    tile: tuple[int, int],
+    warps: int,
+    registers: int,
+) -> Cut:
+    count = read.x.numel()
+    is_flat = rows == 1 and count == columns and region[0] == 1
+    aligned = offset % 8 == 0 and (rows * columns == columns == count or columns % 8 == 0)
+    shape = Shape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(read.x.dtype, out.dtype))
+    down, along = (-(-size // (part or size)) for size, part in zip((rows, columns), tile, strict=True))
+    regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
+    programs = count // (rows * columns) * regions_down * regions_along
+    return Cut(shape, programs, (rows, columns, down, along, regions_down, regions_along), warps, registers)

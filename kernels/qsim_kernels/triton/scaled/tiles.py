@@ -1,0 +1,171 @@
+"""Rounding under scales inside a kernel: scales from a tile's largest magnitude, in the same read, or given scales."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from qsim_kernels.scales import Restore
+from qsim_kernels.triton.device.blocks import as_single, rounded
+from qsim_kernels.triton.device.hadamard import turned
+from qsim_kernels.triton.device.making import MAKING, as_making, inverses_of, tile_scales, under_whole
+from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
+from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, place_of, store_region
+from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
+from qsim_kernels.triton.device.values import Noise, as_numbers
+from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
+
+NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
+ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
+
+_REGIONS = ["rows", "columns", "down", "along", "regions_down", "regions_along", "signs"]
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest_along(x, axis: tl.constexpr):
+    """The largest of magnitudes along an axis, NaN if one is."""
+    if INTERPRETED:
+        # The largest pattern is that of a NaN, if there is one.
+        found = tl.max(x.to(tl.int32, bitcast=True), axis=axis).to(tl.float32, bitcast=True)
+    else:
+        found = tl.reduce(x, axis, larger)
+    return found
+
+
+@triton.jit
+def largest_of_tiles(values, S: tl.constexpr):
+    """The largest magnitude of each tile, as patterns."""
+    found = tl.abs(values)
+    if S.tile_width > 1:
+        found = largest_along(tl.reshape(found, (S.height, S.width // S.tile_width, S.tile_width)), 2)
+    if S.tile_height > 1:
+        ALONG: tl.constexpr = S.width // S.tile_width
+        found = largest_along(tl.reshape(found, (S.height // S.tile_height, S.tile_height, ALONG)), 1)
+    return found.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def spread(tiles, S: tl.constexpr):
+    """Broadcast one value per tile to each of its elements."""
+    DOWN: tl.constexpr = S.height // S.tile_height
+    ALONG: tl.constexpr = S.width // S.tile_width
+    if S.tile_width > 1:
+        tiles = tl.reshape(tl.broadcast_to(tiles[:, :, None], (DOWN, ALONG, S.tile_width)), (DOWN, S.width))
+    if S.tile_height > 1:
+        tiles = tl.reshape(tl.broadcast_to(tiles[:, None, :], (DOWN, S.tile_height, S.width)), (S.height, S.width))
+    return tiles
+
+
+@triton.jit
+def store_scales(scales, own, at, m, S: tl.constexpr):
+    """Write the scales of a region's tiles."""
+    row = at.row // S.tile_height + tl.arange(0, S.height // S.tile_height)
+    column = at.column // S.tile_width + tl.arange(0, S.width // S.tile_width)
+    place = ((at.matrix * m.down + row) * m.along)[:, None] + column[None, :]
+    tl.store(scales + place, own, mask=(row < m.down)[:, None] & (column < m.along)[None, :])
+
+
+@triton.jit
+def factors_of(own, under, RESTORE: tl.constexpr):
+    """The factors that rounded elements are multiplied by again, from their own scales."""
+    if RESTORE == ALL and under is not None:
+        own = under_whole(own, under)
+    return own
+
+
+@triton.jit
+def round_region(
+    values, inverses, factors, reach, out, at, m, offset, noise, grid,
+    V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
+    drawn = integers_of_rows(noise, offset + at.first, V, S.run, S.aligned, S.width)
+    # NaN is made canonical when it is stored.
+    result = rounded(values * inverses, drawn, grid, V, False).to(tl.float32)
+    if RESTORE != NOTHING:
+        result *= factors
+        if CLAMP == ALWAYS:
+            result = clamped(result, out.dtype.element_ty)
+    if CLAMP == BY_TENSOR:
+        if reach > largest_of(out.dtype.element_ty):
+            store_region(out, narrowed(clamped(result, out.dtype.element_ty), out.dtype.element_ty), at, m, S)
+        else:
+            store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
+    else:
+        store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
+
+
+@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *MAKING, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "under"])
+def tiles_kernel(
+    x, out, scales, under, rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64,
+    regions_along: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, signs: tl.int64,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, over_below: tl.int64, scale: tl.int64,
+    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
+    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
+    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
+):  # fmt: skip
+    """Round matrices under the scales of their tiles, and write these too."""
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    noise = Noise(seed, noise_stream, keep, correction, late)
+    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
+    scale_grid = as_numbers(
+        scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
+        scale_scale, G.wide,
+    )  # fmt: skip
+    making = as_making(largest, factor, spare, power, smallest, lift, scale_grid)
+    m = Matrices(rows, columns, down, along, regions_down, regions_along)
+    at = place_of(tl.program_id(0), m, S)
+    values = turned(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
+    own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
+    if scales is not None:
+        store_scales(scales, own, at, m, S)
+    factors = spread(factors_of(own, under, RESTORE), S)
+    reach = reach_of(under, making, G) if CLAMP == BY_TENSOR else 0.0
+    round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
+
+
+@triton.jit
+def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
+    """The given scale of each element of a region; 1 outside the matrix."""
+    row = at.row + tl.arange(0, S.height)
+    column = at.column + tl.arange(0, S.width)
+    base = ((0 if ACROSS else at.matrix) * m.down + (row * 0 if S.tile_height == 0 else row // S.tile_height)) * m.along
+    if S.tile_width == 0:
+        own = tl.load(scales + base, mask=row < m.rows, other=1)
+        own = tl.broadcast_to(own[:, None], (S.height, S.width))
+    else:
+        place = base[:, None] + (column // S.tile_width)[None, :]
+        own = tl.load(scales + place, mask=(row < m.rows)[:, None] & (column < m.columns)[None, :], other=1)
+    return own
+
+
+@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
+def scaled_kernel(
+    x, out, scales, under, rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64,
+    regions_along: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, signs: tl.int64,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, over_below: tl.int64, scale: tl.int64,
+    V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Round matrices under given scales."""
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    noise = Noise(seed, noise_stream, keep, correction, late)
+    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
+    m = Matrices(rows, columns, down, along, regions_down, regions_along)
+    at = place_of(tl.program_id(0), m, S)
+    values = turned(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
+    own = scales_of_region(scales, at, m, S, ACROSS)
+    factors = factors_of(own, under, RESTORE)
+    round_region(values, inverses_of(own, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)

@@ -1,0 +1,1 @@
+"""One step of an optimizer, for many tensors at once."""

@@ -1,0 +1,113 @@
+"""One optimizer step: at most three launches, whatever the number of tensors."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.layouts import flat
+from qsim_kernels.triton.update.kernels import update_kernel
+from qsim_kernels.triton.update.multi_tensor import table_of, work_of
+from qsim_kernels.triton.update.prepare import prepare_kernel
+from qsim_kernels.triton.update.rules import Kind
+from qsim_kernels.updates import SGD, Adam, Roundings, Step, own_grid
+
+_BLOCK = 512
+_STEPS = 4  # blocks that one program works on
+_LANES = 32
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
+
+
+def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+    """Update parameters by one step; see `reference.updates.update`."""
+    given = step[:6]
+    smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
+    params, device = step.params, step.params[0].device
+    counts = tuple(map(Tensor.numel, params))
+    table = table_of((*smooth, step.steps, step.products), counts, step.streams, step.places)
+    types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
+    kind = _kind(algorithm, roundings, *types, bool(step.first), bool(step.compensations), step.grad_scale is not None)
+    pointer = step.lr if step.lr.device == device else None
+    rate = 0 if pointer is not None else _bits(float(step.lr))
+    absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
+    _preparer(algorithm, roundings, kind, types[0]).launch(
+        -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
+        step.seed, absent=absent,
+    )  # fmt: skip
+    for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
+        if len(work):
+            updater = _updater(roundings, kind, *types, is_smooth)
+            updater.launch(len(work), table.device, work, table.factors, table.keys, step.found_inf, absent=absent)
+    for column, flattened in zip(given, smooth, strict=True):
+        if column is not step.grads and column is not flattened:
+            for x, own in zip(column, flattened, strict=True):
+                if own is not x:
+                    x.copy_(own)
+
+
+def _bits(x: float) -> int:
+    """A float64's bits; kernels would otherwise round the numbers passed to them."""
+    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
+    return bits
+
+
+@lru_cache(maxsize=4096)
+def _kind(
+    algorithm: Adam | SGD,
+    roundings: Roundings,
+    param: torch.dtype,
+    grad: torch.dtype,
+    state: torch.dtype,
+    moment: bool,
+    kahan: bool,
+    scaled: bool,
+) -> Kind:
+    adam = isinstance(algorithm, Adam)
+    return Kind(
+        adam=adam,
+        moment=moment,
+        nesterov=isinstance(algorithm, SGD) and algorithm.nesterov,
+        coupled=algorithm.decay != 0 and not algorithm.decoupled,
+        decoupled=algorithm.decay != 0 and algorithm.decoupled,
+        maximize=algorithm.maximize,
+        amsgrad=isinstance(algorithm, Adam) and algorithm.amsgrad,
+        kahan=kahan,
+        in_format=roundings.in_format,
+        scaled=scaled,
+        own=_is_own(roundings.grid, roundings.rule, param),
+        own_inner=_is_own(roundings.inner, roundings.inner_rule, param),
+        own_state=_is_own(roundings.state, roundings.state_rule, state),
+    )
+
+
+def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
+    return grid == own_grid(dtype) and not rule.saturate and (rule.mode == Mode.NEAREST or dtype == torch.float32)
+
+
+@lru_cache(maxsize=4096)
+def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: torch.dtype) -> Launcher:
+    if isinstance(algorithm, Adam):
+        numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
+    else:
+        numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
+    variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    patterns = tuple(_bits(number) for number in numbers)
+    return Launcher(prepare_kernel, (*patterns, *grid), (kind, variant, _TYPES[param], _LANES), 1, num_warps=1, enable_fp_fusion=False)
+
+
+@lru_cache(maxsize=4096)
+def _updater(roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool) -> Launcher:
+    weights = arguments.rounding(roundings.grid, roundings.rule, False)
+    inner, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    states = arguments.rounding(roundings.state, roundings.state_rule, False)
+    run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
+    types = (_TYPES[param], _TYPES[grad], _TYPES[state])
+    constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK, _STEPS, smooth)
+    return Launcher(update_kernel, (*weights[1], *inner_numbers, *states[1]), constants, _BLOCK, num_warps=2, enable_fp_fusion=False)
