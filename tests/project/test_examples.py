@@ -149,10 +149,9 @@ def test_train_gpt_goes_on_where_it_stopped_on_a_gpu(method: str, tmp_path: Path
 
 
 @NEEDS_GLOO
-@pytest.mark.parametrize("method", ["stochastic", "o2"])
-def test_train_gpt_goes_on_with_fewer_processes(method: str, main: Any, tmp_path: Path) -> None:
+def test_train_gpt_goes_on_with_fewer_processes(main: Any, tmp_path: Path) -> None:
     # Two summands have one sum in any order; but the norm for clipping gradients is a sum of more.
-    options = ["--device", "cpu", "--method", method, "--clip", "0", "--checkpoint", f"{tmp_path}/run", "--json", f"{tmp_path}/lines"]
+    options = ["--device", "cpu", "--method", "stochastic", "--clip", "0", "--checkpoint", f"{tmp_path}/run", "--json", f"{tmp_path}/lines"]
     train_gpt(*options, "--save-every", "4", ranks=2)
     main(*options, "--resume", "4")
     whole, resumed = lines(tmp_path / "lines")

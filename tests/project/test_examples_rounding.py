@@ -155,8 +155,11 @@ def test_test_unbiased_passes_and_finds_a_bias(tmp_path: Path) -> None:
     # A wrong rounding fails, through its mean; the copied file need not be edited.
     shutil.copy(FOLDER / "test_unbiased.py", tmp_path)
     (tmp_path / "test_mine.py").write_text(BIASED, encoding="utf-8")
+    # To look for the simplest number that fails takes longer than everything else.
+    profile = 'from hypothesis import Phase, settings\n\nsettings.register_profile("unshrunk", phases=[Phase.generate])\n'
+    (tmp_path / "conftest.py").write_text(profile, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--hypothesis-profile=unshrunk"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert found.returncode == 1, found.stdout + found.stderr
     assert "3 failed, 4 passed" in found.stdout, found.stdout
