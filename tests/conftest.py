@@ -87,14 +87,13 @@ def _seeded(session_seed: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned() -> None:
-    """Fill memory that `torch.empty` returns with NaN (the largest number, for integers), so that no result is right by accident.
-
-    The setting is made again only after a test that changed it.
-    """
+def poisoned() -> Iterator[None]:
+    """Fill memory that `torch.empty` returns with NaN (the largest number, for integers), so that no result is right by accident."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    if not (torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()):
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @pytest.fixture
