@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib
+import json
 import math
 import re
 from pathlib import Path
@@ -35,6 +36,24 @@ def test_train_transformer(run: Run) -> None:
     # Over seeds 0 to 2, FP8 ended within 0.002 of float32, and FP4 within 0.017.
     assert all(abs(losses[name] - losses["float32"]) < 0.02 for name in ("fp8_hybrid", "mxfp8"))
     assert all(abs(losses[name] - losses["float32"]) < 0.08 for name in ("mxfp4", "nvfp4"))
+
+
+def test_tutorial_gpt(run: Run, tmp_path: Path) -> None:
+    printed = run("tutorial_gpt.py", "--steps", 50, "--seeds", 0, "--json", tmp_path / "results.json")
+    rows = table(printed, "held out")
+    assert list(rows) == ["float32", "bf16", "fp8", "fp4"]
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    losses = {run["method"]: run["validation"] for run in results["runs"]}
+    assert [row[2] for row in rows.values()] == pytest.approx([curve[-1] for curve in losses.values()], abs=5e-4)
+    # The entropy of single characters, counted once more.
+    text = (FOLDER / "hamlet.txt").read_text(encoding="ascii")
+    counts = collections.Counter(text[: len(text) * 19 // 20])
+    entropy = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
+    assert results["entropy"] == pytest.approx(entropy, abs=1e-4)
+    assert all(len(curve) == 2 and curve[1] < entropy - 0.5 for curve in losses.values())
+    assert len({tuple(curve) for curve in losses.values()}) == 4, "each method computes something else"
+    assert all(abs(curve[1] - losses["float32"][1]) < 0.1 for curve in losses.values())
+    assert all(sample.startswith("HAMLET.\n") and len(sample) == 8 + 240 for sample in results["samples"].values())
 
 
 def test_bf16_adamw(run: Run) -> None:
