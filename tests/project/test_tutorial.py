@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 RESULTS = json.loads((DOCS / "figures" / "tutorial.json").read_text(encoding="utf-8"))
 
