@@ -16,7 +16,7 @@ subnormals, blocks, fixed point        rounded twice                            
 tiny numbers, stochastic rounding      lost below `2**(man-23)` of the smallest      rounded up with the right probability
 -0 and tiny negative numbers           become +0                                     keep their sign in `FloatingPoint`
 values of the format, stochastic       fixed point sometimes changes one             never changed
-values of the format, nearest          fixed point changes odd multiples of the step, never changed
+values of the format, nearest          fixed point changes odd multiples of steps,   never changed
                                        from `2**23` to `2**24` of them
 blocks of 23 bits and more, nearest    signs change, elements become the limit       rounded like any other
 blocks of 24 bits and more, stochastic the same                                      rounded like any other
