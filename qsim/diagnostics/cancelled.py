@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from qsim.diagnostics.arrivals import Arrival, is_capturing
 from qsim.diagnostics.collecting import aside
-from qsim.diagnostics.counts import per_cent
 from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
 from qsim.text.columns import aligned
+from qsim.text.shares import per_cent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

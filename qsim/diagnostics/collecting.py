@@ -100,6 +100,9 @@ class LayerObserver:
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
+    def multiplies(self, first: Site, second: Site) -> None:
+        """Nothing to count: the operands were reported when they were rounded."""
+
     def _counts(self, name: str) -> bool:
         """Whether this is not a forward pass that is recomputed for a backward pass."""
         return self._collector.is_open and not (name in _FORWARD and torch._C._current_graph_task_id() != -1)
@@ -130,11 +133,13 @@ class Pending:
         step: Number of the step.
         collector: The collector of its counts.
         label: A function that returns the name of a place.
+        never_called: The names of the layers that were not called.
     """
 
-    def __init__(self, step: int, collector: Collector, label: Callable[[Source], Label]) -> None:
+    def __init__(self, step: int, collector: Collector, label: Callable[[Source], Label], never_called: tuple[str, ...]) -> None:
         collector.is_open = False
-        self._step, self._labels = step, {place: label(place) for place, _ in collector.tallies}
+        self._step, self._never_called = step, never_called
+        self._labels = {place: label(place) for place, _ in collector.tallies}
         self._parts: list[tuple[list[Source], Arrival, Arrival]] = []
         for device in dict.fromkeys(device for _, device in collector.tallies):
             own = {place: tally for (place, where), tally in collector.tallies.items() if where == device}
@@ -154,7 +159,8 @@ class Pending:
                 known = counts.get(place)
                 counts[place] = (row, own) if known is None else (known[0] + row, known[1] + own)
         ordered = sorted(counts, key=lambda place: (place.layer, place.point))
-        return Sample(self._step, tuple(_named(place, self._labels[place], *counts[place]) for place in ordered))
+        points = tuple(_named(place, self._labels[place], *counts[place]) for place in ordered)
+        return Sample(self._step, points, self._never_called)
 
 
 def _named(source: Source, label: Label, counts: Tensor, sums: Tensor) -> Counts:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsim.text.columns import aligned
+from qsim.text.shares import per_cent
 from qsim_kernels import tallies
 
 #: The text before the first sample.
 NO_SAMPLE = "no sample yet: a sample ends with its step, at monitor.step() or at the step of the optimizer given to Monitor"
+
+#: The note on layers that did not run in a step.
+NEVER_CALLED = "never called in this step, or only in compiled code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,7 @@ class Sample:
     Attributes:
         step: Its number, starting at 0.
         points: The counts, in the order of the model's layers.
+        never_called: The names of layers with points that were not called in this step, or only in compiled code.
 
     Example:
         >>> import torch, qsim
@@ -154,6 +159,7 @@ class Sample:
 
     step: int
     points: tuple[Counts, ...]
+    never_called: tuple[str, ...] = ()
 
     def __getitem__(self, place: tuple[str, str]) -> Counts:
         """The counts at a point of a layer."""
@@ -168,15 +174,18 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """The sample as JSON values."""
-        return {"step": self.step, "points": [counts.to_dict() for counts in self.points]}
+        found = {"step": self.step, "points": [counts.to_dict() for counts in self.points]}
+        return found | ({"never_called": list(self.never_called)} if self.never_called else {})
 
     def to_json(self) -> str:
         """The sample as one line of JSON."""
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary of scalars for each point."""
-        return [{"step": self.step, **counts.summary()} for counts in self.points]
+        """A plain dictionary of scalars for each point, and one with a note for each layer that was never called."""
+        absent = {"point": None, "elements": 0, "note": NEVER_CALLED}
+        found = [{"step": self.step, **counts.summary()} for counts in self.points]
+        return found + [{"step": self.step, "layer": layer, **absent} for layer in self.never_called]
 
     def worst(self, by: str) -> tuple[Counts, ...]:
         """The counts, starting with the largest loss: by `"sqnr"`, or by a share such as `"underflowed"`.
@@ -194,7 +203,8 @@ class Sample:
         """The shares in per cent and SQNR, as a human-readable table. Zeros are exact; an all-zero gradient was lost before this point."""
         heading = ("layer", "point", "quantizer", "elements", "saturated", "underflowed", "exact", "zero", "NaN", "SQNR")
         points = (self.points if by is None else self.worst(by))[:rows]
-        return f"step {self.step}\n" + aligned([heading, *map(_cells, points)], left=3)
+        notes = [f"{NEVER_CALLED}: {', '.join(self.never_called)}"] if self.never_called else []
+        return "\n".join([f"step {self.step}", aligned([heading, *map(_cells, points)], left=3), *notes])
 
 
 def _cells(counts: Counts) -> tuple[str, ...]:
@@ -202,18 +212,6 @@ def _cells(counts: Counts) -> tuple[str, ...]:
     shares = [per_cent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
     sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
     return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
-
-
-def per_cent(share: float) -> str:
-    """A share for people: only none at all is shown as 0 %, and only all as 100 %.
-
-    Example:
-        >>> per_cent(0.0), per_cent(1e-7), per_cent(0.25), per_cent(0.99999), per_cent(1.0)
-        ('0 %', '<0.01 %', '25.00 %', '>99.99 %', '100 %')
-    """
-    if share in (0, 1):
-        return f"{100 * share:.0f} %"
-    return "<0.01 %" if share < 1e-4 else ">99.99 %" if share > 1 - 1e-4 else f"{100 * share:.2f} %"
 
 
 def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:

@@ -24,6 +24,9 @@ class Watch:
     Args:
         layers: The layers; no other watcher is allowed at the same time.
 
+    Attributes:
+        called: The layers that were called since the last `begin`.
+
     Raises:
         ValueError: If another watcher is active.
     """
@@ -32,18 +35,21 @@ class Watch:
         if any(layer in _watched for layer in layers):
             raise ValueError("Monitor: another monitor watches the model: close that one first")
         _watched.update(layers)
+        self.called: set[nn.Module] = set()
         self._layers = layers
         self._handles: list[RemovableHandle] = []
         self._running: list[tuple[nn.Module, Observer | None]] = []
 
     def begin(self, looking: Sequence[Observer]) -> None:
         """Start observation: while a layer runs, its observer is active."""
+        self.called.clear()
         for layer, observer in zip(self._layers, looking, strict=True):
             enter = _Hook(partial(self._enter, observer), layer)
             leave = _Hook(self._leave, layer)
             self._handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
 
     def _enter(self, observer: Observer, layer: nn.Module) -> None:
+        self.called.add(layer)
         looks = not torch._C._are_functorch_transforms_active() and not is_capturing()
         self._running.append((layer, observers.exchange(observer if looks else None)))
 

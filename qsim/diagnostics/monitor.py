@@ -131,7 +131,8 @@ class Monitor:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self._pending.append(Pending(self._steps, collector, self._label))
+        never = (name for name, layer in self._layers if _rounds(layer) and layer not in self._watch.called)
+        self._pending.append(Pending(self._steps, collector, self._label, tuple(never)))
         self._arrive(wait=False)
 
     def _arrive(self, wait: bool) -> None:
@@ -164,7 +165,10 @@ class Monitor:
         return tuple(self._samples)
 
     def summary(self) -> list[dict[str, Any]]:
-        """A plain dictionary for each step, layer and point with shares and SQNR, for storage."""
+        """A plain dictionary for each step, layer and point with shares and SQNR, for storage.
+
+        A layer that was never called in a step has one with a note that says so.
+        """
         return [entry for sample in self.samples for entry in sample.summary()]
 
     def table(self, step: int | None = None, *, by: str | None = None, rows: int | None = None) -> str:
@@ -222,6 +226,10 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
             )
     rounding = (FivePointModule, Quantize)
     found: list[tuple[str, nn.Module]] = [(name, module) for name, module in model.named_modules() if isinstance(module, rounding)]
-    if not any(not isinstance(module, FivePointModule) or not module.points.is_identity for _, module in found):
+    if not any(_rounds(module) for _, module in found):
         raise ValueError("Monitor: the model has no layer with points, so there is nothing to count: convert it first")
     return found
+
+
+def _rounds(layer: nn.Module) -> bool:
+    return not isinstance(layer, FivePointModule) or not layer.points.is_identity

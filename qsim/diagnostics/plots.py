@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place, per_cent
+from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place
 from qsim.figures import LOOKS, style
+from qsim.text.shares import per_cent
 
 #: Each line also has its own dashes.
 COLOURS = tuple(look.color for look in LOOKS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import qsim
 from qsim.diagnostics import Monitor
 from support.watched import net
 
@@ -139,3 +140,37 @@ def test_figures(tmp_path: Path) -> None:
         fresh.plot_exponents("0")
     with pytest.raises(ValueError, match="step 1 has no sample of the layer '2'; sampled were 0, 2"):
         monitor.plot_exponents("2", 1)
+
+
+def test_layers_that_never_run_are_named() -> None:
+    class Reads(nn.Module):
+        """Reads the weight of a layer without calling it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.called, self.read = net(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(self.called(x), self.read.weight)
+
+    model = qsim.convert(Reads(), "fp8_hybrid")
+    with Monitor(model) as monitor:
+        model(torch.randn(4, 32)).sum().backward()
+        monitor.step()
+    sample = monitor.samples[0]
+    assert sample.never_called == ("read",)
+    assert str(monitor).splitlines()[-1] == "never called in this step, or only in compiled code: read"
+    assert monitor.summary()[-1] == {
+        "step": 0,
+        "layer": "read",
+        "point": None,
+        "elements": 0,
+        "note": "never called in this step, or only in compiled code",
+    }
+    assert sample.to_dict()["never_called"] == ["read"]
+    assert "never_called" not in sampled()[1].samples[0].to_dict()
+    qsim.convert(model, qsim.FivePoint(), include="read")
+    with Monitor(model) as monitor:
+        model(torch.randn(4, 32)).sum().backward()
+        monitor.step()
+    assert monitor.samples[0].never_called == ()

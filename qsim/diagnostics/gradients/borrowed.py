@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from qsim.nn.histories import History, RemembersAmaxes
 from qsim.nn.modules import FivePointModule
+from qsim.nn.restoring import Snapshot, generators_restored
 from qsim.recipes.five_point import FivePoint
 
 
@@ -18,12 +18,7 @@ class Borrowed:
 
     def __init__(self, model: nn.Module, layers: Sequence[FivePointModule]) -> None:
         self._layers = [(layer, layer.points, layer.stream_source) for layer in layers]
-        self._buffers = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-        ]
-        self._histories = [(history, history.mark()) for history in _histories(model)]
+        self._snapshot = Snapshot(model)
 
     def set_points(self, points: Sequence[FivePoint]) -> None:
         """Give each layer points."""
@@ -38,13 +33,7 @@ class Borrowed:
 
     def forget(self) -> None:
         """Undo the effects of a pass on normalization layers and delayed scales."""
-        for module, name, buffer, content in self._buffers:
-            if module._buffers[name] is not buffer:
-                setattr(module, name, buffer)
-            # Through `data`: the value is restored, so graphs that saved it need not be invalidated.
-            buffer.data.copy_(content)
-        for history, mark in self._histories:
-            history.return_to(mark)
+        self._snapshot.restore()
 
     def give_back(self) -> None:
         """Restore everything."""
@@ -62,8 +51,7 @@ def borrowed(model: nn.Module, layers: Sequence[FivePointModule], seed: int) -> 
         layers: The layers that get other points.
         seed: The seed of torch's own generator meanwhile.
     """
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[device.index for device in devices]):
+    with generators_restored(model):
         # Only the CPU's generator: layers draw their seeds from it on every device.
         torch.default_generator.manual_seed(seed)
         state = Borrowed(model, layers)
@@ -71,7 +59,3 @@ def borrowed(model: nn.Module, layers: Sequence[FivePointModule], seed: int) -> 
             yield state
         finally:
             state.give_back()
-
-
-def _histories(model: nn.Module) -> list[History]:
-    return [history for module in model.modules() if isinstance(module, RemembersAmaxes) for history in module.histories.values()]

@@ -1,0 +1,15 @@
+"""Shares in per cent."""
+
+from __future__ import annotations
+
+
+def per_cent(share: float) -> str:
+    """A share for people: only none at all is shown as 0 %, and only all as 100 %.
+
+    Example:
+        >>> per_cent(0.0), per_cent(1e-7), per_cent(0.25), per_cent(0.99999), per_cent(1.0)
+        ('0 %', '<0.01 %', '25.00 %', '>99.99 %', '100 %')
+    """
+    if share in (0, 1):
+        return f"{100 * share:.0f} %"
+    return "<0.01 %" if share < 1e-4 else ">99.99 %" if share > 1 - 1e-4 else f"{100 * share:.2f} %"
