@@ -23,6 +23,7 @@ from qsim.scaling.block import Block
 
 if TYPE_CHECKING:
     from qsim import diagnostics, optim
+    from qsim.nn.coverage.run import coverage
     from qsim.unit import fpu
 
 __version__ = "0.2.0.dev0"
@@ -44,6 +45,7 @@ __all__ = [
     "backends",
     "block",
     "convert",
+    "coverage",
     "decode",
     "diagnostics",
     "encode",
@@ -66,15 +68,16 @@ __all__ = [
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
 _LATER = ("bench", "compat", "diagnostics", "optim", "plot", "studies")
+_LATER_FUNCTIONS = {"coverage": "nn.coverage.run", "fpu": "unit"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "fpu":
-        return importlib.import_module(f"{__name__}.unit").fpu
+    if name in _LATER_FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, "fpu"})
+    return sorted({*globals(), *_LATER, *_LATER_FUNCTIONS})

@@ -4,6 +4,7 @@ from qsim.nn import functional
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.converting.convert import convert, revert
 from qsim.nn.converting.table import Conversion, conversion
+from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Embedding, Linear
 from qsim.nn.quantize import Quantize
 
@@ -15,6 +16,8 @@ __all__ = [
     "ConvTranspose2d",
     "ConvTranspose3d",
     "Conversion",
+    "CountedProduct",
+    "Coverage",
     "Embedding",
     "Linear",
     "MultiheadAttention",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from qsim.nn.converting.layers import layers
+from qsim.nn.converting.layers import Layer, layers
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
 from qsim.text.columns import aligned
@@ -54,12 +54,18 @@ def conversion(model: nn.Module) -> Conversion:
     """
     changed, left = [], []
     for layer in layers(model):
-        if isinstance(layer.module, FivePointModule) and layer.module.points.is_identity:
-            recipe = layer.module.__dict__.get("_recipe")
-            left.append((layer.title, _KEPT_BY.format(recipe) if recipe else _KEPT))
-        elif isinstance(layer.module, FivePointModule):
-            changed.append((layer.title, type(layer.module).__name__, layer.module.points))
+        reason = reason_left(layer)
+        if reason is not None:
+            left.append((layer.title, reason))
         else:
-            embedding = EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen"
-            left.append((layer.title, layer.obstacle or embedding))
+            assert isinstance(layer.module, FivePointModule)  # only these round
+            changed.append((layer.title, type(layer.module).__name__, layer.module.points))
     return Conversion(tuple(changed), tuple(left))
+
+
+def reason_left(layer: Layer) -> str | None:
+    """Why a layer was left alone; `None` if it rounds."""
+    if isinstance(layer.module, FivePointModule):
+        recipe = layer.module.__dict__.get("_recipe")
+        return None if not layer.module.points.is_identity else _KEPT_BY.format(recipe) if recipe else _KEPT
+    return layer.obstacle or (EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen")

@@ -71,6 +71,7 @@ class FivePointProduct(torch.autograd.Function):
         observer = ctx.observer = observers.current()
         if observer is not None:
             ctx.noted = plan.first.show(observer, a, kept_a, seed), plan.second.show(observer, w, kept_w, seed_of_w)
+            observer.multiplies(plan.first.forward, plan.second.forward)
         ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
         clip_a, clip_w = plan.clips
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
@@ -103,6 +104,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         rounded_w = plan.second.recall(kept_w, seed_of_w, held.dtype)
         if observer is not None:
             plan.second.show_recalled(observer, kept_w, ctx.noted[1], seed_of_w)
+            observer.multiplies(plan.grad, plan.second.backward)
         factors = rounded_g.factors + rounded_w.factors
         found = plan.product.grad_a(rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0], exact=held.exact, factors=factors)
         gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
@@ -113,6 +115,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         rounded_a = plan.first.recall(kept_a, seed, held.dtype)
         if observer is not None:
             plan.first.show_recalled(observer, kept_a, ctx.noted[0], seed)
+            observer.multiplies(plan.grad_w, plan.first.backward)
         factors = rounded_g.factors + rounded_a.factors
         found = plan.product.grad_w(rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1], exact=held.exact, factors=factors)
         gradients[1] = found if beyond_w is None else found.masked_fill_(beyond_w, 0.0)

@@ -1,10 +1,12 @@
-"""The observer hook of layers, which `qsim.diagnostics.Monitor` uses.
+"""The observer hook of layers, which `qsim.diagnostics.Monitor` and `qsim.coverage` use.
 
 Usually there is no observer: then each product asks once and finds `None`. Compiled code does not ask.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,8 +31,12 @@ class Observer(Protocol):
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Called when a tensor is rounded at a point, and used."""
 
+    def multiplies(self, first: Site, second: Site) -> None:
+        """Called before a product, with the sites that its operands have passed. The next operator that multiplies is this product."""
+
 
 _current: Observer | None = None
+_is_held = False
 
 
 def current() -> Observer | None:
@@ -39,7 +45,21 @@ def current() -> Observer | None:
 
 
 def exchange(observer: Observer | None) -> Observer | None:
-    """Set the observer, or none; return the previous one."""
+    """Set the observer, or none; return the previous one. While an observer is held, it stays."""
     global _current
-    before, _current = _current, observer
+    before = _current
+    if not _is_held:
+        _current = observer
     return before
+
+
+@contextmanager
+def hold(observer: Observer) -> Iterator[None]:
+    """Let one observer see every product, and no other observer any, such as that of a monitor that samples the current step."""
+    global _current, _is_held
+    before = _current, _is_held
+    _current, _is_held = observer, True
+    try:
+        yield
+    finally:
+        _current, _is_held = before

@@ -1,0 +1,72 @@
+"""The module that a program is in: forward by hooks, backward by the number that autograd gives to each operation it records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class Paths:
+    """The path of the running module.
+
+    Attributes:
+        called: The modules that were called.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.called: set[nn.Module] = set()
+        self._names = {module: name for name, module in model.named_modules()}
+        # Modules that are running, each with the backward pass that called it, as activation checkpointing does.
+        self._running: list[tuple[nn.Module, int]] = []
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow the calls of modules."""
+        handles = register_module_forward_pre_hook(self._enter), register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        self.called.add(module)
+        if module in self._names:
+            self._running.append((module, _backward_pass()))
+
+    def _leave(self, module: nn.Module, args: object, result: object) -> None:
+        if self._running and self._running[-1][0] is module:
+            self._running.pop()
+
+    @property
+    def current(self) -> str:
+        """The path of the innermost running module; empty for the model itself."""
+        return self._names[self._running[-1][0]] if self._running else ""
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether autograd computes gradients, and not activations once more."""
+        if _backward_pass() == -1:
+            return False
+        return self._running[-1][1] != _backward_pass() if self._running else not torch.is_grad_enabled()
+
+
+def recorded_node() -> int:
+    """The number of the operation that autograd has recorded last; while an operator runs this is its own, if it is recorded."""
+    number: int = torch._C._autograd._get_sequence_nr() - 1
+    return number
+
+
+def running_node() -> int:
+    """The number of the operation whose gradients are computed, or -1."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def _backward_pass() -> int:
+    """The running backward pass, or -1."""
+    return torch._C._current_graph_task_id()

@@ -1,0 +1,143 @@
+"""A dispatch mode that records the products of a program as they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from qsim.functional.quantizer import short
+from qsim.nn.converting.layers import layers, target
+from qsim.nn.converting.table import reason_left
+from qsim.nn.coverage.formulas import multiply_adds, operands
+from qsim.nn.coverage.origins import Origins
+from qsim.nn.coverage.paths import Paths, recorded_node, running_node
+from qsim.nn.coverage.report import CountedProduct, Coverage
+from qsim.nn.modules import FivePointModule
+from qsim.nn.product.sites import Site
+
+#: Namespaces of operators whose products are known.
+_KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
+
+
+class Kind(NamedTuple):
+    """What calls of a product have in common that are counted together; see `CountedProduct`."""
+
+    module: str
+    direction: str
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    points: tuple[str, ...]
+    reason: str
+
+
+class Recorder(TorchDispatchMode):
+    """Records products, and observes which of them have rounded operands: it is an `Observer` of all layers."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.paths = Paths(model)
+        self._layers, self._reasons = layers(model), _reasons(model)
+        self._origins = Origins(model)
+        self._sites: tuple[Site, Site] | None = None
+        self._found: dict[Kind, tuple[int, int]] = {}
+        self._opaque: dict[str, None] = {}
+        # By autograd's numbers: where an operation was called, and why its product was not rounded.
+        self._recorded_in: dict[int, str] = {}
+        self._recorded_why: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run an operator, and record it if it multiplies."""
+        given = dict(kwargs or {})
+        operator = getattr(func, "overloadpacket", func)
+        if isinstance(func, OpOverload) and torch.is_inference_mode_enabled():  # otherwise torch has decomposed it already
+            with self:
+                result = func.decompose(*args, **given)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **given)
+        # Backward passes are recorded, too, if their results are differentiated again.
+        self._recorded_in.setdefault(recorded_node(), self._path(self.paths.is_backward))
+        count = multiply_adds(operator, args, given, result)
+        if count is not None:
+            self._record(operator, operands(operator, args), count)
+        elif _may_multiply(func, args):
+            self._opaque[str(operator).replace(".", "::")] = None
+        if isinstance(func, OpOverload):
+            self._origins.follow(func, (args, given), result)
+        return result
+
+    def _record(self, operator: Any, multiplied: list[Tensor], count: int) -> None:
+        """Record a product, with the sites that were announced for it."""
+        sites, self._sites = self._sites, None
+        is_backward = self.paths.is_backward if sites is None else sites[0].name.startswith("grad")
+        path = self._path(is_backward)
+        name = str(operator).rpartition(".")[2]
+        rounded = [site for site in sites or () if site.quantizer is not None]
+        points = tuple(f"{site.name}={short(site.quantizer)}" for site in rounded if site.quantizer is not None)
+        if sites is not None:
+            missing = [site.name for site in sites if site.quantizer is None]
+            reason = f"no quantizer at {', '.join(missing)}" if missing else ""
+        else:
+            known_reason = self._recorded_why.get(running_node()) if is_backward else self._reasons.get(path)
+            reason = known_reason or self._reason_of_call(name, multiplied)
+        self._recorded_why.setdefault(recorded_node(), reason)
+        shapes = tuple(tuple(x.shape) for x in multiplied)
+        known = Kind(path, "backward" if is_backward else "forward", name, shapes, points, reason)
+        calls, total = self._found.get(known, (0, 0))
+        self._found[known] = calls + 1, total + count
+
+    def _path(self, is_backward: bool) -> str:
+        """The module that called the running operator, or the one whose gradient it computes."""
+        return self._recorded_in.get(running_node(), "") if is_backward else self.paths.current
+
+    def _reason_of_call(self, name: str, multiplied: list[Tensor]) -> str:
+        """Why a product outside of layers was not rounded."""
+        origin = next(filter(None, map(self._origins.name, multiplied)), None)
+        return "product of two activations" if origin is None else f"not a layer: {name} on {origin}"
+
+    def result(self) -> Coverage:
+        """What was found."""
+        never = (layer.title for layer in self._layers if reason_left(layer) is None and layer.module not in self.paths.called)
+        products = (CountedProduct(*known[:4], *counts, *known[4:]) for known, counts in self._found.items())
+        return Coverage(tuple(products), tuple(never), tuple(self._opaque))
+
+    def multiplies(self, first: Site, second: Site) -> None:
+        """Remember the sites of the next product."""
+        self._sites = first, second
+
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Nothing: `multiplies` has the sites."""
+
+    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Nothing, likewise."""
+
+    def used(self, name: str, measured: object) -> None:
+        """Nothing, likewise."""
+
+
+def _may_multiply(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator without a formula may multiply: one of another package's, or one that torch fuses in evaluation."""
+    if func.namespace in _KNOWN:
+        return "encoder_layer" in str(func) or "multi_head_attention" in str(func)
+    return sum(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(args)) > 1
+
+
+def _reasons(model: nn.Module) -> dict[str, str]:
+    """Why layers round nothing, by their paths. Products of other modules have reasons of their own."""
+    found: dict[str, str] = {}
+    known = layers(model)
+    has_points = any(reason_left(layer) is None for layer in known)
+    for layer in known:
+        reason = reason_left(layer)
+        is_layer = isinstance(layer.module, FivePointModule) or target(layer.module) or layer.obstacle.startswith("convert does not know")
+        if reason is not None and is_layer:
+            found |= dict.fromkeys(layer.names, f"left alone: {reason}" if has_points else "no layer with points")
+    return found
