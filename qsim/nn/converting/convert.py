@@ -43,6 +43,7 @@ def convert(
     *,
     embeddings: bool = False,
     verbose: bool = False,
+    example: Any = None,
 ) -> Model:
     """Make a model's layers round at five points, in place.
 
@@ -62,6 +63,9 @@ def convert(
         exclude: Pattern or patterns of layers to leave alone.
         embeddings: Convert `torch.nn.Embedding` too, which only uses the points `weight` and `grad`.
         verbose: Print the changes; `conversion(model)` shows them later.
+        example: Inputs of the model: a tuple of them, a dictionary of inputs by keyword, or one input. The converted model runs once with
+            them, as in `qsim.coverage`. A layer that it never calls causes a warning, and `verbose` prints the share of the arithmetic that
+            is rounded.
 
     Returns:
         The model.
@@ -114,7 +118,22 @@ def convert(
         _keep_from_bypassing(module)
     if verbose:
         print(conversion(model))
+    if example is not None:
+        _try(model, example, verbose)
     return model
+
+
+def _try(model: nn.Module, example: Any, verbose: bool) -> None:
+    """Run a converted model once; warn of layers that it never calls."""
+    from qsim.nn.coverage.run import coverage  # imports torch's FLOP counter
+
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example if isinstance(example, tuple) else (example,), {})
+    found = coverage(model, *args, backward=any(parameter.requires_grad for parameter in model.parameters()), **kwargs)
+    if verbose:
+        print(found.headline())
+    if found.never_called:
+        layers = ", ".join(found.never_called)
+        warn(f"convert: the model never called these layers with the example, so they round nothing: {layers}; see qsim.coverage")
 
 
 def revert(model: Model) -> Model:
