@@ -101,7 +101,7 @@ class LayerObserver:
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
     def multiplies(self, first: Site, second: Site) -> None:
-        """Nothing to count: the operands were reported when they were rounded."""
+        """Ignored: the operands were reported when they were rounded."""
 
     def _counts(self, name: str) -> bool:
         """Whether this is not a forward pass that is recomputed for a backward pass."""

@@ -25,8 +25,8 @@ from qsim.nn.product.sites import Site
 _KNOWN = ("aten", "prim", "prims", "qsim", "higher_order")
 
 
-class Kind(NamedTuple):
-    """What calls of a product have in common that are counted together; see `CountedProduct`."""
+class Key(NamedTuple):
+    """The key by which calls of products are counted together; see `CountedProduct`."""
 
     module: str
     direction: str
@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):
         self._layers, self._reasons = layers(model), _reasons(model)
         self._origins = Origins(model)
         self._sites: tuple[Site, Site] | None = None
-        self._found: dict[Kind, tuple[int, int]] = {}
+        self._found: dict[Key, tuple[int, int]] = {}
         self._opaque: dict[str, None] = {}
         # By autograd's numbers: where an operation was called, and why its product was not rounded.
         self._recorded_in: dict[int, str] = {}
@@ -90,9 +90,9 @@ class Recorder(TorchDispatchMode):
             reason = known_reason or self._reason_of_call(name, multiplied)
         self._recorded_why.setdefault(recorded_node(), reason)
         shapes = tuple(tuple(x.shape) for x in multiplied)
-        known = Kind(path, "backward" if is_backward else "forward", name, shapes, points, reason)
-        calls, total = self._found.get(known, (0, 0))
-        self._found[known] = calls + 1, total + count
+        key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason)
+        calls, total = self._found.get(key, (0, 0))
+        self._found[key] = calls + 1, total + count
 
     def _path(self, is_backward: bool) -> str:
         """The module that called the running operator, or the one whose gradient it computes."""
@@ -104,9 +104,9 @@ class Recorder(TorchDispatchMode):
         return "product of two activations" if origin is None else f"not a layer: {name} on {origin}"
 
     def result(self) -> Coverage:
-        """What was found."""
+        """The products recorded so far."""
         never = (layer.title for layer in self._layers if reason_left(layer) is None and layer.module not in self.paths.called)
-        products = (CountedProduct(*known[:4], *counts, *known[4:]) for known, counts in self._found.items())
+        products = (CountedProduct(*key[:4], *counts, *key[4:]) for key, counts in self._found.items())
         return Coverage(tuple(products), tuple(never), tuple(self._opaque))
 
     def multiplies(self, first: Site, second: Site) -> None:
@@ -114,13 +114,13 @@ class Recorder(TorchDispatchMode):
         self._sites = first, second
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Nothing: `multiplies` has the sites."""
+        """Ignored: `multiplies` reports the sites of products."""
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
-        """Nothing, likewise."""
+        """Ignored, too."""
 
     def used(self, name: str, measured: object) -> None:
-        """Nothing, likewise."""
+        """Ignored, too."""
 
 
 def _may_multiply(func: Any, args: tuple[Any, ...]) -> bool:
