@@ -1,4 +1,4 @@
-"""What all operators share: the library that they are defined in, and backends that are imported at the first call."""
+"""The common base of the operators: the library that they are defined in, and backends that are imported at the first call."""
 
 from __future__ import annotations
 

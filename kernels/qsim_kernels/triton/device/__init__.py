@@ -1,1 +1,1 @@
-"""What kernels are made of: functions that run on the device."""
+"""The building blocks of kernels: functions that run on the device."""

@@ -1,1 +1,1 @@
-"""What every launch needs: arguments, compiled forms, memory layouts."""
+"""The requirements of every launch: arguments, compiled forms, memory layouts."""

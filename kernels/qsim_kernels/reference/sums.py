@@ -1,0 +1,236 @@
+"""Products of matrices with emulated accumulators, in plain torch: the definition of `qsim_kernels.sums`, one step after the other.
+
+Everything is computed in float64, which holds products of float32 numbers exactly. A sum of two numbers is rounded to odd there: the
+last of its 53 bits is set if the sum is not exact. Rounding that to fewer bits gives what rounding the exact sum would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.carrier import plan
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.reference.chunks import CHUNK
+from qsim_kernels.reference.philox import Noise
+from qsim_kernels.reference.rounding import one_nan, rounded
+from qsim_kernels.sums import LEAST_EXPONENT, Aligned, Order, Promoted, Rounded, Sum, chunk_sum, noise_indices, roundings_per_term
+
+#: The exponent of zero, below those of all products.
+_NONE = -4096
+
+
+class Operands(NamedTuple):
+    """The operands of a product, with the summed dimension first: `[K, batch, M, 1]` and `[K, batch, 1, N]`, in float64."""
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def length(self) -> int:
+        """The number of products in a sum."""
+        return self.a.shape[0]
+
+    def part(self, start: int, size: int) -> Operands:
+        """Products of a part of the sum."""
+        return Operands(self.a[start : start + size], self.b[start : start + size])
+
+    def zeros(self) -> Tensor:
+        """A zero for every sum."""
+        return self.a.new_zeros((self.a.shape[1], self.a.shape[2], self.b.shape[3]))
+
+
+class Bits(NamedTuple):
+    """The random bits of a result's elements: the seed's stream, and the index of the next bits of each element."""
+
+    seed: int
+    stream: int
+    where: Tensor
+
+    def after(self, count: int) -> Bits:
+        """The bits behind the next `count` ones."""
+        return self._replace(where=self.where + count)
+
+
+def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int) -> None:
+    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.sums`.
+
+    Args:
+        out: The result, contiguous, of float32 or float64.
+        a: The left matrices.
+        b: The right matrices.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: The sum.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first random number.
+    """
+    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
+    count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
+    left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns), out.view(count, rows, columns)
+    number, stride = None if seed is None else int(seed), noise_indices(how, length)
+    for batches, lines in _parts(*target.shape):
+        piece = target[batches, lines]
+        first = (batches.start * rows + lines.start) * columns
+        operands = Operands(_summed_first(left[batches, lines].mT).unsqueeze(3), _summed_first(right[batches]).unsqueeze(2))
+        where = torch.arange(first, first + piece.numel(), device=a.device) * stride + offset
+        found = _sum(operands, how, None if number is None else Bits(number, stream, where))
+        piece.copy_(one_nan(found.to(out.dtype)))
+
+
+def _parts(batches: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Consecutive parts of a result that fit the caches: several whole matrices, or rows of one."""
+    if not batches * rows * columns:
+        return
+    if rows * columns <= CHUNK:
+        step = CHUNK // (rows * columns)
+        for start in range(0, batches, step):
+            yield slice(start, min(start + step, batches)), slice(0, rows)
+        return
+    step = max(1, CHUNK // columns)
+    for batch in range(batches):
+        for start in range(0, rows, step):
+            yield slice(batch, batch + 1), slice(start, min(start + step, rows))
+
+
+def _summed_first(x: Tensor) -> Tensor:
+    return x.movedim(1, 0).to(torch.float64).contiguous()
+
+
+def _sum(operands: Operands, how: Sum, bits: Bits | None) -> Tensor:
+    match how:
+        case Promoted():
+            return _promoted(operands, how, bits)
+        case Aligned():
+            return _aligned(operands, how)
+        case Rounded():
+            return _rounded(operands, how, bits)
+
+
+def _promoted(operands: Operands, how: Promoted, bits: Bits | None) -> Tensor:
+    total, count = operands.zeros().to(torch.float32), noise_indices(how.inner, how.every)
+    for i, start in enumerate(range(0, operands.length, how.every)):
+        inner = _sum(operands.part(start, how.every), how.inner, None if bits is None else bits.after(i * count))
+        total += inner.to(torch.float32)
+    return total.to(torch.float64)
+
+
+def _rounded(operands: Operands, how: Rounded, bits: Bits | None) -> Tensor:
+    """A sum that is rounded after each term."""
+    total, each = operands.zeros(), roundings_per_term(how)
+
+    def drawn(index: int) -> Bits | None:
+        return None if bits is None else bits.after(index)
+
+    def onto(x: Tensor, index: int) -> Tensor:
+        return _onto(x, how.grid, how.rule, drawn(index))
+
+    terms = _terms(operands, how, drawn)
+    match how.order:
+        case Order.PAIRWISE:
+            return _in_a_tree(terms, onto, each) if operands.length else total
+        case Order.KAHAN:
+            return _compensated(terms, onto, each, total)
+    for j, term in enumerate(terms):
+        total = onto(_added(total, term), (j + 1) * each - 1)
+    return total
+
+
+def _terms(operands: Operands, how: Rounded, drawn: Callable[[int], Bits | None]) -> Iterator[Tensor]:
+    each = roundings_per_term(how)
+    if how.chunk > 1:
+        for start in range(0, operands.length, how.chunk):
+            yield _aligned(operands.part(start, how.chunk), chunk_sum(how))
+        return
+    for j in range(operands.length):
+        term = operands.a[j] * operands.b[j]
+        if how.product is not None and how.product_rule is not None:
+            term = _onto(term, how.product, how.product_rule, drawn(j * each))
+        yield term
+
+
+def _in_a_tree(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], each: int) -> Tensor:
+    """Add neighbours, then sums of neighbours. Sums wait until one of as many terms has joined them."""
+    waiting: list[tuple[int, int, Tensor]] = []  # the first term of each sum, the number of its terms, its value
+
+    def join() -> None:
+        (first, size, left), (middle, more, right) = waiting[-2:]
+        waiting[-2:] = [(first, size + more, onto(_added(left, right), middle * each - 1))]
+
+    for j, term in enumerate(terms):
+        waiting.append((j, 1, onto(term, j * each + each - 2)))
+        while len(waiting) > 1 and waiting[-1][1] == waiting[-2][1]:
+            join()
+    while len(waiting) > 1:
+        join()
+    return waiting[0][2]
+
+
+def _compensated(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], each: int, total: Tensor) -> Tensor:
+    """Kahan's sum: what an addition loses is taken off the next term."""
+    lost = torch.zeros_like(total)
+    for j, term in enumerate(terms):
+        first = (j + 1) * each - 4
+        due = onto(_added(term, -lost), first)
+        after = onto(_added(total, due), first + 1)
+        gained = onto(_added(after, -total), first + 2)
+        lost = torch.where(after.isfinite(), onto(_added(gained, -due), first + 3), 0.0)
+        total = after
+    return total
+
+
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of float64 tensors, rounded to odd."""
+    near = x + y
+    from_y = near - x
+    rest = (x - (near - from_y)) + (y - from_y)
+    bits, missing = near.view(torch.int64), (rest != 0) & near.isfinite()
+    is_beyond = missing & ((rest.view(torch.int64) ^ bits) < 0)
+    return ((bits - is_beyond.to(torch.int64)) | missing.to(torch.int64)).view(torch.float64)
+
+
+def _onto(x: Tensor, grid: Grid, rule: Rule, bits: Bits | None) -> Tensor:
+    """Round float64 numbers onto a grid."""
+    noise = None
+    if rule.mode == Mode.STOCHASTIC:
+        assert bits is not None  # the operator asks for a seed
+        noise = Noise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
+    patterns = x.contiguous().view(-1).view(torch.int64)
+    return rounded(patterns, plan(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)
+
+
+def _aligned(operands: Operands, how: Aligned) -> Tensor:
+    """A sum of aligned and truncated products. IEEE's arithmetic on infinities and NaN gives what is defined for them."""
+    total = operands.zeros()
+    for start in range(0, operands.length, how.block):
+        a, b = operands.part(start, how.block)
+        largest = _exponents(total, how.grid.exponent, of_zero=LEAST_EXPONENT)
+        for of_a, of_b in zip(_exponents(a, how.low_a), _exponents(b, how.low_b), strict=True):
+            largest = torch.maximum(largest, of_a + of_b)
+        up, down = _power(how.fraction - largest), _power(largest - how.fraction)
+        units = operands.zeros() + torch.trunc(total * up)
+        for one, other in zip(a, b, strict=True):
+            units += torch.trunc(one * other * up)
+        total = _limited(units * down, how)
+    return total
+
+
+def _exponents(x: Tensor, low: int, of_zero: int = _NONE) -> Tensor:
+    """The exponents of numbers, at least `low`; that of infinities and NaN does not matter."""
+    found = (x.view(torch.int64) >> 52 & 0x7FF) - 1023
+    found = torch.where(x.isfinite(), found, low).clamp_(min=low)
+    return torch.where(x == 0, of_zero, found)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    return (exponent + 1023 << 52).view(torch.float64)
+
+
+def _limited(x: Tensor, how: Aligned) -> Tensor:
+    """Round the sums of a block onto the grid; from its next value on, they are infinite."""
+    result = _onto(x, how.grid, Rule(how.mode, 0, correction=False, saturate=False), None)
+    end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
+    return torch.where(x.abs() >= end, x * math.inf, result)

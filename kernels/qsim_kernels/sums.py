@@ -1,0 +1,239 @@
+"""The plain numbers that describe to the kernels how a matrix product adds: `Rounded`, `Aligned` and `Promoted` sums.
+
+The operator `qsim::accumulate` computes every element of a product `a @ b` as a running sum over `k = 0, 1, …, K - 1`, in this order. The
+result is a function of the operands, of the sum's description and of the seed. Values of `a` and `b` are exact in float32, and so are
+their sums for all descriptions with `is_single`; other results are float64. A product over no elements is +0, a NaN is always the
+canonical one, positive with all bits set.
+
+**Rounded.** A step adds a term `t` to the sum `s`, which starts at +0: `s = R(s + t)`, where `R` rounds the exact sum once, onto `grid`
+by `rule`. Exact zeros have the sign of IEEE's addition with round-to-nearest. A term is
+
+- with `chunk=1` the exact product `a[k] * b[k]`, or `R'(a[k] * b[k])` where `product` is a grid: a multiplication of its own;
+- with longer chunks the float32 number that `CHUNK_SUM` makes of `chunk` products, from a fresh sum. A last chunk may be shorter. Tensor
+  cores of an H100 give exactly these numbers from operands in bfloat16 or float16; an exact sum of a chunk is beyond every tensor core.
+
+With `order=PAIRWISE` the terms are rounded, `R(t)`, and added in a balanced tree: neighbours first, then sums of two, and so on. A last
+sum without a neighbour moves up unchanged. A single term is `R(t)`. With `order=KAHAN` a step is `y = R(t - c)`, `n = R(s + y)`, `c =
+R(R(n - s) - y)`, `s = n`, where `c` starts at +0; once `n` is not finite, `c` is +0.
+
+**Aligned.** A step adds `block` products to the sum, which starts at +0; a last block may be shorter. The exponent of a product is the sum
+of those of its operands: `floor(log2 |a|)`, but at least `low_a`, the exponent of the smallest normal number of the operand's format, plus
+the same for `b`. That of the sum is `floor(log2 |s|)`, but at least `grid.exponent`. Let `E` be the largest of the exponents of the sum and
+of the products, but at least `LEAST_EXPONENT`; zeros have none. Products and the sum are truncated toward zero to multiples of `2**(E -
+fraction)`, added exactly, and rounded onto `grid` by `mode`. A result beyond `grid.max` is an infinity, also where it was truncated. A sum
+of zero is +0; a negative result that is rounded to zero is -0. With infinities the result is that of IEEE's arithmetic in any order: NaN
+from `inf - inf` and `inf * 0`.
+
+**Promoted.** A fresh `inner` sum for each `every` products, and a last one for the rest; their results are added in float32 with
+round-to-nearest, in order, to a total that starts at +0.
+
+**Random bits.** Element `e` of the result, in logical order over all batches, owns the indices `offset + e * S + i` of the seed's stream
+for `i` below `S = noise_indices(sum, K)`, a multiple of 8. Its roundings use them in the order in which they are described above: term
+`j` of `n` uses `roundings_per_term` of them from `roundings_per_term * j`, first the product's if that is rounded. With `order=PAIRWISE`
+these are the product's and the term's own, and the last is that of the tree's addition whose right operand begins with term `j + 1`. A
+`Promoted` sum counts on through its inner sums, each of which takes as many as a full one does.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from qsim_kernels.grid import Grid, Mode, Rule, read, spell
+
+
+class Order(IntEnum):
+    """In which order a `Rounded` sum adds its terms."""
+
+    SEQUENTIAL = 0
+    PAIRWISE = 1
+    KAHAN = 2
+
+
+class Rounded(NamedTuple):
+    """A sum that is rounded after each term; see the module docstring.
+
+    Attributes:
+        grid: The values of the running sum.
+        rule: How it is rounded.
+        product: The values to which each product is rounded, if it is.
+        product_rule: How.
+        chunk: The number of products in a term: 1, or a multiple of `CHUNK_SUM.block`.
+        order: An `Order`.
+        low_a: The exponent of the smallest normal number in the format of `a`; it matters only with chunks.
+        low_b: The same for `b`.
+    """
+
+    grid: Grid
+    rule: Rule
+    product: Grid | None
+    product_rule: Rule | None
+    chunk: int
+    order: int
+    low_a: int
+    low_b: int
+
+
+class Aligned(NamedTuple):
+    """A sum of aligned and truncated products; see the module docstring.
+
+    Attributes:
+        grid: The values of the running sum: a signed floating-point format with subnormals and infinities that float32 holds.
+        mode: How it is rounded: `Mode.TOWARD_ZERO` or `Mode.NEAREST`.
+        block: The number of products in a step.
+        fraction: Bits kept below the largest exponent, at most `MOST_FRACTION`.
+        low_a: The exponent of the smallest normal number in the format of `a`.
+        low_b: The same for `b`.
+    """
+
+    grid: Grid
+    mode: int
+    block: int
+    fraction: int
+    low_a: int
+    low_b: int
+
+
+class Promoted(NamedTuple):
+    """A float32 sum of short sums; see the module docstring.
+
+    Attributes:
+        inner: The short sums, whose values float32 holds.
+        every: The number of products in each, a multiple of the inner chunk or block.
+    """
+
+    inner: Rounded | Aligned
+    every: int
+
+
+Sum = Rounded | Aligned | Promoted
+
+#: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
+SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
+MOST_FRACTION, MOST_BLOCK = 40, 256
+#: The least exponent to which products are aligned, as measured on an H200 with products of bfloat16 and TF32.
+LEAST_EXPONENT = -133
+#: Limits for grids of `Rounded` sums: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs the bits of its
+#: random numbers below those of the grid's mantissa.
+MOST_MANTISSA, MOST_MANTISSA_AND_NOISE = 49, 51
+
+#: The sum of a chunk's products, with the operands' own `low_a` and `low_b`: the bfloat16 and float16 unit of an H100.
+CHUNK_SUM = Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), block=16, fraction=25, low_a=-126, low_b=-126)
+
+
+def chunk_sum(how: Rounded) -> Aligned:
+    """The sum of a chunk's products."""
+    return CHUNK_SUM._replace(low_a=how.low_a, low_b=how.low_b)
+
+
+def is_single(how: Sum) -> bool:
+    """Whether float32 holds every value of a sum; otherwise it is computed and returned in float64."""
+    if not isinstance(how, Rounded):
+        return True
+    step = min(how.grid.least, 2.0 ** (how.grid.exponent - how.grid.mantissa))
+    # A grid of integers in two's complement counts its sign as a bit of the mantissa.
+    fits = how.grid.mantissa <= 23 or how.grid.max < step * 2**24
+    return fits and step >= 2.0**-149 and max(how.grid.max, -how.grid.min) < 2.0**128
+
+
+def is_stochastic(how: Sum) -> bool:
+    """Whether a sum draws random bits."""
+    if isinstance(how, Promoted):
+        return is_stochastic(how.inner)
+    rules = [how.rule, how.product_rule] if isinstance(how, Rounded) else []
+    return any(rule is not None and rule.mode == Mode.STOCHASTIC for rule in rules)
+
+
+def roundings_per_term(how: Rounded) -> int:
+    """The number of a sum's roundings for each of its terms."""
+    return (how.product is not None) + {Order.SEQUENTIAL: 1, Order.PAIRWISE: 2, Order.KAHAN: 4}[Order(how.order)]
+
+
+def terms(how: Rounded, length: int) -> int:
+    """The number of terms in a sum over `length` products."""
+    return -(-length // how.chunk)
+
+
+def noise_indices(how: Sum, length: int) -> int:
+    """The number of random numbers that an element of a product over `length` elements owns: `S`, a multiple of 8, or 0 for none."""
+    if not is_stochastic(how):
+        return 0
+    if isinstance(how, Promoted):
+        return -(-length // how.every) * noise_indices(how.inner, how.every)
+    assert isinstance(how, Rounded)  # only these draw random bits
+    return -(-roundings_per_term(how) * terms(how, length) // 8) * 8
+
+
+class _RoundedNumbers(NamedTuple):
+    """The numbers of `Rounded` without its grids and rules, which are formatted separately."""
+
+    chunk: int
+    order: int
+    low_a: int
+    low_b: int
+
+
+class _AlignedNumbers(NamedTuple):
+    """The numbers of `Aligned` without its grid."""
+
+    mode: int
+    block: int
+    fraction: int
+    low_a: int
+    low_b: int
+
+
+class _PromotedNumbers(NamedTuple):
+    """The numbers of `Promoted` without its inner sum."""
+
+    every: int
+
+
+_BAR = " | "
+
+
+@lru_cache(maxsize=1024)
+def spell_sum(how: Sum) -> str:
+    """Format a sum as text for the operator.
+
+    Example:
+        >>> from qsim_kernels.sums import CHUNK_SUM, Promoted, spell_sum
+        >>> spell_sum(Promoted(CHUNK_SUM, 128)).split(" | ")[:2]
+        ['promoted every=128', 'aligned mode=3 block=16 fraction=25 low_a=-126 low_b=-126']
+    """
+    if isinstance(how, Promoted):
+        return f"promoted {spell(_PromotedNumbers(how.every))}{_BAR}{spell_sum(how.inner)}"
+    if isinstance(how, Aligned):
+        return f"aligned {spell(_AlignedNumbers(*how[1:]))}{_BAR}{spell(how.grid)}"
+    parts = [f"rounded {spell(_RoundedNumbers(*how[4:]))}", spell(how.grid), spell(how.rule)]
+    if how.product is not None and how.product_rule is not None:
+        parts += [spell(how.product), spell(how.product_rule)]
+    return _BAR.join(parts)
+
+
+@lru_cache(maxsize=1024)
+def read_sum(text: str) -> Sum:
+    """Parse the output of `spell_sum`.
+
+    Raises:
+        ValueError: If the text does not describe a sum.
+
+    Example:
+        >>> from qsim_kernels.sums import CHUNK_SUM, read_sum, spell_sum
+        >>> read_sum(spell_sum(CHUNK_SUM)) == CHUNK_SUM
+        True
+    """
+    head, *rest = text.split(_BAR)
+    kind, _, numbers = head.partition(" ")
+    match kind, len(rest):
+        case "promoted", 2 | 3 | 4 | 5:
+            inner = read_sum(_BAR.join(rest))
+            assert not isinstance(inner, Promoted)
+            return Promoted(inner, *read(_PromotedNumbers, numbers))
+        case "aligned", 1:
+            return Aligned(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
+        case "rounded", 2 | 4:
+            product = (read(Grid, rest[2]), read(Rule, rest[3])) if len(rest) == 4 else (None, None)
+            return Rounded(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))
+    raise ValueError(f"a sum is spelt 'rounded …', 'aligned …' or 'promoted …', with its grids and rules, got {text!r}")

@@ -1,0 +1,1 @@
+"""Products whose sums are rounded as they grow."""

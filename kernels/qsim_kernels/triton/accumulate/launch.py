@@ -1,0 +1,345 @@
+"""Launches of the operator that multiplies matrices with an emulated accumulator: which kernel, with which numbers, on which planes.
+
+Sums without a kernel use the reference: pairwise ones, those of four random numbers next to a rounded product, and random numbers that do
+not begin at a multiple of eight.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.carrier import DOUBLE, plan
+from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.reference import sums as reference
+from qsim_kernels.sums import (
+    LEAST_EXPONENT,
+    SINGLE_GRID,
+    Aligned,
+    Order,
+    Promoted,
+    Rounded,
+    Sum,
+    chunk_sum,
+    is_single,
+    is_stochastic,
+    noise_indices,
+    roundings_per_term,
+)  # fmt: skip
+from qsim_kernels.triton.accumulate.aligned import Unit, aligned_kernel
+from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
+from qsim_kernels.triton.accumulate.planes import Planes, planes
+from qsim_kernels.triton.accumulate.rounded_sums import Course, rounded_kernel
+from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.triton.device.values import Variant
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.quantize.launch import seed_of
+from qsim_kernels.updates import own_grid
+
+#: The longest sum that stays in float32's range where all operands' exponents are at most `planes.NARROW`.
+_LONGEST = 1 << 24
+#: Bits of float32 to which a sum must be rounded at most, and the smallest step, so that two more bits are left for rounding to odd.
+_MOST_MANTISSA, _LEAST_STEP = 21, 2.0**-147
+#: Conversions of float32 that round to nearest, and the grids of their results.
+_NATIVE = ((own_grid(torch.bfloat16), tl.bfloat16), (own_grid(torch.float16), tl.float16))
+#: Dtypes whose values a matrix unit of an H100 takes as bfloat16, or as float16.
+_AS_BFLOAT16 = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_AS_FLOAT16 = (torch.float16, *_AS_BFLOAT16[1:])
+_CHUNK_UNIT = (9, 0)
+#: Matrices of one launch: CUDA's limit for the last dimension of a grid.
+_MOST_BATCHES = 65535
+#: Mantissa bits of a grid whose values have zeros in the lower halves of their float64 patterns.
+_MOST_STOCHASTIC = 19
+
+
+class Tile(NamedTuple):
+    """The size of a program's tile, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+class Work(NamedTuple):
+    """The matrices of one call, three-dimensional, and the source of random bits."""
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    seed: Tensor | None
+    stream: int
+    offset: int
+    tile: Tile | None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return self.out.shape[1]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return self.out.shape[2]
+
+    @property
+    def length(self) -> int:
+        """Products in a sum."""
+        return self.a.shape[2]
+
+    def room(self, a: Planes, b: Planes) -> Tensor:
+        """Room for the result with the padding of the operands' planes."""
+        if (self.rows, self.columns) == (a.rows, b.rows):
+            return self.out
+        return self.out.new_empty((self.out.shape[0], a.rows, b.rows))
+
+    def finish(self, room: Tensor) -> None:
+        """Copy the result from the room that `room` has given."""
+        if room is not self.out:
+            self.out.copy_(room[:, : self.rows, : self.columns])
+
+    def programs(self, tile: Tile) -> tuple[int, int, int]:
+        """The number of tiles along each dimension."""
+        return -(-self.rows // tile.rows), -(-self.columns // tile.columns), self.out.shape[0]
+
+    def noise(self, how: Sum) -> tuple[Any, ...]:
+        """The kernels' arguments from the seed to the stride of a short sum."""
+        pointer, number = seed_of(self.seed, self.a)
+        inner = noise_indices(how.inner, how.every) if isinstance(how, Promoted) else 0
+        return pointer, number, self.stream, self.offset, noise_indices(how, self.length), inner
+
+
+def accumulate_into(
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, tile: Tile | None = None
+) -> None:
+    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`.
+
+    Args:
+        out: The result, contiguous, of float32 or float64.
+        a: The left matrices.
+        b: The right matrices.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: The sum.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first random number.
+        tile: The size of a program's tile; by default the fastest.
+    """
+    if not out.numel() or not a.shape[-1]:
+        out.zero_()
+        return
+    if not _has_kernel(how, offset):
+        reference.accumulate_into(out, a, b, seed, how, stream, offset)
+        return
+    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
+    left, right, result = a.reshape(-1, rows, length), b.reshape(-1, length, columns), out.view(-1, rows, columns)
+    for start in range(0, len(result), _MOST_BATCHES):
+        part = slice(start, start + _MOST_BATCHES)
+        first = offset + start * rows * columns * noise_indices(how, length)
+        with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
+            _launch(Work(result[part], left[part], right[part], seed, stream, first, tile), how)
+
+
+def _launch(work: Work, how: Sum) -> None:
+    inner = how.inner if isinstance(how, Promoted) else how
+    if isinstance(inner, Aligned):
+        _launch_aligned(work, how, inner)
+    elif inner.chunk == 1:
+        _launch_rounded(work, how, inner)
+    else:
+        _launch_chunks(work, how, inner)
+
+
+def _has_kernel(how: Sum, offset: int) -> bool:
+    inner = how.inner if isinstance(how, Promoted) else how
+    if isinstance(inner, Aligned):
+        return True
+    return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and roundings_per_term(inner) in (1, 2, 4)))
+
+
+def _launch_aligned(work: Work, how: Sum, inner: Aligned) -> None:
+    single = _sums_in_single(inner) and work.length <= _LONGEST
+    is_wide = torch.zeros(1, dtype=torch.int32, device=work.a.device)
+    tile = work.tile or Tile(8, 128, 1)
+    dtype = torch.float32 if single else torch.float64
+    a = planes(work.a, dtype, tile.rows, inner.block, inner.low_a, is_wide)
+    b = planes(work.b.mT, dtype, tile.columns, inner.block, inner.low_b, is_wide)
+    blocks = -(-work.length // inner.block)
+    every = how.every // inner.block if isinstance(how, Promoted) else blocks
+    room = work.room(a, b)
+    for carrier in (True, False) if single else (False,):
+        unit, variant, numbers = _unit(inner, carrier, 2 if single else 1, isinstance(how, Promoted), _has_dpx())
+        aligned_kernel[work.programs(tile)](
+            a.values, b.values, a.exponents, b.exponents, room, is_wide, a.rows, b.rows, a.length, blocks,
+            every, *numbers, unit, variant, tile.rows, tile.columns, **_options(tile.warps),
+        )  # fmt: skip
+    work.finish(room)
+
+
+@lru_cache(maxsize=256)
+def _unit(how: Aligned, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[Unit, Any, tuple[int, ...]]:
+    """The compile-time and the runtime numbers of a matrix unit."""
+    variant, numbers = arguments.rounding(how.grid, Rule(how.mode, 0, correction=False, saturate=False), True)
+    is_single_range = how.grid.exponent == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
+    unit = Unit(
+        block=how.block + how.block % 2,
+        fraction=how.fraction,
+        low=how.grid.exponent,
+        single=single,
+        nearest=how.mode == Mode.NEAREST,
+        dropped=23 - how.grid.mantissa if is_single_range else -1,
+        promoted=promoted,
+        launches=launches,
+        unroll=8 if single else 4,
+        dpx=dpx,
+    )
+    return unit, variant, numbers[3:]
+
+
+def _sums_in_single(how: Aligned) -> bool:
+    """Whether float32 holds a block's sum exactly: a product is below `2**(fraction + 2)` units, the running sum below half of that."""
+    least_unit = math.ldexp(1.0, LEAST_EXPONENT - how.fraction)
+    return (4 * how.block + 2) << how.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
+
+
+def _launch_rounded(work: Work, how: Sum, inner: Rounded) -> None:
+    rounding = _rounding(inner, is_stochastic(how), isinstance(how, Promoted))
+    course = rounding.course
+    tile = work.tile or (Tile(2, 32, 1) if course.roundings else Tile(8, 128, 1))
+    dtype = torch.float64 if course.wide else torch.float32
+    a, b = planes(work.a, dtype, tile.rows), planes(work.b.mT, dtype, tile.columns)
+    every = how.every if isinstance(how, Promoted) else work.length
+    room = work.room(a, b)
+    rounded_kernel[work.programs(tile)](
+        a.values, b.values, room, *work.noise(how), work.rows, work.columns, a.rows, b.rows, work.length, every, *rounding.numbers,
+        *rounding.product_numbers, course, *rounding.variants, tile.rows, tile.columns, **_options(tile.warps),
+    )  # fmt: skip
+    work.finish(room)
+
+
+def _launch_chunks(work: Work, how: Sum, inner: Rounded) -> None:
+    rounding = _rounding(inner, is_stochastic(how), isinstance(how, Promoted))
+    held = _unit_dtype(work.a, work.b, inner)
+    if held is not None:
+        _launch_on_unit(work, how, inner, rounding, held)
+        return
+    tile = work.tile or Tile(8, 64, 1)
+    summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=work.a.device)
+    unit, _, _ = _unit(summed, False, 1, False, _has_dpx())
+    a = planes(work.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
+    b = planes(work.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
+    blocks, chunk = -(-work.length // summed.block), inner.chunk // summed.block
+    every = how.every // summed.block if isinstance(how, Promoted) else blocks
+    room = work.room(a, b)
+    chained_kernel[work.programs(tile)](
+        a.values, b.values, a.exponents, b.exponents, room, *work.noise(how), work.rows, work.columns, a.rows, b.rows, a.length,
+        blocks, chunk, every, *rounding.numbers, rounding.course, rounding.variants[0], unit, tile.rows, tile.columns,
+        **_options(tile.warps),
+    )  # fmt: skip
+    work.finish(room)
+
+
+def _launch_on_unit(work: Work, how: Sum, inner: Rounded, rounding: Rounding, held: torch.dtype) -> None:
+    a, b = work.a.to(held), work.b.to(held)
+    step = min(128, inner.chunk & -inner.chunk)
+    tile = work.tile or _tile_on_unit(inner.chunk, rounding.course)
+    even = work.rows % tile.rows == 0 and work.columns % tile.columns == 0 and work.length % inner.chunk == 0
+    every = how.every if isinstance(how, Promoted) else work.length
+    down, across, batches = work.programs(tile)
+    chunked_kernel[(down * across, 1, batches)](
+        a, b, work.out, *work.noise(how), work.rows, work.columns, work.length, every, a.stride(0), a.stride(1), a.stride(2), b.stride(0),
+        b.stride(1), b.stride(2), *rounding.numbers, rounding.course, rounding.variants[0], inner.chunk, step, tile.rows,
+        tile.columns, 8, even, num_warps=tile.warps, num_stages=3,
+    )  # fmt: skip
+
+
+class Rounding(NamedTuple):
+    """The numbers of a rounded sum: compile-time, and those of its roundings: that of sums, then that of products."""
+
+    course: Course
+    variants: tuple[Variant, Variant]
+    numbers: tuple[int, ...]
+    product_numbers: tuple[int, ...]
+
+
+def _tile_on_unit(chunk: int, course: Course) -> Tile:
+    if course.wide:
+        return Tile(64, 64, 4)
+    if chunk >= 128:
+        return Tile(128, 128, 8)
+    return Tile(64, 128, 4)
+
+
+@lru_cache(maxsize=256)
+def _rounding(how: Rounded, draws: bool, promoted: bool) -> Rounding:
+    pairs = [(how.grid, how.rule)]
+    if how.product is not None and how.product_rule is not None:
+        pairs.append((how.product, how.product_rule))
+    wide = draws or not is_single(how) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
+    own, product = pairs[0], pairs[-1]
+    course = Course(
+        native=_native(*own, wide),
+        fast=_is_fast(*own, wide),
+        products=len(pairs) > 1,
+        native_product=_native(*product, wide),
+        fast_product=_is_fast(*product, wide),
+        kahan=how.order == Order.KAHAN,
+        wide=wide,
+        roundings=roundings_per_term(how) if draws else 0,
+        promoted=promoted,
+        unroll=4,
+    )
+    (variant, numbers), (product_variant, product_numbers) = arguments.rounding(*own, wide), arguments.rounding(*product, wide)
+    return Rounding(course, (variant, product_variant), numbers, product_numbers)
+
+
+def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
+    """Whether rounding to odd in float32 comes before this rounding without changing its result, or float32's own addition does it."""
+    if plan(grid, wide=False).carrier == DOUBLE:
+        return False
+    step = min(grid.least, math.ldexp(1.0, grid.exponent - grid.mantissa))
+    return _is_native(grid, rule, SINGLE_GRID) or (grid.mantissa <= _MOST_MANTISSA and step >= _LEAST_STEP)
+
+
+def _is_native(grid: Grid, rule: Rule, own: Grid) -> bool:
+    return grid == own and rule.mode == Mode.NEAREST and not rule.saturate
+
+
+def _native(grid: Grid, rule: Rule, wide: bool) -> Any:
+    """The dtype whose conversion from the carrier is a rounding, if there is one."""
+    if wide:
+        return None
+    # The interpreter's conversions to 16 bits do not all round to nearest.
+    known = ((SINGLE_GRID, tl.float32), *(() if INTERPRETED else _NATIVE))
+    return next((language for own, language in known if _is_native(grid, rule, own)), None)
+
+
+def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:
+    """Whether adding and subtracting a power of two rounds to a symmetric grid."""
+    saturating, _ = arguments.rounding(grid, rule._replace(saturate=True), wide)
+    if wide:
+        is_even = plan(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
+        return rule.mode == Mode.STOCHASTIC and is_even and grid.mantissa <= _MOST_STOCHASTIC
+    return saturating.fast and saturating.symmetric and (rule.saturate or rule.mode == Mode.NEAREST)
+
+
+def _unit_dtype(a: Tensor, b: Tensor, how: Rounded) -> torch.dtype | None:
+    """The dtype in which this GPU's own matrix unit computes the sums of chunks; None if it does not."""
+    if INTERPRETED or torch.cuda.get_device_capability(a.device) != _CHUNK_UNIT:
+        return None
+    for held, taken, low in ((torch.bfloat16, _AS_BFLOAT16, -126), (torch.float16, _AS_FLOAT16, -14)):
+        if how.low_a == how.low_b == low and a.dtype in taken and b.dtype in taken:
+            return held
+    return None
+
+
+def _has_dpx() -> bool:
+    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def _options(warps: int) -> dict[str, int]:
+    return {} if INTERPRETED else {"num_warps": warps}

@@ -1,0 +1,122 @@
+"""Operands of emulated products as planes: `[batch, length, rows]`, padded with zeros, so that a row of outer products is read in one go.
+
+A plane of values is float32 or float64. A plane of exponents has two 16-bit numbers in each int32, those of neighbours along the sum: the
+lower half is the first's. A zero has the exponent `NONE`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.triton.device.blocks import as_single
+
+#: The exponent of zero: far below those of all products, and the sum of two of them still fits 16 bits.
+NONE: tl.constexpr = tl.constexpr(-8192)
+#: Up to this exponent of both operands, sums of at most 2**24 products and the powers of two that truncate them are in float32's range.
+NARROW: tl.constexpr = tl.constexpr(32)
+
+_ROWS, _LENGTH = 64, 32
+
+
+class Planes(NamedTuple):
+    """An operand as planes.
+
+    Attributes:
+        values: The values.
+        exponents: Their exponents, or None.
+        rows: The number of rows of a plane, with padding.
+        length: The number of elements along the sum, with padding.
+    """
+
+    values: Tensor
+    exponents: Tensor | None
+    rows: int
+    length: int
+
+
+@triton.jit
+def exponents_of(x, low):
+    """`floor(log2 |x|)` of float32 values, but at least `low`; `NONE` for zeros and 128 for what is not finite."""
+    field = (x.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    return tl.where(x == 0.0, NONE, tl.maximum(field - 127, low))
+
+
+@triton.jit(do_not_specialize=["low", "block", "padded_block", "count", "length"])
+def planes_kernel(
+    x, values, exponents, is_wide, count, length, batch_stride: tl.int64, row_stride: tl.int64, length_stride: tl.int64,
+    rows: tl.int64, padded_length: tl.int64, low, block, padded_block,
+    PAIRS: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    """Write one tile of both planes; set `is_wide` if an exponent is above `NARROW`.
+
+    Args:
+        x: The operand's elements, of `count` rows with `length` elements each.
+        values: The plane of values.
+        exponents: The plane of exponents, with `PAIRS`.
+        is_wide: One int32.
+        count: The operand's own number of rows.
+        length: Its own number of elements along the sum.
+        batch_stride: Elements between two matrices.
+        row_stride: Elements between two rows.
+        length_stride: Elements between two neighbours along the sum.
+        rows: The number of rows of a plane.
+        padded_length: The number of its elements along the sum.
+        low: See `exponents_of`.
+        block: Elements along the sum that are followed by zeros, up to `padded_block`.
+        padded_block: An even number.
+        PAIRS: Whether exponents are wanted.
+        ROWS: Rows of a tile.
+        LENGTH: Elements along the sum of a tile.
+    """
+    batch = tl.program_id(2).to(tl.int64)
+    tiles = tl.cdiv(padded_length, LENGTH)
+    tile = tl.program_id(0) % tiles
+    row = (tl.program_id(0) // tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = tile * LENGTH + tl.arange(0, LENGTH)
+    element = place // padded_block * block + place % padded_block
+    known = (place % padded_block < block) & (element < length)
+    at = x + batch * batch_stride + row[:, None] * row_stride + element[None, :] * length_stride
+    found = as_single(tl.load(at, mask=(row < count)[:, None] & known[None, :], other=0.0))
+    held = (row < rows)[:, None] & (place < padded_length)[None, :]
+    into = values + batch * rows * padded_length + place[None, :] * rows + row[:, None]
+    tl.store(into, found.to(values.dtype.element_ty), mask=held)
+    if PAIRS:
+        own = exponents_of(found, low)
+        tl.atomic_max(is_wide, 1, mask=tl.max(tl.max(own, 1), 0) > NARROW, sem="relaxed")
+        first, second = tl.split(tl.reshape(own, (ROWS, LENGTH // 2, 2)))
+        pair = tile * (LENGTH // 2) + tl.arange(0, LENGTH // 2)
+        into = exponents + batch * rows * (padded_length // 2) + pair[None, :] * rows + row[:, None]
+        tl.store(into, second << 16 | (first & 0xFFFF), mask=(row < rows)[:, None] & (pair < padded_length // 2)[None, :])
+
+
+def planes(x: Tensor, dtype: torch.dtype, tile: int, block: int = 1, low: int | None = None, is_wide: Tensor | None = None) -> Planes:
+    """Write an operand as planes.
+
+    Args:
+        x: `[batch, rows, length]`, of any strides.
+        dtype: The dtype of the values.
+        tile: The rows of a plane are padded to a multiple of this.
+        block: Elements along the sum that belong together; each block is padded to an even number if exponents are wanted.
+        low: The smallest exponent; None where exponents are not wanted.
+        is_wide: One int32, set to 1 if an exponent is above `NARROW`.
+    """
+    if x.dtype.itemsize == 1:
+        x = x.to(torch.bfloat16)
+    batches, count, length = x.shape
+    pairs = low is not None
+    padded_block = block + (block & 1 if pairs else 0)
+    rows, padded_length = -(-count // tile) * tile, -(-length // block) * padded_block
+    values = torch.empty(batches, padded_length, rows, dtype=dtype, device=x.device)
+    exponents = torch.empty(batches, padded_length // 2, rows, dtype=torch.int32, device=x.device) if pairs else None
+    if values.numel():
+        blocks = (-(-rows // _ROWS) * -(-padded_length // _LENGTH), 1, batches)
+        planes_kernel[blocks](
+            x, values, exponents, is_wide, count, length, *x.stride(), rows, padded_length, low or 0, block, padded_block,
+            PAIRS=pairs, ROWS=_ROWS, LENGTH=_LENGTH,
+        )  # fmt: skip
+    return Planes(values, exponents, rows, padded_length)

@@ -1,0 +1,238 @@
+"""Emulated accumulators: the operator against exact arithmetic, in every implementation that this machine has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+
+import qsim
+from qsim import Fixed, Float, Stochastic
+from qsim.accumulators import NAMED, Accumulator, Aligned, Promoted, Rounded
+from qsim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
+from qsim_kernels.reference import sums as reference
+from qsim_kernels.sums import is_single, read_sum
+from support.sum_oracle import Draw, exact_sum, indices
+
+#: The exponents of the smallest normal numbers of operands' formats, written down by hand.
+LOWS = {E4M3: -6, E5M2: -14, BF16: -126, FP16: -14, TF32: -126, FP32: -126}
+DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, BF16: torch.bfloat16, FP16: torch.float16}
+
+ROUNDED = {
+    "fp32": Rounded("fp32"),
+    "fp16": Rounded("fp16"),
+    "bf16, toward zero": Rounded("bf16", rounding="toward_zero"),
+    "e8m13, up": Rounded("e8m13ieee", rounding="up"),
+    "e5m2, away": Rounded("e5m2", rounding="nearest_away"),
+    "e4m3, odd": Rounded("e4m3", rounding="odd"),
+    "e4m3, saturating": Rounded("e4m3", rounding="down", overflow="saturate"),
+    "no subnormals": Rounded(Float(5, 7, specials="ieee", subnormals=False), rounding="nearest_up"),
+    "fixed": Rounded(Fixed(16, 8)),
+    "fixed, wide": Rounded(Fixed(32, 16), rounding="toward_zero"),
+    "a bias beyond float32": Rounded(Float(6, 10, bias=200)),
+    "stochastic": Rounded("fp16", rounding="stochastic"),
+    "stochastic, few bits": Rounded("e6m9", rounding=Stochastic(6, correction=True)),
+    "stochastic, fp32": Rounded("fp32", rounding=Stochastic(28)),
+    "stochastic, fixed": Rounded(Fixed(12, 6), rounding=Stochastic(8)),
+    "products": Rounded("bf16", product="fp16"),
+    "products, saturating": Rounded("bf16", product="fp16", overflow="saturate"),
+    "products, integers": Rounded("fp16", product="int8"),
+    "products, stochastic": Rounded("fp16", product="e4m3", rounding=Stochastic(5)),
+    "pairwise": Rounded("fp16", order="pairwise"),
+    "pairwise, stochastic": Rounded("bf16", order="pairwise", rounding=Stochastic(7)),
+    "pairwise, products, stochastic": Rounded("bf16", order="pairwise", product="bf16", rounding=Stochastic(4)),
+    "kahan": Rounded("bf16", order="kahan"),
+    "kahan, stochastic, products": Rounded("fp16", order="kahan", product="fp16", rounding=Stochastic(9)),
+    "chunks": Rounded("fp16", chunk=16),
+    "chunks, stochastic": Rounded("e6m9", chunk=32, rounding="stochastic"),
+    "chunks, pairwise": Rounded("bf16", chunk=16, order="pairwise"),
+    "promoted": Promoted(Rounded("fp16"), 5),
+    "promoted, stochastic": Promoted(Rounded("bf16", rounding=Stochastic(3)), 3),
+    "promoted, pairwise": Promoted(Rounded("bf16", order="pairwise", rounding=Stochastic(3)), 6),
+}
+ALIGNED = {
+    **NAMED,
+    "three products": Aligned(3, 9),
+    "fp16, nearest": Aligned(4, 24, out="fp16", rounding="nearest"),
+    "one product": Aligned(1, 40, out="bf16"),
+    "promoted": Promoted(Aligned(5, 11, out="e8m13ieee", rounding="nearest"), 10),
+}
+SEED, STREAM, OFFSET = 7, 3, 16
+
+
+def implementations(a: Tensor, b: Tensor, how: str) -> list[Tensor]:
+    """The results of the operator on a device, and of the plain one."""
+    found = torch.ops.qsim.accumulate(a, b, torch.tensor(SEED), how, STREAM, OFFSET)
+    plain = torch.empty_like(found)
+    reference.accumulate_into(plain, a, b, torch.tensor(SEED), read_sum(how), STREAM, OFFSET)
+    return [found, plain]
+
+
+def lows_of(accumulator: Accumulator, a: Format, b: Format) -> tuple[int, int]:
+    """The exponents that subnormal numbers count with; a chunk's unit takes bfloat16 if that holds both operands, or else float16."""
+    if isinstance(accumulator, Rounded) or (isinstance(accumulator, Promoted) and isinstance(accumulator.inner, Rounded)):
+        narrow = {E4M3, E5M2, BF16}
+        return (-126, -126) if {a, b} <= narrow else (-14, -14) if {a, b} <= {E4M3, E5M2, FP16} else (LOWS[a], LOWS[b])
+    return LOWS[a], LOWS[b]
+
+
+def check(accumulator: Accumulator, a: Tensor, b: Tensor, formats: tuple[Format, Format]) -> None:
+    """Compare every result with the oracle, bit for bit."""
+    how, length = accumulator.spelled(*formats), a.shape[1]
+    lows, own = lows_of(accumulator, *formats), indices(accumulator, length)
+    rows, columns = a.double().tolist(), b.double().T.tolist()
+    wanted = [
+        exact_sum(accumulator, row, column, lows, Draw(SEED, STREAM, OFFSET + (i * len(columns) + j) * own))
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+    dtype = torch.float32 if is_single(read_sum(how)) else torch.float64
+    expected = torch.tensor(wanted, dtype=torch.float64).to(dtype).view(len(rows), len(columns))
+    bits, nan = (torch.int32, 0x7FFFFFFF) if dtype == torch.float32 else (torch.int64, 0x7FFFFFFFFFFFFFFF)
+    patterns = torch.where(expected.isnan(), nan, expected.view(bits))
+    for found in implementations(a, b, how):
+        assert found.dtype == dtype
+        assert found.view(bits).tolist() == patterns.tolist(), (accumulator, a, b, found, expected)
+
+
+def operand(rows: int, columns: int, fmt: Format, spread: float, seed: int) -> Tensor:
+    """Numbers of a format, with exponents spread over so many binades, zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    x *= torch.exp2(torch.randn(rows, columns, generator=generator, dtype=torch.float64) * spread)
+    x[torch.rand(rows, columns, generator=generator) < 0.1] = 0.0
+    return qsim.quantize(x.float(), fmt)
+
+
+def taken(accumulator: Accumulator) -> list[Format]:
+    """Formats of operands for an accumulator."""
+    return list(accumulator.taken or (E4M3, E5M2, BF16, FP16, FP32))
+
+
+@pytest.mark.parametrize("spread", [0.0, 3.0])
+@pytest.mark.parametrize("name", ROUNDED | {f"unit {name}": 0 for name in ALIGNED})
+def test_sums_are_those_of_exact_arithmetic(name: str, spread: float) -> None:
+    accumulator = ALIGNED[name.removeprefix("unit ")] if name.startswith("unit ") else ROUNDED[name]
+    formats = taken(accumulator)
+    for seed, length in enumerate((0, 1, 2, 7, 16, 40, 67)):
+        pair = formats[seed % len(formats)], formats[(seed + seed // 2) % len(formats)]
+        check(accumulator, operand(2, length, pair[0], spread, seed), operand(length, 3, pair[1], spread, seed + 100), pair)
+
+
+#: Numbers that arithmetic treats specially, of magnitudes whose products overflow, underflow and cancel.
+EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 3.0, 2.0**-149, -(2.0**-130), 2.0**-126, 1.5 * 2.0**127, -(2.0**127), 2.0**64)
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_any_operands(data: st.DataObject) -> None:
+    accumulator = data.draw(st.sampled_from([*ROUNDED.values(), *ALIGNED.values()]))
+    pair = data.draw(st.tuples(*[st.sampled_from(taken(accumulator))] * 2))
+    length = data.draw(st.integers(0, 36))
+    numbers = st.one_of(st.sampled_from(EDGES), st.floats(width=32), st.integers(-40, 40).map(float))
+    a, b = (torch.tensor(data.draw(st.lists(numbers, min_size=length, max_size=length))) for _ in range(2))
+    left, right = (qsim.quantize(x, fmt, overflow="nonfinite") for x, fmt in zip((a, b), pair, strict=True))
+    check(accumulator, left.view(1, length), right.view(length, 1), pair)
+
+
+@pytest.mark.parametrize("value", [*EDGES, 65504.0, 2.0**-24])
+@pytest.mark.parametrize("accumulator", [*ROUNDED.values(), *ALIGNED.values()], ids=[*ROUNDED, *(f"unit {name}" for name in ALIGNED)])
+def test_special_operands(accumulator: Accumulator, value: float) -> None:
+    fmt = taken(accumulator)[-1]
+    special = float(qsim.quantize(torch.tensor(value), fmt, overflow="nonfinite"))
+    a = torch.tensor([[special, 1.0, 0.0], [1.0, special, special], [-1.0, 0.5, -0.0], [special, special, -special]])
+    b = torch.tensor([[1.0, special, 0.0, -1.0], [2.0, 1.0, special, 1.0], [0.0, 0.0, -special, special]])
+    check(accumulator, a, b, (fmt, fmt))
+
+
+def test_a_unit_truncates_below_the_largest_product() -> None:
+    # 448 * 448 lies between 2**17 and 2**18, of which 14 bits reach down to 16: the sum with 15 is truncated to it.
+    a = torch.tensor([[448.0, 15.0, *[0.0] * 30, 15.0, -448.0]])
+    b = torch.tensor([448.0, 1.0, *[1.0] * 30, 1.0, 448.0]).view(-1, 1)
+    assert qsim.matmul(a, b, "h100_fp8").item() == 0.0
+    a[0, 1] = 16.0
+    assert qsim.matmul(a, b, "h100_fp8").item() == 16.0
+
+
+def test_subnormal_operands_count_with_the_smallest_exponent_of_their_format() -> None:
+    # 2**-9 * 2**-9 as E4M3: exponent -12, so 13 bits reach down to 2**-25 and 2**-18 is kept; all of it is in E5M2, too.
+    for fmt, fraction, kept in (("e4m3", 6, True), ("e4m3", 5, False), ("e5m2", 5, True)):
+        unit = Aligned(32, fraction, operands=(fmt,))
+        a, b = torch.full((1, 1), 2.0**-9), torch.full((1, 1), 2.0**-9)
+        assert (qsim.matmul(a, b, unit).item() != 0) == kept
+
+
+def test_a_fused_step_rounds_once() -> None:
+    # 2048 + (1 + 2**-10)**2 lies above the middle between 2048 and 2050 in FP16. In float32 the product is rounded to it first.
+    a = torch.tensor([[2048.0, 1.0 + 2.0**-20]])
+    b = torch.tensor([[1.0], [1.0 + 2.0**-20]])
+    assert qsim.matmul(a, b, Rounded("fp16")).item() == 2050.0
+    assert qsim.matmul(a, b, Rounded("fp16", product="fp16")).item() == 2048.0
+
+
+def test_a_sum_stagnates_unless_it_is_compensated_or_a_tree() -> None:
+    a, b = torch.ones(1, 512), torch.ones(512, 1)
+    results = {order: qsim.matmul(a, b, Rounded("bf16", order=order)).item() for order in ("sequential", "pairwise", "kahan")}
+    assert results == {"sequential": 256.0, "pairwise": 512.0, "kahan": 512.0}
+
+
+def test_stochastic_sums_are_unbiased() -> None:
+    a, b = torch.ones(4096, 512), torch.full((512, 1), 0.75)
+    found = qsim.matmul(a, b, Rounded("bf16", rounding="stochastic"), seed=1).double()
+    # A step's error is below one unit, at most 2, and errors are uncorrelated: five deviations of the mean of 4096 sums.
+    assert abs(found.mean().item() - 384.0) < 5 * (512 * 1.0 / 4096) ** 0.5
+    assert found.std() > 1
+
+
+@pytest.mark.parametrize("name", ["stochastic", "pairwise, stochastic", "promoted, stochastic", "h100_fp8_promoted"])
+def test_results_do_not_depend_on_layout_or_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    accumulator = (ROUNDED | ALIGNED)[name]
+    a, b = operand(6, 34, E4M3, 1.0, 1).view(2, 3, 34), operand(68, 2, E4M3, 1.0, 2).view(2, 34, 2)
+    how = accumulator.spelled(E4M3, E4M3)
+    whole = implementations(a, b, how)
+    turned = implementations(a.mT.contiguous().mT, b.transpose(0, 2).contiguous().transpose(0, 2), how)
+    narrow = implementations(a.to(torch.bfloat16), b.to(torch.float8_e4m3fn), how)
+    for piece in (1, 7):
+        monkeypatch.setattr(reference, "CHUNK", piece)
+        assert all(torch.equal(found, whole[0]) for found in [*whole, *turned, *narrow, *implementations(a, b, how)])
+
+
+def test_a_piece_of_a_result_has_the_bits_of_the_whole() -> None:
+    accumulator, a, b = ROUNDED["stochastic"], operand(6, 20, BF16, 1.0, 1), operand(20, 4, BF16, 1.0, 2)
+    whole = qsim.matmul(a, b, accumulator, seed=5)
+    assert torch.equal(qsim.matmul(a[2:], b, accumulator, seed=5, offset=2 * 4 * indices(accumulator, 20)), whole[2:])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0), (0, 2, 4, 3)])
+def test_empty_operands(shape: tuple[int, ...]) -> None:
+    *batch, rows, length, columns = shape
+    for accumulator in (Rounded("fp16"), NAMED["h100_bf16"], NAMED["h100_fp8_promoted"], Rounded("fp16", order="pairwise")):
+        found = qsim.matmul(torch.zeros(*batch, rows, length), torch.zeros(*batch, length, columns), accumulator)
+        assert found.shape == (*batch, rows, columns)
+        assert not found.any()
+        assert not found.signbit().any()
+
+
+@pytest.mark.parametrize("name", ["stochastic", "h100_bf16", "fixed, wide"])
+def test_the_operator_is_one_for_torch(name: str) -> None:
+    how = (ROUNDED | ALIGNED)[name].spelled(BF16, BF16)
+    for shapes in (((3, 20), (20, 2)), ((2, 3, 20), (2, 20, 4))):
+        a, b = (torch.randn(shape).bfloat16() for shape in shapes)
+        torch.library.opcheck(torch.ops.qsim.accumulate.default, (a, b, torch.tensor(1), how, 0, 0))
+
+
+def test_the_operator_refuses_what_it_cannot_add() -> None:
+    how = Rounded("fp16").spelled(BF16, BF16)
+    x = torch.zeros(2, 2)
+    for a, b in ((x, torch.zeros(3, 2)), (x[0], x), (x, x.view(1, 2, 2)), (x.view(1, 2, 2), torch.zeros(2, 2, 2))):
+        with pytest.raises(ValueError, match="cannot multiply shapes"):
+            torch.ops.qsim.accumulate(a, b, None, how, 0, 0)
+    with pytest.raises(TypeError, match="float32 or narrower floats, got torch\\.float64"):
+        torch.ops.qsim.accumulate(x.double(), x, None, how, 0, 0)
+    with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
+        torch.ops.qsim.accumulate(x, x, None, Rounded("fp16", rounding="stochastic").spelled(BF16, BF16), 0, 0)
+    with pytest.raises(ValueError, match="a sum is spelt 'rounded …'"):
+        torch.ops.qsim.accumulate(x, x, None, "summed", 0, 0)

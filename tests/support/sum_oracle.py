@@ -1,0 +1,150 @@
+"""Emulated accumulators in exact arithmetic, one result at a time: what `qsim_kernels.sums` defines, from an accumulator's public values.
+
+Terms and running sums are Python floats, which hold products of float32 numbers exactly; what is added is added as fractions or as
+integers, and rounded by `tests/support/oracle.py`. It shares no code with the kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from typing import NamedTuple
+
+from qsim.accumulators import Accumulator, Aligned, Promoted, Rounded
+from qsim.formats import FP32, Format
+from qsim.random import philox
+from qsim.rounding import Stochastic
+from support.oracle import round_exact
+
+
+class Draw(NamedTuple):
+    """Where the random bits of a result come from: the seed, its stream, and the index of the element's first bits."""
+
+    seed: int
+    stream: int
+    first: int
+
+    def integer(self, index: int, bits: int) -> int:
+        """The random integer of one rounding."""
+        block, place = divmod(self.first + index, _SERVED)
+        return _drawn(self.seed, self.stream, block, bits)[place]
+
+
+_SERVED = 1024
+
+
+@cache
+def _drawn(seed: int, stream: int, block: int, bits: int) -> list[int]:
+    return philox.random_bits(_SERVED, bits, seed=seed, stream=stream, offset=block * _SERVED).tolist()
+
+
+def indices(how: Accumulator, length: int) -> int:
+    """The number of random numbers that a result owns."""
+    if isinstance(how, Promoted):
+        return -(-length // how.every) * indices(how.inner, how.every)
+    if not isinstance(how, Rounded) or not isinstance(how.rounding, Stochastic):
+        return 0
+    return -(-_each(how) * -(-length // how.chunk) // 8) * 8
+
+
+def exact_sum(how: Accumulator, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
+    """The result of one element.
+
+    Args:
+        how: The accumulator.
+        a: The elements of the left operand's row.
+        b: Those of the right operand's column.
+        lows: The exponents that subnormal numbers of the operands count with.
+        draw: The source of random bits.
+    """
+    if isinstance(how, Promoted):
+        total = 0.0
+        for i, k in enumerate(range(0, len(a), how.every)):
+            own = draw._replace(first=draw.first + i * indices(how.inner, how.every))
+            part = exact_sum(how.inner, a[k : k + how.every], b[k : k + how.every], lows, own)
+            total = _added(total, part, FP32, "nearest", "nonfinite")
+        return total
+    if isinstance(how, Aligned):
+        return _aligned(a, b, how.block, how.fraction, how.out, how.rounding, lows)
+    assert isinstance(how, Rounded)
+    return _rounded(how, a, b, lows, draw)
+
+
+def _each(how: Rounded) -> int:
+    return (how.product is not None) + {"sequential": 1, "pairwise": 2, "kahan": 4}[how.order]
+
+
+def _rounded(how: Rounded, a: Sequence[float], b: Sequence[float], lows: tuple[int, int], draw: Draw) -> float:
+    stochastic, each = isinstance(how.rounding, Stochastic), _each(how)
+    rounding = "stochastic" if stochastic else str(how.rounding)
+
+    def onto(x: float, y: float, index: int, fmt: Format = how.format, overflow: str = how.overflow) -> float:
+        if not isinstance(how.rounding, Stochastic):
+            return _added(x, y, fmt, rounding, overflow)
+        bits = how.rounding.bits or 32
+        return _added(x, y, fmt, rounding, overflow, draw.integer(index, bits), bits, how.rounding.correction)
+
+    terms = []
+    for j, k in enumerate(range(0, len(a), how.chunk)):
+        if how.chunk > 1:
+            terms.append(_aligned(a[k : k + how.chunk], b[k : k + how.chunk], 16, 25, FP32, "toward_zero", lows))
+        elif how.product is None:
+            terms.append(a[k] * b[k])
+        else:
+            finite = how.overflow == "saturate" or not (how.product.has_inf or how.product.has_nan)
+            overflow = "saturate" if finite else "nonfinite"
+            product = a[k] * b[k]
+            terms.append(onto(product, math.copysign(0.0, product), j * each, how.product, overflow))
+    if how.order == "pairwise":
+        leaves = [(j, onto(term, math.copysign(0.0, term), j * each + each - 2)) for j, term in enumerate(terms)]
+        while len(leaves) > 1:  # a level of the tree at a time
+            pairs = [leaves[i : i + 2] for i in range(0, len(leaves), 2)]
+            leaves = [(p[0][0], onto(p[0][1], p[1][1], p[1][0] * each - 1)) if len(p) == 2 else p[0] for p in pairs]
+        return leaves[0][1] if leaves else 0.0
+    total = lost = 0.0
+    for j, term in enumerate(terms):
+        first = (j + 1) * each
+        if how.order == "sequential":
+            total = onto(total, term, first - 1)
+            continue
+        due = onto(term, -lost, first - 4)
+        after = onto(total, due, first - 3)
+        lost = onto(onto(after, -total, first - 2), -due, first - 1) if math.isfinite(after) else 0.0
+        total = after
+    return total
+
+
+def _added(x: float, y: float, fmt: Format, rounding: str, overflow: str, R: int = 0, r: int = 0, correction: bool = False) -> float:  # noqa: N803
+    """The sum of two numbers, rounded once."""
+    exact = Fraction(x) + Fraction(y) if math.isfinite(x) and math.isfinite(y) else 0
+    return round_exact(exact or x + y, fmt, rounding, overflow, R, r, correction)  # type: ignore[arg-type]
+
+
+def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, out: Format, rounding: str, lows: tuple[int, int]) -> float:
+    total = 0.0
+    least = math.frexp(out.smallest_normal)[1] - 1
+    for k in range(0, len(a), block):
+        pairs = list(zip(a[k : k + block], b[k : k + block], strict=True))
+        products = [x * y for x, y in pairs]
+        if not all(map(math.isfinite, [*products, total])):
+            total = math.nan if math.isnan(sum([*products, total])) else sum([*products, total])
+            continue
+        top = max([max(_exponent(total), least) if total else -133, *(_of_product(x, y, lows) for x, y in pairs if x * y)])
+        unit = Fraction(2) ** (top - fraction)
+        units = sum(math.trunc(Fraction(x) / unit) for x in [*products, total])
+        value = units * unit
+        if abs(value) >= Fraction(2) ** (math.frexp(out.max)[1]):
+            total = math.copysign(math.inf, units)
+        else:
+            total = round_exact(value, out, rounding, "nonfinite") if units else 0.0  # type: ignore[arg-type]
+    return total
+
+
+def _exponent(x: float) -> int:
+    return math.frexp(x)[1] - 1
+
+
+def _of_product(x: float, y: float, lows: tuple[int, int]) -> int:
+    return max(_exponent(x), lows[0]) + max(_exponent(y), lows[1])
