@@ -9,10 +9,11 @@ Example:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qsim import block, formats, nn, random, recipes, rounding, scaling, transforms
+from qsim import accumulators, block, formats, nn, random, recipes, rounding, scaling, transforms
 from qsim.formats import Fixed, Float, Format, Int, PowerOfTwo, format
 from qsim.functional import decode, encode, quantize, quantize_, threshold_quantize
 from qsim.functional.backends import Backend, backends
+from qsim.functional.matmul import matmul
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
@@ -42,6 +43,7 @@ __all__ = [
     "Rounding",
     "ScaledCodes",
     "Stochastic",
+    "accumulators",
     "backends",
     "block",
     "convert",
@@ -52,6 +54,7 @@ __all__ = [
     "format",
     "formats",
     "fpu",
+    "matmul",
     "nn",
     "optim",
     "quantize",

@@ -1,4 +1,4 @@
-"""The command `qsim`: show formats and recipes, inspect numbers, measure speed, run studies."""
+"""The command `qsim`: show formats, recipes and accumulators, inspect numbers, measure speed, run studies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import qsim
-from qsim.cli import bench, formats, inspect, recipes, study
+from qsim.cli import accumulators, bench, formats, inspect, recipes, study
 
 #: The exit code of a program that Ctrl-C ends, as in shells: 128 plus the signal's number.
 INTERRUPTED = 130
@@ -19,6 +19,7 @@ examples:
   qsim formats e2m1              one format, with its values and their codes
   qsim inspect e4m3 0.3          what each rounding makes of 0.3
   qsim recipes nvfp4             where a recipe rounds, and how
+  qsim accumulators h100_fp8     how a chip's matrix unit adds, and the evidence for it
   qsim bench quantize            speed compared with a copy of the same bytes
   qsim study batch-size          the effect of larger batches, with a figure
 
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qsim {qsim.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (formats, inspect, recipes, bench, study):
+    for module in (formats, inspect, recipes, accumulators, bench, study):
         module.register(commands)
     for command in commands.choices.values():
         command.set_defaults(command=command)

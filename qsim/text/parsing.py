@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def read_call(text: str, makers: Mapping[str, Callable[..., Any]]) -> Any | None:
     """Make the value whose call a text spells, or returns None if it is not such a call.
 
     Args:
-        text: For example `"Float(4, 1, bias=9)"`; arguments are plain literals, nothing is evaluated.
+        text: For example `"Float(4, 1, bias=9)"`; arguments are plain literals or such calls themselves, nothing is evaluated.
         makers: What may be called, by name.
 
     Raises:
@@ -27,11 +27,22 @@ def read_call(text: str, makers: Mapping[str, Callable[..., Any]]) -> Any | None
         call = ast.parse(text.strip(), mode="eval").body
     except SyntaxError:
         return None
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in makers):
-        return None
-    try:
-        arguments = [ast.literal_eval(argument) for argument in call.args]
-        options = {str(option.arg): ast.literal_eval(option.value) for option in call.keywords}
-    except ValueError as error:
-        raise ValueError(f"{text!r}: arguments must be plain numbers, strings, True, False or None") from error
-    return makers[call.func.id](*arguments, **options)
+    return _made(call, text, makers) if _is_call(call, makers) else None
+
+
+def _is_call(node: ast.expr, makers: Mapping[str, Callable[..., Any]]) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in makers
+
+
+def _made(call: ast.Call, text: str, makers: Mapping[str, Callable[..., Any]]) -> Any:
+    def value(node: ast.expr) -> Any:
+        if _is_call(node, makers):
+            return _made(node, text, makers)
+        try:
+            return ast.literal_eval(node)
+        except ValueError as error:
+            raise ValueError(f"{text!r}: arguments must be plain numbers, strings, True, False or None") from error
+
+    assert isinstance(call.func, ast.Name)
+    options = {str(option.arg): value(option.value) for option in call.keywords}
+    return makers[call.func.id](*map(value, call.args), **options)

@@ -307,7 +307,7 @@ def test_no_words_give_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_a_process() -> None:
-    # tests/installed.py runs a command that succeeds.
+    # tests/project/installed.py runs a command that succeeds.
     bad = subprocess.run([sys.executable, "-m", "qsim", "formats", "fp9"], capture_output=True, text=True, check=False)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.startswith("qsim: unknown format 'fp9'")

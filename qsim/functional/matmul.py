@@ -1,0 +1,169 @@
+"""`qsim.matmul`: a product of matrices whose sums are computed by an accumulator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim import accumulators
+from qsim.accumulators import Accumulator
+from qsim.accumulators.base import brief, taken_as
+from qsim.accumulators.names import sum_text
+from qsim.formats import Float, Format, format as resolve_format, name_of
+from qsim.functional import quantize
+from qsim.functional.arguments import draw
+from qsim.functional.tracing import not_scriptable, refuse_tracing
+from qsim_kernels.ops.accumulate import OPERANDS
+
+#: What a format is given as.
+Spec = str | torch.dtype | Format
+
+
+@not_scriptable
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    accumulate: Accumulator | str,
+    *,
+    formats: Spec | tuple[Spec, Spec] | None = None,
+    check: bool = True,
+    generator: torch.Generator | None = None,
+    seed: int | Tensor | None = None,
+    stream: int = 0,
+    offset: int = 0,
+) -> Tensor:
+    """Multiply matrices, or batches of them, and add as an accumulator does.
+
+    Products are summed in the order of the dimension that they share. The gradient is that of the exact product, computed in float32.
+
+    Args:
+        a: Of shape (…, M, K), in float32, bfloat16, float16 or an 8-bit float dtype.
+        b: Of shape (…, K, N); batch dimensions are broadcast.
+        accumulate: An accumulator, its name, or the call that creates it: see `qsim.accumulators`.
+        formats: The formats of the operands, or of both, where they are narrower than their dtypes. They matter for matrix units, which
+            align subnormal numbers by their format. By default they are those of the dtypes; for a unit that does not take these, the first
+            of its formats that has all of an operand's values.
+        check: Check that the operands have no other values than their formats, which waits for the device.
+        generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
+        seed: The seed itself, an int or a 0-d int64 tensor.
+        stream: Which of the seed's streams of random bits to use; see `qsim.quantize`.
+        offset: Index of the first random number.
+
+    Returns:
+        The product in float32, or in float64 where float32 does not hold the accumulator's format.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If shapes do not fit, or the accumulator does not take the operands.
+
+    Example:
+        >>> import torch, qsim
+        >>> a, b = torch.tensor([[448.0, 1.0, -448.0]]), torch.tensor([[448.0], [0.25], [448.0]])
+        >>> qsim.matmul(a, b, "h100_fp8")  # the small product is below the 14 bits that are kept
+        tensor([[0.]])
+        >>> qsim.matmul(a, b, "h100_bf16")
+        tensor([[0.2500]])
+    """
+    for name, operand in (("a", a), ("b", b)):
+        _check_operand(name, operand)
+    if a.device != b.device:
+        raise ValueError(f"matmul: a is on {a.device} and b on {b.device}: they must be on the same device")
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    chosen = accumulators.resolve(accumulate)
+    given = formats if isinstance(formats, tuple) else (formats, formats)
+    if len(given) != 2:
+        raise ValueError(f"matmul: formats must be one format or a pair, got {formats!r}")
+    of_a, of_b = (_format_of(name, x, fmt, chosen, check) for name, x, fmt in (("a", a, given[0]), ("b", b, given[1])))
+    try:
+        compiling = torch.compiler.is_compiling()
+        how = sum_text(chosen.text, of_a.__repr__(), of_b.__repr__()) if compiling else chosen.spelled(of_a, of_b)
+    except ValueError as error:
+        raise ValueError(f"matmul: {accumulators.name_of(chosen)}: {error}") from error
+    drawn, stream = draw(chosen.is_stochastic, seed, generator, stream, offset, a.device)
+    return Accumulated.apply(a, b, drawn, how, stream, offset)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _check_operand(name: str, x: object) -> None:
+    refuse_tracing("matmul", x)
+    if not isinstance(x, Tensor):
+        raise TypeError(f"matmul: {name} must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"matmul: {name} must be dense, got layout {x.layout}")
+    if x.dtype not in OPERANDS:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in OPERANDS)
+        raise TypeError(f"matmul: {name} must be one of {allowed}, got {x.dtype}")
+
+
+def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulator, check: bool) -> Format:
+    """The format of an operand's values."""
+    own = resolve_format(x.dtype)
+    if given is not None:
+        fmt = resolve_format(given)
+        if check and fmt != own and _can_look(x) and not _has_all(fmt, x):
+            raise ValueError(f"matmul: {name} has values that are not in {name_of(fmt)}: quantize it first")
+        return fmt
+    taken = accumulator.taken
+    if taken is None or taken_as(own, taken) is not None:
+        return own
+    units = f"{accumulators.name_of(accumulator)} takes {' or '.join(map(brief, taken))}"
+    if not check or not _can_look(x):
+        why = "with check=False" if not check else "in compiled code and under CUDA graphs"
+        raise ValueError(f"matmul: {units}, and {name} is {x.dtype}: {why} formats= must say which of these its values are")
+    found = next((fmt for fmt in taken if _has_all(fmt, x)), None)
+    if found is None:
+        raise ValueError(f"matmul: {units}, and {name} is {x.dtype} with other values: quantize it first")
+    return found
+
+
+def _can_look(x: Tensor) -> bool:
+    """Whether a tensor's values can be read now."""
+    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _has_all(fmt: Format, x: Tensor) -> bool:
+    """Whether all values of a tensor are in a format; NaN always is."""
+    wide = x.detach().to(torch.float32)
+    rule = "nonfinite" if isinstance(fmt, Float) else "saturate"
+    rounded = quantize(wide, fmt, overflow=rule)  # type: ignore[arg-type]
+    return bool(((rounded == wide) | wide.isnan()).all())
+
+
+class Accumulated(torch.autograd.Function):
+    """The product, with the gradients of an exact one."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int) -> Tensor:  # noqa: D102 (torch's own)
+        ctx.save_for_backward(a, b)
+        return accumulated(a, b, seed, how, stream, offset)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+        a, b = ctx.saved_tensors
+        wide_a, wide_b = a.to(g.dtype), b.to(g.dtype)
+        grad_a = (g @ wide_b.mT).sum_to_size(a.shape).to(a.dtype) if ctx.needs_input_grad[0] else None
+        grad_b = (wide_a.mT @ g).sum_to_size(b.shape).to(b.dtype) if ctx.needs_input_grad[1] else None
+        return grad_a, grad_b, None, None, None, None
+
+
+def accumulated(a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int = 0) -> Tensor:
+    """The operator on operands whose batch dimensions are broadcast; matrices that share the right operand are multiplied as one.
+
+    Args:
+        a: Of shape (…, M, K).
+        b: Of shape (…, K, N).
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: The sum, spelled.
+        stream: The seed's stream.
+        offset: Index of the first random number.
+    """
+    if b.dim() == 2:
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # torch does not allow -1 for rows without elements
+        product = torch.ops.qsim.accumulate.default(rows, b, seed, how, stream, offset)
+        return product.view(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    return torch.ops.qsim.accumulate.default(left, right, seed, how, stream, offset)  # type: ignore[no-any-return]

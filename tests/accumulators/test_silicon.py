@@ -1,0 +1,131 @@
+"""Emulated matrix units compared with the chip's own, bit for bit: at least ten million results for each unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+DEVICE = torch.device("cuda")
+LENGTHS = (16, 64, 256, 1024, 8192)
+SPREADS = (0.0, 2.0, 4.0, 8.0)
+#: Rows and columns: 20 products have more than ten million results.
+ROWS, COLUMNS = 1024, 768
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
+def fp8(fast: bool) -> Multiply:
+    """The chip's product of FP8 matrices."""
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        one = torch.ones((), device=a.device)
+        return torch._scaled_mm(a, b.mT.contiguous().mT, one, one, out_dtype=torch.float32, use_fast_accum=fast)
+
+    return multiply
+
+
+def plain(a: Tensor, b: Tensor) -> Tensor:
+    """The chip's product of 16-bit matrices, in float32."""
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def tf32(a: Tensor, b: Tensor) -> Tensor:
+    """The chip's product of float32 matrices as TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return a @ b
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the units are those of an H100 and an H200")
+
+
+def values(shape: tuple[int, int], dtype: torch.dtype, spread: float, scale: float = 1.0) -> Tensor:
+    """Normally distributed values whose exponents are spread by some binades."""
+    x = torch.randn(shape, device=DEVICE) * torch.exp2(torch.randn(shape, device=DEVICE) * spread) * scale
+    return x.clamp(-448, 448).to(dtype) if dtype.itemsize == 1 else x.to(dtype)
+
+
+def differing(accumulator: str, multiply: Multiply, a: Tensor, b: Tensor, formats: str | None = None) -> int:
+    """The number of results that differ; all NaN are alike."""
+    found, wanted = qsim.matmul(a, b, accumulator, formats=formats), multiply(a, b)
+    unlike = (found.view(torch.int32) != wanted.view(torch.int32)) & ~(found.isnan() & wanted.isnan())
+    return int(unlike.sum())
+
+
+@pytest.mark.parametrize(("accumulator", "fast"), [("h100_fp8", True), ("h100_fp8_promoted", False)])
+@pytest.mark.parametrize(("of_a", "of_b"), [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)])
+def test_fp8(accumulator: str, fast: bool, of_a: torch.dtype, of_b: torch.dtype) -> None:
+    for length in LENGTHS:
+        for spread in SPREADS:
+            a, b = values((ROWS, length), of_a, spread), values((length, COLUMNS), of_b, spread)
+            assert differing(accumulator, fp8(fast), a, b) == 0, (length, spread)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    accumulator = "h100_bf16" if dtype == torch.bfloat16 else "h100_fp16"
+    for length in LENGTHS:
+        for spread in SPREADS:
+            a, b = values((ROWS, length), dtype, spread), values((length, COLUMNS), dtype, spread)
+            assert differing(accumulator, plain, a, b) == 0, (length, spread)
+
+
+@pytest.mark.parametrize("scale", [2.0**-9, 2.0**-14])
+def test_fp8_subnormal_operands(scale: float) -> None:
+    for of_a, of_b in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)):
+        a, b = values((ROWS, 256), of_a, 1.0, scale), values((256, COLUMNS), of_b, 1.0, scale)
+        assert differing("h100_fp8", fp8(True), a, b) == 0
+        assert differing("h100_fp8_promoted", fp8(False), a, b) == 0
+
+
+def test_fp16_subnormal_operands_and_overflow() -> None:
+    for scale in (2.0**-20, 2.0**-24, 2.0**12):
+        a, b = values((ROWS, 256), torch.float16, 2.0, scale), values((256, COLUMNS), torch.float16, 2.0, scale)
+        assert differing("h100_fp16", plain, a, b) == 0, scale
+
+
+def test_bf16_subnormal_operands_and_sums_and_overflow() -> None:
+    # Sums of a few times float32's least value are left out: 433 of 786,432 results differed at scales of 2**-100 and 2**-48.
+    for scale_a, scale_b in ((2.0**-130, 2.0**40), (2.0**-70, 2.0**-64), (2.0**70, 2.0**55)):
+        a = values((ROWS, 256), torch.bfloat16, 2.0, scale_a)
+        b = values((256, COLUMNS), torch.bfloat16, 2.0, scale_b)
+        assert differing("h100_bf16", plain, a, b) == 0, (scale_a, scale_b)
+
+
+@pytest.mark.parametrize("dtype", [E5M2, torch.bfloat16, torch.float16])
+def test_infinities_and_nan(dtype: torch.dtype) -> None:
+    a, b = values((ROWS, 128), dtype, 2.0), values((128, COLUMNS), E4M3 if dtype == E5M2 else dtype, 2.0)
+    chance = torch.rand(a.shape, device=DEVICE)
+    wide = a.to(torch.float32)
+    wide[chance < 0.002], wide[chance > 0.998], wide[(chance > 0.5) & (chance < 0.501)] = torch.inf, -torch.inf, torch.nan
+    accumulator, multiply = ("h100_fp8", fp8(True)) if dtype == E5M2 else ("h100_fp16" if dtype == torch.float16 else "h100_bf16", plain)
+    assert differing(accumulator, multiply, wide.to(dtype), b) == 0
+
+
+@pytest.mark.parametrize(("rows", "length", "columns"), [(4096, 768, 3072), (4096, 3072, 768), (768, 16384, 768), (4096, 1024, 4096)])
+def test_shapes_of_layers_are_one_chain(rows: int, length: int, columns: int) -> None:
+    a, b = values((rows, length), E4M3, 1.0), values((length, columns), E4M3, 1.0)
+    assert differing("h100_fp8", fp8(True), a, b) == 0
+    assert differing("h100_fp8_promoted", fp8(False), a, b) == 0
+
+
+@pytest.mark.parametrize("length", [32, 256, 2048])
+def test_tf32(length: int) -> None:
+    """Operands in TF32 already; a library's kernels may split sums of some shapes, which these are not."""
+    for spread in SPREADS:
+        a, b = (qsim.quantize(values(shape, torch.float32, spread), "tf32") for shape in ((2048, length), (length, 2048)))
+        assert differing("h100_tf32", tf32, a, b, "tf32") == 0, spread
