@@ -13,6 +13,8 @@ from qsim.recipes.five_point import FivePoint
 def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
     """The product of whole tensors, or of distributed ones."""
     if _is_distributed(a, w, bias):
+        if setting.points.accumulate is not None:
+            raise ValueError("accumulate is not supported for distributed tensors: their sums would continue in another process")
         from qsim.nn.sharded.product import sharded_product
 
         return sharded_product(a, w, bias, setting, stream)

@@ -13,7 +13,7 @@ from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_
 from qsim.nn.dispatch import lookup_of, product_of
 from qsim.nn.product import bilinear
 from qsim.nn.product.plans import Setting
-from qsim.nn.product.scaled_checks import check_lookup, check_matmul
+from qsim.nn.product.scaled_checks import check_lookup, check_matmul, refuse_sums
 from qsim.recipes.five_point import FivePoint
 
 __all__ = [
@@ -114,6 +114,7 @@ def embedding(
     """
     if not rounds(points, x, weight):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    refuse_sums("embedding", points)
     if points.is_scaled:
         check_lookup(points)
     rows = weight.shape[0]

@@ -156,7 +156,8 @@ class RemembersAmaxes(nn.Module):
 
     def with_histories(self, points: FivePoint) -> FivePoint:
         """Points with their histories."""
-        return replace(points, **{name: self.with_history(name, getattr(points, name)) for name in self.histories})
+        found: dict[str, Any] = {name: self.with_history(name, getattr(points, name)) for name in self.histories}
+        return replace(points, **found)
 
     @property
     def histories(self) -> dict[str, History]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,8 +13,9 @@ from qsim import recipes
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.product.scaled_checks import refuse_sums
 from qsim.random import seeds, streams
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
 
 
@@ -28,7 +29,7 @@ class FivePointModule(RemembersAmaxes):
             it is created, converted or deep-copied, so no two layers share the noise of their weights.
     """
 
-    point_names: ClassVar[tuple[str, ...]] = tuple(field.name for field in fields(FivePoint))
+    point_names: ClassVar[tuple[str, ...]] = POINTS
 
     points: FivePoint
     stream_source: int | streams.Drawn
@@ -44,8 +45,8 @@ class FivePointModule(RemembersAmaxes):
         super().__init__(*args, **options)
         self.points = resolve_points(points)
         self.stream_source = streams.Drawn(seeds.fresh_seed()) if stream is None else stream
-        for name in self.points.to_dict():
-            if name not in self.point_names:
+        for name in POINTS:
+            if name not in self.point_names and getattr(self.points, name) is not None:
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
         self.check_points(self.points)
         self.remember()
@@ -53,7 +54,7 @@ class FivePointModule(RemembersAmaxes):
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
         """The subset of points that a layer of this kind has."""
-        return FivePoint(**{name: getattr(points, name) for name in cls.point_names})
+        return FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate)
 
     @classmethod
     def check_points(cls, points: FivePoint) -> None:
@@ -136,6 +137,11 @@ class Linear(FivePointModule, nn.Linear):
 class _Convolution(FivePointModule):
     """Base class of convolutions: torch's classes compute in `_conv_forward`, after every kind of padding."""
 
+    @classmethod
+    def check_points(cls, points: FivePoint) -> None:
+        """Raise an error for accumulators, which sum products of matrices only."""
+        refuse_sums(cls.__name__, points)
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         module: Any = self
         padding = module.padding
@@ -183,6 +189,11 @@ class Conv3d(_Convolution, nn.Conv3d):
 
 class _TransposedConvolution(FivePointModule):
     """Base class of transposed convolutions."""
+
+    @classmethod
+    def check_points(cls, points: FivePoint) -> None:
+        """Raise an error for accumulators, which sum products of matrices only."""
+        refuse_sums(cls.__name__, points)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The rounded transposed convolution."""
@@ -244,6 +255,11 @@ class Embedding(FivePointModule, nn.Embedding):
 
     # A lookup has no input to round, and its backward pass has no products.
     point_names = ("weight", "grad")
+
+    @classmethod
+    def check_points(cls, points: FivePoint) -> None:
+        """Raise an error for accumulators: a lookup has no products."""
+        refuse_sums(cls.__name__, points)
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:

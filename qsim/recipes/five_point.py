@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from qsim import accumulators
+from qsim.accumulators import Accumulator
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
-from qsim.scaling import Channel, Delayed, Tensor
+from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
+
+#: The names of the points, in the order of Algorithms 1 and 2.
+POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+
+#: The accumulators of the three products of a layer: forward, for the gradient of the input, for that of the weight.
+Three = tuple[Accumulator | None, Accumulator | None, Accumulator | None]
+#: What they are given as: one for all, or three.
+Accumulate = Accumulator | str | Sequence[Accumulator | str | None] | None
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,10 @@ class FivePoint:
     dimension: with scales per block or per channel the gradient is rounded once for each of its products. A transform must be set for both
     operands of a product, so that it cancels. A tensor rounded in the forward pass cannot be reused if its scales follow a direction.
 
+    With `accumulate`, products are summed by emulated accumulators: see `qsim.accumulators`. Scales of tensors and channels multiply their
+    results; those of blocks and tiles are part of the operands. Biases, and sums over batches to which an operand was broadcast, are added
+    in float32.
+
     Args:
         act: The input, forward: `Â = Q(A)`.
         weight: The weight, forward: `Ŵ = Q(W)`.
@@ -30,6 +44,8 @@ class FivePoint:
         weight_bwd: The weight in `∇A = Q(∇A) Q(W)ᵀ`, or `"same"`.
         grad: The gradient of the output, for both products.
         grad_w: The gradient of the output for the product that gives ∇W, if it should not share `grad`'s rounding.
+        accumulate: An accumulator or its name for all products, or three: for the forward product, for ∇A, and for ∇W. `None` is torch's
+            float32 sum.
 
     Example:
         >>> import qsim
@@ -46,11 +62,12 @@ class FivePoint:
     weight_bwd: Quantizer | Literal["same"] | None = None
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
+    accumulate: Accumulator | Three | None = None
 
     # Properties of the points, computed once for all calls. None of them is a field.
-    #: Whether nothing is rounded; `"same"` as a forward point without rounding is no rounding either.
+    #: Whether nothing is rounded, sums included; `"same"` as a forward point without rounding is no rounding either.
     is_identity: ClassVar[bool]
-    #: Whether any point other than the weight's draws random bits.
+    #: Whether any point other than the weight's draws random bits, or an accumulator does.
     is_stochastic: ClassVar[bool]
     #: Whether a point of the weight draws random bits.
     weight_is_stochastic: ClassVar[bool]
@@ -58,6 +75,8 @@ class FivePoint:
     is_scaled: ClassVar[bool]
     #: Whether the scale of a point follows from a history, which the layer must keep.
     is_delayed: ClassVar[bool]
+    #: The accumulators of the three products.
+    sums: ClassVar[Three]
     #: A cache of products with these points. It can be recomputed, and is not copied.
     plans: ClassVar[dict[Hashable, Any]]
 
@@ -69,10 +88,15 @@ class FivePoint:
         weight_bwd: Point | Literal["same"] = None,
         grad: Point = None,
         grad_w: Point = None,
+        *,
+        accumulate: Accumulate = None,
     ) -> None:
         given = {"act": act, "weight": weight, "act_bwd": act_bwd, "weight_bwd": weight_bwd, "grad": grad, "grad_w": grad_w}
         for name, point in given.items():
             object.__setattr__(self, name, _resolve(name, point))
+        sums = _resolve_sums(accumulate)
+        object.__setattr__(self, "sums", sums)
+        object.__setattr__(self, "accumulate", sums[0] if sums[0] == sums[1] == sums[2] else sums)
         if self.grad_w is not None and self.grad is None:
             raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
         for forward, backward in (("act", "act_bwd"), ("weight", "weight_bwd")):
@@ -81,11 +105,14 @@ class FivePoint:
         for first, second in (("act", "weight"), ("grad", "weight_bwd"), ("grad" if self.grad_w is None else "grad_w", "act_bwd")):
             _check_transforms(first, getattr(self, first), second, getattr(self, second))
             _check_range(first, self._used(first), second, self._used(second))
+        self._check_sums()
         quantizers = [point for point in self._given().values() if isinstance(point, Quantizer)]
         inputs = (self.act, self.act_bwd, self.grad, self.grad_w)
         object.__setattr__(self, "plans", {})
-        object.__setattr__(self, "is_identity", not quantizers)
-        object.__setattr__(self, "is_stochastic", any(map(is_stochastic, inputs)))
+        summed = [accumulator for accumulator in sums if accumulator is not None]
+        object.__setattr__(self, "is_identity", not quantizers and not summed)
+        noisy = any(map(is_stochastic, inputs)) or any(accumulator.is_stochastic for accumulator in summed)
+        object.__setattr__(self, "is_stochastic", noisy)
         object.__setattr__(self, "weight_is_stochastic", any(map(is_stochastic, (self.weight, self.weight_bwd))))
         object.__setattr__(self, "is_delayed", any(isinstance(point.scale, Delayed) for point in quantizers))
         object.__setattr__(self, "is_scaled", any(point.scale is not None or point.transform is not None for point in quantizers))
@@ -95,11 +122,30 @@ class FivePoint:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Objects pickled by older versions, with fewer attributes, get the missing ones here.
-        FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self)})
+        FivePoint.__init__(self, **{field.name: state[field.name] for field in fields(self) if field.name in state})
 
     def to_dict(self) -> dict[str, Any]:
         """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round."""
-        return {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+        found: dict[str, Any] = {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
+        return found if self.accumulate is None else {**found, "accumulate": self._named_sums()}
+
+    def _named_sums(self) -> Any:
+        """The accumulators by their names or calls."""
+        names = [None if accumulator is None else accumulators.name_of(accumulator) for accumulator in self.sums]
+        return list(names) if isinstance(self.accumulate, tuple) else names[0]
+
+    def _check_sums(self) -> None:
+        """Raise an error for accumulators that do not take an operand's format; what scales of blocks make of it is checked later."""
+        gradient = "grad" if self.grad_w is None else "grad_w"
+        products = (("act", "weight"), ("grad", "weight_bwd"), (gradient, "act_bwd"))
+        for accumulator, operands in zip(self.sums, products, strict=True):
+            for name in operands if accumulator is not None else ():
+                point = self._used(name)
+                if accumulator is not None and point is not None and not isinstance(point.scale, (Blocks, Tiles)):
+                    try:
+                        accumulator.sum_of(point.format, point.format)
+                    except ValueError as error:
+                        raise ValueError(f"FivePoint: {name}: {accumulators.name_of(accumulator)}: {error}") from error
 
     def _used(self, name: str) -> Quantizer | None:
         """The quantizer whose values a point passes to its product."""
@@ -109,7 +155,7 @@ class FivePoint:
         return point if isinstance(point, Quantizer) else None
 
     def _given(self) -> dict[str, Quantizer | str]:
-        points = {field.name: getattr(self, field.name) for field in fields(self)}
+        points = {name: getattr(self, name) for name in POINTS}
         return {name: point for name, point in points.items() if point is not None}
 
     @classmethod
@@ -117,7 +163,8 @@ class FivePoint:
         """Create the points of a configuration.
 
         Args:
-            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`.
+            given: For each point the arguments of a `Quantizer`, the name of a format, or `"same"`; as `accumulate` an accumulator's name
+                or call, or a list of three.
 
         Raises:
             TypeError: If it is not a dictionary, or a point has an argument that `Quantizer` does not take.
@@ -128,8 +175,11 @@ class FivePoint:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(known)}")
-        return cls(**{name: _quantizer(name, **point) if isinstance(point, Mapping) else point for name, point in given.items()})
+                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(POINTS)}, and it has accumulate")
+        found: dict[str, Any] = {}
+        for name, point in given.items():
+            found[name] = _quantizer(name, **point) if isinstance(point, Mapping) and name in POINTS else point
+        return cls(**found)
 
     def to_json(self) -> str:
         """The points as JSON."""
@@ -143,6 +193,9 @@ class FivePoint:
     def __str__(self) -> str:
         """A short description of the points that round."""
         shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
+        if self.accumulate is not None:
+            named = self._named_sums()
+            shown["accumulate"] = named if isinstance(named, str) else f"({', '.join(map(str, named))})"
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
 
 
@@ -219,6 +272,25 @@ def _resolve(name: str, point: Any) -> Quantizer | str | None:
         parts = ", ".join(map(repr, point))
         raise TypeError(f"FivePoint: {name} must be one format, or a Quantizer with further arguments: write qsim.Quantizer({parts})")
     return _quantizer(name, point)
+
+
+def _resolve_sums(accumulate: Accumulate) -> Three:
+    """The accumulators of the three products."""
+    if accumulate is None or isinstance(accumulate, (Accumulator, str)):
+        found = None if accumulate is None else _accumulator(accumulate)
+        return found, found, found
+    if not isinstance(accumulate, (tuple, list)) or len(accumulate) != 3:
+        wanted = "an accumulator, or three: for the forward product, for the input's gradient and for the weight's"
+        raise TypeError(f"FivePoint: accumulate must be {wanted}; got {accumulate!r}")
+    forward, grad_a, grad_w = (None if given is None else _accumulator(given) for given in accumulate)
+    return forward, grad_a, grad_w
+
+
+def _accumulator(given: Accumulator | str) -> Accumulator:
+    try:
+        return accumulators.resolve(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"FivePoint: accumulate: {error}") from error
 
 
 def _quantizer(name: str, *given: Any, **options: Any) -> Quantizer:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from qsim.formats import E2M1, E4M3
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import Accumulate, FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.scaling import Tensor
 from qsim.scaling.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
 
 
-def mxfp8() -> Recipe:
+def mxfp8(*, accumulate: Accumulate = None) -> Recipe:
     """E4M3 for everything, including gradients, in blocks of 32 with power-of-two scales that are rounded up.
 
     OCP's own rule takes the floor, so that the largest elements of a block may saturate: the paper saw training diverge that way. Every
     operand is rounded along the dimension that its product sums over, so each is rounded twice.
+
+    Args:
+        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
 
     Example:
         >>> import qsim
@@ -24,26 +27,29 @@ def mxfp8() -> Recipe:
         Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
-    points = FivePoint(block, block, block, block, block)
+    points = FivePoint(block, block, block, block, block, accumulate=accumulate)
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
-def mxfp6() -> Recipe:
+def mxfp6(*, accumulate: Accumulate = None) -> Recipe:
     """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
 
     Values get precision, gradients get range; the assignment of the two formats is this recipe's choice. With OCP's rule the largest
     elements of a block may saturate.
+
+    Args:
+        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.mxfp6())
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2)
+    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 
-def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
+def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None) -> Recipe:
     """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, after a Hadamard transform of 32.
 
     The transform spreads outliers over their blocks, which keeps the noise of stochastic rounding small. Scales of stochastically rounded
@@ -53,6 +59,7 @@ def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
     Args:
         forward: The format to which inputs and weights are rounded in the forward pass, with round-to-nearest. `None` keeps them in high
             precision, as the paper does.
+        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
 
     Example:
         >>> import qsim
@@ -60,11 +67,11 @@ def mxfp4(forward: Spec | None = "mxfp4") -> Recipe:
         True
     """
     noisy = Quantizer(Block(E2M1, 32, rule="ceil"), "stochastic", transform=Hadamard(32))
-    points = FivePoint(forward, forward, noisy, noisy, noisy)
+    points = FivePoint(forward, forward, noisy, noisy, noisy, accumulate=accumulate)
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1) -> Recipe:
+def nvfp4(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -75,6 +82,7 @@ def nvfp4(last: int = 1) -> Recipe:
 
     Args:
         last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
+        accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
 
     Example:
         >>> import qsim
@@ -86,5 +94,5 @@ def nvfp4(last: int = 1) -> Recipe:
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
     turned = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
-    points = FivePoint(NVFP4, weight, turned, "same", grad, grad_w)
+    points = FivePoint(NVFP4, weight, turned, "same", grad, grad_w, accumulate=accumulate)
     return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

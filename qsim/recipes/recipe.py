@@ -8,7 +8,7 @@ from typing import Any
 
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Quantizer
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.text.columns import aligned
 
 _TITLES = ("point", "format", "scale", "rounding", "after")
@@ -94,11 +94,14 @@ class Recipe:
               high precision: the first and the last layer
               source: Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019
         """
-        rows = [_TITLES, *(_row(field.name, getattr(self.points, field.name)) for field in fields(self.points))]
+        rows = [_TITLES, *(_row(name, getattr(self.points, name)) for name in POINTS)]
         # Both products share one gradient unless the second has its own.
         rows = [row for row in rows if row[0] != "grad_w" or self.points.grad_w is not None]
         lines = [self.name, aligned(rows, indent="  ", width=width)]
+        named = self.points.to_dict().get("accumulate")
+        sums = named if isinstance(named, str) else ", ".join(map(str, named or ()))
         facts = [f"high precision: {self._kept()}", *([f"source: {self.source}"] if self.source else [])]
+        facts = [f"sums: {sums}", *facts] if sums else facts
         return "\n".join([*lines, *(aligned([[fact]], indent="  ", width=width) for fact in facts)])
 
     def __str__(self) -> str:

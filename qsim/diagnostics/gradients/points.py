@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.modules import FivePointModule
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
 
 #: The six points, in the order of Algorithms 1 and 2.
-NAMES = tuple(field.name for field in fields(FivePoint))
+NAMES = POINTS
 
 
 def alone(points: FivePoint, name: str) -> FivePoint:
@@ -19,7 +20,8 @@ def alone(points: FivePoint, name: str) -> FivePoint:
 
     A backward point that is `"same"` rounds like the forward point, with its own random bits. Transformed operands stay transformed,
     and are rounded to fp32 instead, because the two transforms of a product must cancel. Likewise the product that gives ∇A keeps its
-    gradient in fp32 if only `grad_w` rounds, and the other one if only `grad` does.
+    gradient in fp32 if only `grad_w` rounds, and the other one if only `grad` does. Sums are
+    torch's: an accumulator belongs to no single point.
 
     Example:
         >>> import qsim
@@ -28,7 +30,7 @@ def alone(points: FivePoint, name: str) -> FivePoint:
         act_bwd=e4m3; grad=e5m2
     """
     given = {point: quantizer_of(points, point) for point in NAMES}
-    kept: dict[str, Quantizer | None] = {}
+    kept: dict[str, Any] = {}
     for point, quantizer in given.items():
         needed = quantizer is not None and (quantizer.transform is not None or (points.grad_w is not None and point in ("grad", "grad_w")))
         kept[point] = quantizer if point == name else _exact(quantizer.transform) if quantizer is not None and needed else None
@@ -53,7 +55,7 @@ def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
     Raises:
         ValueError: If a point has a delayed scale and the layer has no history for it.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name in NAMES:
         point = getattr(points, name)
         if isinstance(point, Quantizer) and isinstance(point.scale, Delayed):

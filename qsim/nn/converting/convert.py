@@ -6,7 +6,6 @@ A converted layer is the same object with another class: its parameters, hooks, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from qsim.nn.converting.table import EMBEDDING, conversion
 from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -228,11 +227,11 @@ def _check_function(points: Callable[..., Any]) -> None:
 
 def _is_configuration(points: Mapping[str, Any]) -> bool:
     """Whether a dictionary describes one `FivePoint`, as in a configuration file, rather than patterns."""
-    names = {field.name for field in fields(FivePoint)}
-    return bool(points) and all(
-        key in names and (isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point))
-        for key, point in points.items()
-    )
+
+    def is_point(point: Any) -> bool:
+        return isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point)
+
+    return bool(points) and all(name == "accumulate" or (name in POINTS and is_point(point)) for name, point in points.items())
 
 
 def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:

@@ -79,7 +79,13 @@ class FivePointProduct(torch.autograd.Function):
         ctx.save_for_backward(seed, weight_seed, *kept_a, *kept_w, beyond_a, beyond_w)
         factors = rounded_a.factors + rounded_w.factors
         return plan.product.forward(
-            rounded_a.values, rounded_w.values, bias if plan.adds_bias else None, plan.dtype, exact=held.exact, factors=factors
+            rounded_a.values,
+            rounded_w.values,
+            bias if plan.adds_bias else None,
+            plan.dtype,
+            exact=held.exact,
+            factors=factors,
+            adder=plan.adder(0, seed),
         )
 
     @staticmethod
@@ -106,9 +112,10 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             plan.second.show_recalled(observer, kept_w, ctx.noted[1], seed_of_w)
             observer.multiplies(plan.grad, plan.second.backward)
         factors = rounded_g.factors + rounded_w.factors
-        found = plan.product.grad_a(rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0], exact=held.exact, factors=factors)
+        given = (rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0])
+        found = plan.product.grad_a(*given, exact=held.exact, factors=factors, adder=plan.adder(1, seed))
         gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
-        del rounded_g, rounded_w  # free memory for the second product
+        del given, rounded_g, rounded_w  # free memory for the second product
     if kept_a.values is not None:
         held = plan.carriers[2]
         rounded_g = upstream.round(plan.grad_w, held.dtype)
@@ -117,7 +124,8 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             plan.first.show_recalled(observer, kept_a, ctx.noted[0], seed)
             observer.multiplies(plan.grad_w, plan.first.backward)
         factors = rounded_g.factors + rounded_a.factors
-        found = plan.product.grad_w(rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1], exact=held.exact, factors=factors)
+        given = (rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1])
+        found = plan.product.grad_w(*given, exact=held.exact, factors=factors, adder=plan.adder(2, seed))
         gradients[1] = found if beyond_w is None else found.masked_fill_(beyond_w, 0.0)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
 from qsim.nn.product.convolution_gradients import convolution_gradient
 from qsim.nn.product.directions import CONVOLUTION, LINEAR, MATMUL, TRANSPOSED, Directions
@@ -21,16 +22,33 @@ from qsim.nn.product.directions import CONVOLUTION, LINEAR, MATMUL, TRANSPOSED, 
 Factors = Sequence[Tensor]
 
 
+class Adder(NamedTuple):
+    """The emulated accumulator of a product.
+
+    Attributes:
+        how: The sum, spelled as for the operator.
+        seed: Needed only for stochastic rounding.
+        stream: The stream of random bits.
+    """
+
+    how: str
+    seed: Tensor | None
+    stream: int
+
+
 class Product(Protocol):
     """An operation that is linear in two operands.
 
-    Each method takes the dtype of its result, whether its operands are float32 whose precision must not be reduced, and factors: scales
-    that its operands were divided by, as `directions` spreads them, by which the result is multiplied before anything else.
+    Each method takes the dtype of its result, whether its operands are float32 whose precision must not be reduced, factors (scales that
+    its operands were divided by, as `directions` spreads them, by which the result is multiplied before anything else), and the emulated
+    accumulator that adds, if any.
 
     Attributes:
+        gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
     """
 
+    gradient_first: ClassVar[bool]
     sums_rows: ClassVar[bool]
 
     @property
@@ -44,17 +62,41 @@ class Product(Protocol):
         """The only 16-bit carrier allowed for a result of this dtype; float32 if there is none, `None` if any is allowed."""
 
     def forward(
-        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The result, with the bias added."""
 
     def grad_a(
-        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        w: Tensor,
+        a_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the first operand."""
 
     def grad_w(
-        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        a: Tensor,
+        w_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the second operand."""
 
@@ -66,6 +108,7 @@ class Product(Protocol):
 class Linear:
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
+    gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = True
     directions: ClassVar[Directions] = LINEAR
 
@@ -78,28 +121,52 @@ class Linear:
         return None
 
     def forward(
-        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The result, with the bias added."""
-        if a.dtype == dtype and not exact and not factors:
+        if a.dtype == dtype and not exact and not factors and adder is None:
             return F.linear(a, w, bias)
         own = dtype if bias is None or factors else torch.promote_types(dtype, torch.float32)
-        result = multiply(rows(a), w.t(), own, exact=exact, factors=factors, bias=bias)
+        result = multiply(rows(a), w.t(), own, exact=exact, factors=factors, bias=bias, adder=adder)
         if bias is not None and not factors:
             result = in_dtype(result + bias, dtype)
         return result.view(*a.shape[:-1], w.shape[0])
 
     def grad_a(
-        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        w: Tensor,
+        a_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(rows(g), w, dtype, exact=exact, factors=factors).view(a_shape)
+        return multiply(rows(g), w, dtype, exact=exact, factors=factors, adder=adder).view(a_shape)
 
     def grad_w(
-        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        a: Tensor,
+        w_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(rows(g).t(), rows(a), dtype, exact=exact, factors=factors)
+        return multiply(rows(g).t(), rows(a), dtype, exact=exact, factors=factors, adder=adder)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
@@ -124,6 +191,7 @@ class Convolution:
         transposed: Whether it is a transposed convolution.
     """
 
+    gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
 
     stride: tuple[int, ...]
@@ -147,7 +215,15 @@ class Convolution:
         return dtype if dtype.itemsize == 2 else torch.float32
 
     def forward(
-        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The result, with the bias added."""
         given = bias if a.dtype == dtype and not factors else None
@@ -158,13 +234,29 @@ class Convolution:
         return in_dtype(result, dtype)
 
     def grad_a(
-        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        w: Tensor,
+        a_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the first operand."""
         return _times(self._gradient(g, w, a_shape, False, exact), factors, dtype).to(dtype)
 
     def grad_w(
-        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        a: Tensor,
+        w_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the second operand."""
         return _times(self._gradient(g, a, w_shape, True, exact), factors, dtype).to(dtype)
@@ -186,6 +278,7 @@ class Convolution:
 class Matmul:
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
+    gradient_first: ClassVar[bool] = False
     sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions] = MATMUL
 
@@ -198,24 +291,48 @@ class Matmul:
         return None
 
     def forward(
-        self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        a: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The result; there is no bias."""
-        return _batched(a, w, dtype, exact=exact, factors=factors)
+        return _batched(a, w, dtype, exact=exact, factors=factors, adder=adder)
 
     def grad_a(
-        self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        w: Tensor,
+        a_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the first operand."""
-        return _summed(g, w.mT, a_shape, dtype, exact=exact, factors=factors)
+        return _summed(g, w.mT, a_shape, dtype, exact=exact, factors=factors, adder=adder)
 
     def grad_w(
-        self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()
+        self,
+        g: Tensor,
+        a: Tensor,
+        w_shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
+        factors: Factors = (),
+        adder: Adder | None = None,
     ) -> Tensor:
         """The gradient of the second operand."""
         if len(w_shape) == 2:
-            return multiply(rows(a).t(), rows(g), dtype, exact=exact, factors=factors)
-        return _summed(a.mT, g, w_shape, dtype, exact=exact, factors=factors)
+            return multiply(rows(a).t(), rows(g), dtype, exact=exact, factors=factors, adder=adder)
+        return _summed(a.mT, g, w_shape, dtype, exact=exact, factors=factors, adder=adder)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
@@ -230,14 +347,14 @@ def _times(result: Tensor, factors: Factors, dtype: torch.dtype) -> Tensor:
     return rescaled(result.to(wide), factors, wide)
 
 
-def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()) -> Tensor:
+def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Factors = (), adder: Adder | None = None) -> Tensor:
     """A product of batches of matrices; those that share their second operand are multiplied as one."""
     if b.dim() == 2:
-        return multiply(rows(a), b, dtype, exact=exact, factors=factors).view(*a.shape[:-1], b.shape[-1])
+        return multiply(rows(a), b, dtype, exact=exact, factors=factors, adder=adder).view(*a.shape[:-1], b.shape[-1])
     if factors:
-        return rescaled(_batched(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype)
-    if a.dtype == dtype:
-        return multiply(a, b, dtype, exact=exact)
+        return rescaled(_batched(a, b, torch.promote_types(dtype, torch.float32), exact=exact, adder=adder), factors, dtype)
+    if a.dtype == dtype or adder is not None:
+        return multiply(a, b, dtype, exact=exact, adder=adder)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     count = math.prod(batch)
     a3 = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
@@ -245,20 +362,41 @@ def _batched(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, f
     return multiply(a3, b3, dtype, exact=exact).view(*batch, a.shape[-2], b.shape[-1])
 
 
-def _summed(a: Tensor, b: Tensor, shape: torch.Size, dtype: torch.dtype, *, exact: bool = False, factors: Factors = ()) -> Tensor:
+def _summed(
+    a: Tensor,
+    b: Tensor,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    *,
+    exact: bool = False,
+    factors: Factors = (),
+    adder: Adder | None = None,
+) -> Tensor:
     """A product that is summed over the batches to which its operand was broadcast, before it is rounded to 16 bits."""
     broadcast = shape[:-2] != torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    result = _batched(a, b, torch.promote_types(dtype, torch.float32) if broadcast else dtype, exact=exact, factors=factors)
+    own = torch.promote_types(dtype, torch.float32) if broadcast else dtype
+    result = _batched(a, b, own, exact=exact, factors=factors, adder=adder)
     return result.sum_to_size(shape).to(dtype)
 
 
-def multiply(a: Tensor, b: Tensor, dtype: torch.dtype, *, exact: bool = False, factors: Factors = (), bias: Tensor | None = None) -> Tensor:
-    """The matrix product of two operands in their carrier, summed in float32, times factors, in the dtype of the result.
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    dtype: torch.dtype,
+    *,
+    exact: bool = False,
+    factors: Factors = (),
+    bias: Tensor | None = None,
+    adder: Adder | None = None,
+) -> Tensor:
+    """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, in the dtype of the result.
 
     A bias is added if there are factors.
     """
     if factors:
-        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact=exact), factors, dtype, bias)
+        return rescaled(multiply(a, b, torch.promote_types(dtype, torch.float32), exact=exact, adder=adder), factors, dtype, bias)
+    if adder is not None:
+        return in_dtype(accumulated(a, b, adder.seed, adder.how, adder.stream), dtype)
     if exact:
         return in_dtype(float32.matmul(a, b), dtype)
     if a.dtype == dtype:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.bilinear import Product
+from qsim.nn.product.bilinear import Adder, Product
 from qsim.nn.product.carriers import Carrier, carrier
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.operands import CODE_BITS, Operand, coding_of
 from qsim.nn.product.sites import SharedOperand, Site, leaves_factor, values_of
+from qsim.nn.product.sums import spelled_sums
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
@@ -23,6 +24,7 @@ from qsim.recipes.five_point import FivePoint
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
 WEIGHT, WEIGHT_BWD = (stream("five points", name) for name in ("weight", "weight_bwd"))
 SECOND = stream("five points", "second operand")
+SUM, SUM_A, SUM_W = (stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class ProductPlan:
         rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
         sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
         clips: For each operand, the function that makes its gradient zero where it saturates, if any.
+        sums: The emulated accumulators of the three products, spelled as for the operator.
+        sum_streams: Their streams of random bits.
     """
 
     product: Product
@@ -105,6 +109,13 @@ class ProductPlan:
     rounds_gradient_once: bool
     sums_gradient: bool
     clips: tuple[Quantizer | None, Quantizer | None]
+    sums: tuple[str | None, str | None, str | None] = (None, None, None)
+    sum_streams: tuple[int, int, int] = (0, 0, 0)
+
+    def adder(self, index: int, seed: Tensor | None) -> Adder | None:
+        """The accumulator of a product, if it is emulated: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
+        how = self.sums[index]
+        return None if how is None else Adder(how, seed, self.sum_streams[index])
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
@@ -120,7 +131,7 @@ def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
 
 
 def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
-    product, of_a, of_w = setting.product, a.dtype, w.dtype
+    points, product, of_a, of_w = setting.points, setting.product, a.dtype, w.dtype
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
     first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
 
@@ -148,6 +159,8 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         rounds_gradient_once=grad.stream == grad_w.stream,
         sums_gradient=product.sums_rows and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
         clips=(_clipping(first), _clipping(second)),
+        sums=spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
+        sum_streams=(rank_stream(SUM, rank), rank_stream(SUM_A, rank), rank_stream(SUM_W, rank)),
     )
 
 

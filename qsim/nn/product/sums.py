@@ -1,0 +1,81 @@
+"""The accumulators of a layer's three products, spelled for the formats of their operands."""
+
+from __future__ import annotations
+
+import torch
+
+from qsim import accumulators
+from qsim.accumulators import Accumulator
+from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
+from qsim.nn.product.operands import Operand
+from qsim.nn.product.sites import Site, values_of
+from qsim.recipes.five_point import FivePoint
+
+_OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
+_PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
+Spelled = tuple[str | None, str | None, str | None]
+
+
+def spelled_sums(
+    points: FivePoint,
+    gradient_first: bool,
+    sites: tuple[Operand, Operand, Site, Site],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+) -> Spelled:
+    """The sums of the three products, spelled as for the operator; `None` for torch's own.
+
+    Args:
+        points: The points.
+        gradient_first: Whether the gradient is the left operand of the last product.
+        sites: The first operand, the second, and where the gradient is rounded for either.
+        dtypes: The dtypes of the first operand, of the second, and of the result.
+    """
+    if points.accumulate is None:
+        return None, None, None
+    first, second, grad, grad_w = sites
+    of_a, of_w, of_result = dtypes
+    last = ((grad_w, of_result), (first.backward, of_a))
+    pairs = (
+        ((first.forward, of_a), (second.forward, of_w)),
+        ((grad, of_result), (second.backward, of_w)),
+        last if gradient_first else last[::-1],
+    )
+    forward, grad_a, of_weight = (
+        None if accumulator is None else _spelled(accumulator, product, one, other)
+        for accumulator, product, (one, other) in zip(points.sums, _PRODUCTS, pairs, strict=True)
+    )
+    return forward, grad_a, of_weight
+
+
+def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtype], other: tuple[Site, torch.dtype]) -> str:
+    return _sum_text(accumulator.text, product, *_facts(*one), *_facts(*other))
+
+
+def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
+    """The name of an operand, and its format as text; the dtype's where no format holds its values."""
+    found = values_of(site, dtype)[0] or _OWN.get(dtype)
+    return site.name, str(dtype) if found is None else found.__repr__()
+
+
+def _sum_text(accumulator: str, product: str, name: str, fmt: str, other_name: str, other_fmt: str) -> str:
+    how = accumulators.resolve(accumulator)
+    formats = [_readable(how, product, *operand) for operand in ((name, fmt), (other_name, other_fmt))]
+    return how.spelled(*formats)
+
+
+def _readable(how: Accumulator, product: str, name: str, text: str) -> Format:
+    """The format of an operand; raise an error if the accumulator does not take it."""
+    where = f"{accumulators.name_of(how)} in {product}"
+    if text.startswith("torch."):
+        raise ValueError(f"{where}: operands must be numbers that float32 holds, and {name} is {text.removeprefix('torch.')}, not rounded")
+    fmt = resolve_format(text)
+    try:
+        how.sum_of(fmt, fmt)
+    except ValueError as error:
+        hint = "round it there, or give three accumulators, with None for this product"
+        raise ValueError(f"{where}: {name}: {error}; {hint}") from error
+    return fmt
+
+
+# Under torch.compile strings stay constants, and so does the result of a function marked like this.
+_sum_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
