@@ -1,0 +1,34 @@
+"""`qsim bench accumulate`: every accumulator is measured next to a native product."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qsim.cli import main
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["bench", "accumulate", "--device", "cpu", "--size", "8", "--repeats", "1", "--accumulators", "h100_fp8, Rounded('fp16')"])
+        == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("8 × 8 × 8")
+    assert "GFLOP/s" in lines[1]
+    assert [line.split()[:2] for line in lines[2:]] == [["h100_fp8", "e4m3"], ["Rounded('fp16')", "bf16"]]
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = "Rounded('fp16', chunk=16), a100_fp16"
+    assert main(["bench", "accumulate", "--device", "cpu", "--size", "4", "--repeats", "1", "--json", "--accumulators", chosen]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["accumulator"], row["operands"]) for row in rows] == [("Rounded('fp16', chunk=16)", "bf16"), ("a100_fp16", "fp16")]
+    assert all(row["flops"] == pytest.approx(2 * 4**3 / row["milliseconds"] * 1e3) for row in rows)
+
+
+@pytest.mark.parametrize(("option", "value", "message"), [("--accumulators", ",", "at least one"), ("--size", "none", "--size")])
+def test_errors(option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "accumulate", "--device", "cpu", option, value]) != 0
+    assert message in capsys.readouterr().err
