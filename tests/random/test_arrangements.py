@@ -92,9 +92,9 @@ def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
     expected = experiment()
     torch.manual_seed(7)
     assert same_bits(experiment(), expected)
-    script = f"import sys, torch; sys.path[:0] = {sys.path!r}; from test_noise_arrangements import experiment; torch.manual_seed(7); "
+    script = f"import sys; sys.path[:0] = {sys.path!r}; import qsim, torch; from {__name__} import experiment; torch.manual_seed(7); "
     script += "print(qsim.random.stream(*map(int, experiment().double().view(torch.int64).flatten().tolist())))"
-    found = subprocess.run([sys.executable, "-c", f"import qsim; {script}"], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert int(found) == random.stream(*map(int, expected.double().view(torch.int64).flatten().tolist())), "in a new process"
 
 
