@@ -1,31 +1,23 @@
-"""One sum step by step: the bits that a matrix unit keeps of a block of products, and running sums of four accumulators."""
+"""One step of a sum: the bits that a matrix unit keeps of a block of products."""
 
 import math
 
 import matplotlib.pyplot as plt
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import qsim
-from qsim.accumulators import Aligned, Promoted, Rounded
+from qsim.accumulators import Aligned
 
 #: A step of a small unit: four products and the running sum, with this many bits kept below the largest exponent.
 TERMS = (("sum so far", 9.25), ("2.5 × 1.25", 3.125), ("0.75 × 0.75", 0.5625), ("3 × −0.375", -1.125), ("0.25 × 0.125", 0.03125))
 FRACTION = 6
-LENGTH = 1024
 
 
 def draw() -> Figure:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.3), width_ratios=(1.15, 1))
-    bits(left)
-    sums(right)
-    return figure
-
-
-def bits(axes: Axes) -> None:
     """The terms of a step in binary, aligned: cells below the last bit kept are cut off."""
+    figure, axes = plt.subplots(figsize=(3.9, 3.3))
     ink, top = plt.rcParams["text.color"], max(math.frexp(abs(value))[1] - 1 for _, value in TERMS)
     unit = 2.0 ** (top - FRACTION)
     kept = [math.trunc(value / unit) * unit for _, value in TERMS]
@@ -53,23 +45,4 @@ def bits(axes: Axes) -> None:
     axes.set_xticks([-place for place in places], [f"$2^{{{place}}}$" for place in places])
     axes.set_yticks([])
     axes.spines[["left"]].set_visible(False)
-
-
-def sums(axes: Axes) -> None:
-    """The error of running sums of positive products against their number."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (qsim.quantize(torch.rand(16, LENGTH, generator=generator) + 0.25, "e4m3") for _ in range(2))
-    steps = range(64, LENGTH + 1, 64)
-    exact = [(a[:, :k].double() * b[:, :k].double()).sum(1) for k in steps]
-    chosen = (
-        ("h100_fp8", qsim.accumulators.resolve("h100_fp8")),
-        ("h100_fp8_promoted", qsim.accumulators.resolve("h100_fp8_promoted")),
-        ("Rounded('bf16')", Rounded("bf16")),
-        ("Promoted(Rounded('bf16'), 32)", Promoted(Rounded("bf16"), 32)),
-    )
-    for i, (name, accumulator) in enumerate(chosen):
-        rows = [qsim.matmul(a[:, None, :k], b[:, :k, None], accumulator).view(-1) for k in steps]
-        errors = [((row.double() - right).abs() / right).mean().item() for row, right in zip(rows, exact, strict=True)]
-        axes.semilogy(list(steps), errors, label=name, color=f"C{i}", linewidth=1.5)
-    axes.set(xlabel="products added", title="mean relative error of running sums", ylim=(1e-6, 1))
-    axes.legend(loc="lower right", fontsize=7)
+    return figure
