@@ -44,7 +44,7 @@ class FivePointModule(RemembersAmaxes):
                 raise TypeError(f"{type(self).__name__}: points are given by their name, points={given!r}")
         super().__init__(*args, **options)
         self.points = resolve_points(points)
-        self.stream_source = streams.Drawn(seeds.fresh_seed()) if stream is None else stream
+        self.stream_source = streams.Drawn.of(seeds.fresh_seed()) if stream is None else stream
         for name in POINTS:
             if name not in self.point_names and getattr(self.points, name) is not None:
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
@@ -81,7 +81,7 @@ class FivePointModule(RemembersAmaxes):
         memo[id(self)] = copied
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         if isinstance(self.stream_source, streams.Drawn):
-            copied.stream_source = streams.Drawn(seeds.fresh_seed())
+            copied.stream_source = streams.Drawn.of(seeds.fresh_seed())
         return copied
 
     @property

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
 from torch import distributed
@@ -82,29 +83,37 @@ class Drawn(NamedTuple):
 
     Attributes:
         seed: Drawn when the layer was created, or when its model was converted.
-        name: The layer's name among those created with the same seed.
+        number: The number of this draw in this process. Processes agree on a seed once per draw, whatever was drawn before.
+        name: The layer's name among those created with the same draw.
     """
 
     seed: int
+    number: int
     name: str = ""
 
+    @classmethod
+    def of(cls, seed: int) -> Drawn:
+        """The source of a newly drawn seed."""
+        return cls(seed, next(_DRAWS))
 
-# Seeds shared by all processes, by the seeds drawn in this process.
-_AGREED: dict[int, int] = {}
+
+_DRAWS = count()
+# Seeds shared by all processes, by the seeds drawn in this process and the numbers of the draws.
+_AGREED: dict[tuple[int, int], int] = {}
 
 
-def layer_stream(seed: int, name: str) -> int:
+def layer_stream(seed: int, number: int, name: str) -> int:
     """The stream of a layer that was created with a drawn seed."""
-    return stream("layer", _AGREED.get(seed, seed), name)
+    return stream("layer", _AGREED.get((seed, number), seed), name)
 
 
-def agreed_layer_stream(seed: int, name: str) -> int:
+def agreed_layer_stream(seed: int, number: int, name: str) -> int:
     """`layer_stream` of the seed that rank 0 drew instead of this one: all processes must call this in the same order."""
-    if seed not in _AGREED and is_one_of_several():
+    if (seed, number) not in _AGREED and is_one_of_several():
         found = [seed]
         distributed.broadcast_object_list(found, src=0)
-        _AGREED[seed] = found[0]
-    return stream("layer", _AGREED.get(seed, seed), name)
+        _AGREED[seed, number] = found[0]
+    return stream("layer", _AGREED.get((seed, number), seed), name)
 
 
 # The same as torch.compiler.assume_constant_result, which would import the compiler with this module.

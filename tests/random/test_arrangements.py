@@ -222,6 +222,24 @@ def _alike(device: torch.device, alone: bool) -> list[Tensor]:
     return [*rounded, net.weight.detach(), copied.weight.detach()]
 
 
+def _converted_in_turn(device: torch.device, seeds: list[tuple[int, int]]) -> list[Tensor]:
+    """Rounded weights of models that are converted one after another, each with its seeds by rank."""
+    found = []
+    for by_rank in seeds:
+        torch.manual_seed(by_rank[distributed.get_rank()])
+        layer = qsim.convert(linear().to(device), WEIGHT)
+        torch.manual_seed(0)  # a weight's seed follows from the initial seed, too
+        found.append(layer(torch.eye(64, device=device)).detach())
+    return found
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("seeds", [[(10, 11), (10, 10)], [(10, 11), (20, 21), (10, 21)]], ids=["one rank again", "each rank again"])
+def test_ranks_agree_on_the_seed_of_every_conversion_though_one_has_drawn_it_before(two: Ranks, seeds: list[tuple[int, int]]) -> None:
+    for mine, theirs in zip(*two(_converted_in_turn, seeds), strict=True):
+        assert same_bits(mine, theirs)
+
+
 @NEEDS_GLOO
 def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks) -> None:
     first, second = two(_alike, False)

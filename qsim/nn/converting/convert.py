@@ -110,9 +110,9 @@ def convert(
         chosen = _keep_ends(chosen, usable, points)
     for layer, found in chosen:
         check(layer, found)
-    seed = fresh_seed()
+    source = Drawn.of(fresh_seed())
     for layer, found in chosen:
-        _convert(layer, found, Drawn(seed, layer.names[0]), points.name if isinstance(points, Recipe) else None)
+        _convert(layer, found, source._replace(name=layer.names[0]), points.name if isinstance(points, Recipe) else None)
     for module in model.modules():
         _keep_from_bypassing(module)
     if verbose:

@@ -155,6 +155,15 @@ def test_grouped_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> No
     assert operands(operator, (a, b, None)) == [a, b]
 
 
+def test_products_with_an_accumulator() -> None:
+    x, counts = torch.ones(3, 8, requires_grad=True), []
+    for accumulate in (None, "h100_fp8", qsim.accumulators.Rounded("fp16", chunk=32)):
+        model = qsim.convert(nn.Linear(8, 5), FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate=accumulate))
+        found = qsim.coverage(model, x)
+        counts.append((found.multiply_adds, found.share))
+    assert counts == [(3 * 3 * 8 * 5, 1.0)] * 3
+
+
 def test_products_with_a_dtype_of_their_result() -> None:
     """Layers use them on GPUs, with operands in 16 bits; torch's formula of `bmm` does not take their arguments."""
     a, b = torch.empty(3, 6, 4, device="meta"), torch.empty(3, 4, 5, device="meta")
