@@ -15,7 +15,7 @@ class Backend(NamedTuple):
     """The implementation that rounds the tensors of a kind of device.
 
     Attributes:
-        runs: `"numba"`, `"triton"`, or `"torch"` for plain torch operators. All give the same bits.
+        runs: `"numba"`, `"triton"`, or `"torch"` for plain torch operators; `None` if there is no such device. All give the same bits.
         why: The reason, and what would change it.
 
     Example:
@@ -25,7 +25,7 @@ class Backend(NamedTuple):
         True
     """
 
-    runs: str
+    runs: str | None
     why: str
 
 
@@ -51,14 +51,14 @@ def _cpu() -> Backend:
     numba = _imported("numba")
     if isinstance(numba, ImportError):
         return Backend("torch", f"Numba is installed, but cannot be imported: {numba}")
-    return Backend("numba", f"Numba {numba.__version__} is installed; operators for which there is no loop run in plain torch")
+    return Backend("numba", f"Numba {numba.__version__} is installed; Hadamard transforms, optimizer steps and tallies run in plain torch")
 
 
 def _cuda() -> Backend:
     if torch.version.hip is not None:
         return Backend("torch", "this is torch for AMD's GPUs, for which there are no kernels")
     if not torch.cuda.is_available():
-        return Backend("triton", "there is no CUDA device here")
+        return Backend(None, "there is no CUDA device here")
     triton = _imported("triton")
     if isinstance(triton, ImportError):
         return Backend("triton", f"Triton cannot be imported, and rounding a CUDA tensor raises the same error: {triton}")

@@ -62,7 +62,7 @@ def matmul(
     Example:
         >>> import torch, qsim
         >>> a, b = torch.tensor([[448.0, 1.0, -448.0]]), torch.tensor([[448.0], [0.25], [448.0]])
-        >>> qsim.matmul(a, b, "h100_fp8")  # the small product is below the 14 bits that are kept
+        >>> qsim.matmul(a, b, "h100_fp8")  # the small product is more than 13 bits below the large one
         tensor([[0.]])
         >>> qsim.matmul(a, b, "h100_bf16")
         tensor([[0.2500]])
@@ -71,9 +71,12 @@ def matmul(
         _check_operand(name, operand)
     if a.device != b.device:
         raise ValueError(f"matmul: a is on {a.device} and b on {b.device}: they must be on the same device")
-    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2]:
+    if a.dim() < 2 or b.dim() < 2:
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"matmul: a and b must have at least two dimensions, got {shapes}; for a dot product give a[None], b[:, None]")
+    if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    chosen = accumulators.resolve(accumulate)
+    chosen = _resolved(accumulate)
     given = formats if isinstance(formats, tuple) else (formats, formats)
     if len(given) != 2:
         raise ValueError(f"matmul: formats must be one format or a pair, got {formats!r}")
@@ -85,6 +88,13 @@ def matmul(
         raise ValueError(f"matmul: {accumulators.name_of(chosen)}: {error}") from error
     drawn, stream = draw(chosen.is_stochastic, seed, generator, stream, offset, a.device)
     return Accumulated.apply(a, b, drawn, how, stream, offset)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _resolved(accumulate: Accumulator | str) -> Accumulator:
+    try:
+        return accumulators.resolve(accumulate)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"matmul: accumulate: {error}") from error
 
 
 def _check_operand(name: str, x: object) -> None:

@@ -66,7 +66,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     found: Recipe | None = read_call(name, NAMED)
     if found is not None:
         return found
-    close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1)
+    close = [_FAMILIES[name]] if name in _FAMILIES else difflib.get_close_matches(name.partition("(")[0], NAMED, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
     raise ValueError(f"unknown recipe {name!r}: {hint} {', '.join(NAMED)}{_instead(name)}")
 

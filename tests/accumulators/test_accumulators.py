@@ -192,7 +192,10 @@ def test_formats_say_what_wider_operands_hold() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((torch.ones(2), torch.ones(2, 2)), "matmul: shapes (2,) and (2, 2) do not fit"),
+        (
+            (torch.ones(2), torch.ones(2, 2)),
+            "matmul: a and b must have at least two dimensions, got (2,) and (2, 2); for a dot product give a[None], b[:, None]",
+        ),
         ((torch.ones(2, 3), torch.ones(2, 3)), "matmul: shapes (2, 3) and (2, 3) do not fit"),
         ((torch.ones(2, 2).double(), torch.ones(2, 2)), "matmul: a must be one of float32, bfloat16, float16, float8_e4m3fn, "),
         ((torch.ones(2, 2), torch.ones(2, 2, dtype=torch.int64)), "got torch.int64"),
@@ -205,6 +208,12 @@ def test_operands_that_do_not_fit(given: tuple[Any, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as error:
         qsim.matmul(*given, "Rounded('fp16')")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("given", "error"), [(None, TypeError), ("h100", ValueError)])
+def test_accumulators_that_do_not_exist(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^matmul: accumulate: (an|unknown) accumulator"):
+        qsim.matmul(torch.ones(2, 2), torch.ones(2, 2), given)
 
 
 def test_random_bits_follow_from_the_seed_or_the_generator() -> None:

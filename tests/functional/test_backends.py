@@ -67,5 +67,9 @@ def test_amds_gpus_have_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_is_named_if_there_is_one() -> None:
-    why = qsim.backends()["cuda"].why
-    assert (torch.cuda.get_device_name() in why) if torch.cuda.is_available() else (why == "there is no CUDA device here")
+    runs, why = qsim.backends()["cuda"]
+    if torch.cuda.is_available():
+        assert runs == "triton"
+        assert torch.cuda.get_device_name() in why
+    else:
+        assert (runs, why) == (None, "there is no CUDA device here")

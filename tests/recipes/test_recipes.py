@@ -179,6 +179,7 @@ class TestDescribe:
     @pytest.mark.parametrize(
         ("name", "error", "message"),
         [
+            ("nf4", ValueError, "unknown recipe 'nf4': there are fp8_hybrid"),
             ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, fp8_blockwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
             ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
