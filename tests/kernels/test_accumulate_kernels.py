@@ -199,7 +199,7 @@ def test_random_numbers_per_element_are_a_multiple_of_eight() -> None:
 
 def _kernels() -> Any:
     pytest.importorskip("triton")
-    from qsim_kernels.triton import sums
+    from qsim_kernels.triton.accumulate import launch as sums
     from support import interpreter
 
     interpreter.speed_up()

@@ -85,7 +85,7 @@ class FivePointProduct(torch.autograd.Function):
             plan.dtype,
             exact=held.exact,
             factors=factors,
-            adder=plan.adder(0, seed),
+            adder=plan.adder(0, seed) if plan.sums else None,
         )
 
     @staticmethod
@@ -113,7 +113,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             observer.multiplies(plan.grad, plan.second.backward)
         factors = rounded_g.factors + rounded_w.factors
         given = (rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0])
-        found = plan.product.grad_a(*given, exact=held.exact, factors=factors, adder=plan.adder(1, seed))
+        found = plan.product.grad_a(*given, exact=held.exact, factors=factors, adder=plan.adder(1, seed) if plan.sums else None)
         gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
         del given, rounded_g, rounded_w  # free memory for the second product
     if kept_a.values is not None:
@@ -125,7 +125,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             observer.multiplies(plan.grad_w, plan.first.backward)
         factors = rounded_g.factors + rounded_a.factors
         given = (rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1])
-        found = plan.product.grad_w(*given, exact=held.exact, factors=factors, adder=plan.adder(2, seed))
+        found = plan.product.grad_w(*given, exact=held.exact, factors=factors, adder=plan.adder(2, seed) if plan.sums else None)
         gradients[1] = found if beyond_w is None else found.masked_fill_(beyond_w, 0.0)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total

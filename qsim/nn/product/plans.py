@@ -92,7 +92,7 @@ class ProductPlan:
         rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
         sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
         clips: For each operand, the function that makes its gradient zero where it saturates, if any.
-        sums: The emulated accumulators of the three products, spelled as for the operator.
+        sums: The emulated accumulators of the three products, spelled as for the operator; empty if there are none.
         sum_streams: Their streams of random bits.
     """
 
@@ -109,11 +109,11 @@ class ProductPlan:
     rounds_gradient_once: bool
     sums_gradient: bool
     clips: tuple[Quantizer | None, Quantizer | None]
-    sums: tuple[str | None, str | None, str | None] = (None, None, None)
+    sums: tuple[str | None, ...] = ()
     sum_streams: tuple[int, int, int] = (0, 0, 0)
 
     def adder(self, index: int, seed: Tensor | None) -> Adder | None:
-        """The accumulator of a product, if it is emulated: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
+        """The accumulator of a product, if it has one: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
         how = self.sums[index]
         return None if how is None else Adder(how, seed, self.sum_streams[index])
 
@@ -159,7 +159,9 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         rounds_gradient_once=grad.stream == grad_w.stream,
         sums_gradient=product.sums_rows and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
         clips=(_clipping(first), _clipping(second)),
-        sums=spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
+        sums=()
+        if points.accumulate is None
+        else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=(rank_stream(SUM, rank), rank_stream(SUM_A, rank), rank_stream(SUM_W, rank)),
     )
 

@@ -30,8 +30,6 @@ def spelled_sums(
         sites: The first operand, the second, and where the gradient is rounded for either.
         dtypes: The dtypes of the first operand, of the second, and of the result.
     """
-    if points.accumulate is None:
-        return None, None, None
     first, second, grad, grad_w = sites
     of_a, of_w, of_result = dtypes
     last = ((grad_w, of_result), (first.backward, of_a))
