@@ -137,7 +137,7 @@ class Restore(IntEnum):
     ALL = 2
 
 
-class Elements(NamedTuple):
+class ElementRounding(NamedTuple):
     """How elements divided by their scales are rounded.
 
     Attributes:

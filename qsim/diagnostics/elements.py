@@ -14,7 +14,7 @@ from qsim_kernels.reference.scaling import divided, spread
 from qsim_kernels.scales import Restore
 
 
-class Elements(NamedTuple):
+class RoundedElements(NamedTuple):
     """The elements rounded at a point with a scale or a transform.
 
     Attributes:
@@ -28,7 +28,7 @@ class Elements(NamedTuple):
     scales: Tensor | None
 
 
-def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
+def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """The elements of a site before and after rounding, from the same values and without changing histories.
 
     If the tensor is distributed, all processes that hold shards must call this, because some scales are computed together.
@@ -36,12 +36,12 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
     how = site.quantizer
     assert how is not None  # points that round nothing are not reported
     seen = as_it_lies(x, site)
-    turned = seen if site.transform is None else torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
+    transformed = seen if site.transform is None else torch.ops.qsim.hadamard.default(seen, turn_of(site, seen.shape))
     spelt = how.spelt
-    wide = torch.promote_types(turned.dtype, torch.float32)
+    wide = torch.promote_types(transformed.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
     if how.scale is None or not x.numel():
-        return Elements(turned, round_plainly(turned, how, seed, site.stream, dtype, site.place), None)
+        return RoundedElements(transformed, round_plainly(transformed, how, seed, site.stream, dtype, site.place), None)
     how = replace(how, scale=how.scale.repeated)
     # Scales are those of the local elements, values use the random bits of whole rows.
     site = replace(site, layouts={})
@@ -52,5 +52,5 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> Elements:
     if spelt.is_stochastic and site.place.row:
         values = quantized(seen, site, how, seed, dtype, Restore.NOTHING).values
     tiles = site.direction.tiles(how.scale, seen.shape)
-    before, whole = divided(turned, scales, under, tiles)
-    return Elements(before, values.reshape(before.shape), spread(whole, turned, tiles))
+    before, whole = divided(transformed, scales, under, tiles)
+    return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))

@@ -83,7 +83,7 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
-        return _inverted(x, transform, dim) if inverse else torch.ops.qsim.turned.default(x, transform.turn(x.shape, dim))
+        return _inverted(x, transform, dim) if inverse else torch.ops.qsim.hadamard.default(x, transform.turn(x.shape, dim))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -115,7 +115,7 @@ def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:
     plain = Turn(*turn)._replace(signs=-1)
     signs = x.new_tensor(signs_of(Turn(*turn)), dtype=torch.promote_types(x.dtype, torch.float32))
     along = signs.repeat(-(-plain.length // plain.size))[: plain.length]
-    return torch.ops.qsim.turned.default(x, plain) * along.view(-1, *[1] * (x.dim() - 1 - dim))  # type: ignore[no-any-return]
+    return torch.ops.qsim.hadamard.default(x, plain) * along.view(-1, *[1] * (x.dim() - 1 - dim))  # type: ignore[no-any-return]
 
 
 def resolve(transform: str | Hadamard | None) -> Hadamard | None:

@@ -92,7 +92,7 @@ def nvfp4(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
     """
     weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=Tensor())
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
-    turned = Quantizer(NVFP4, transform=Hadamard(16))
+    transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
-    points = FivePoint(NVFP4, weight, turned, "same", grad, grad_w, accumulate=accumulate)
+    points = FivePoint(NVFP4, weight, transformed, "same", grad, grad_w, accumulate=accumulate)
     return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

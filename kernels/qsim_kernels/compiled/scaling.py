@@ -14,12 +14,12 @@ from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.compiled.tiles import amaxes_loop, divide_loop, restore_loop, scales_loop
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.reference.hadamard import turned
+from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
-from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
+__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "hadamard"]
 
 #: Elements that a thread divides, rounds and multiplies before it continues with the next.
 _AT_ONCE = 1 << 15
@@ -33,7 +33,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
     if x.dtype == torch.float64 or not x.numel():
         reference.amaxes_into(out, x, tiles, turn, finite)
         return
-    x = _stored(x if turn is None else turned(x, turn))
+    x = _stored(x if turn is None else hadamard(x, turn))
     (rows, columns, height, width, across), loop = _in_rows(tiles), amaxes_loop(x.dtype)
     matrices, tile_rows = x.numel() // (rows * columns), out.numel() // -(-columns // width)
     given = matrices, (rows, columns, height, width), across, finite
@@ -53,10 +53,17 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 
 
 def quantize_tiles_into(
-    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, how: Scales, elements: Elements
+    out: Tensor,
+    scales: Tensor | None,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    how: Scales,
+    elements: ElementRounding,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
-    x = x if turn is None else turned(x, turn)
+    x = x if turn is None else hadamard(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
     if scales is None:
         scales = torch.empty_like(amaxes, dtype=torch.float32)
@@ -66,7 +73,7 @@ def quantize_tiles_into(
 
 
 def quantize_scaled_into(
-    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: ElementRounding
 ) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
     if torch.float64 in (x.dtype, out.dtype):
@@ -74,7 +81,7 @@ def quantize_scaled_into(
         return
     if not x.numel():
         return
-    x = _stored(x if turn is None else turned(x, turn))
+    x = _stored(x if turn is None else hadamard(x, turn))
     whole = (scales if under is None else under_whole(scales, under)).contiguous()
     factors = whole if elements.restore == Restore.ALL else scales.contiguous()
     is_held = out.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
@@ -103,7 +110,7 @@ class _Part(NamedTuple):
     scales: Tensor
     factors: Tensor
     tiles: Tiles
-    elements: Elements
+    elements: ElementRounding
     dtype: torch.dtype
 
     def round(self, at: int, count: int) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, check_seed, library
-from qsim_kernels.scales import Elements, Restore, Tiles, Turn, read_scales
+from qsim_kernels.scales import ElementRounding, Restore, Tiles, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (
-    "turned(Tensor x, SymInt[] turn) -> Tensor",
+    "hadamard(Tensor x, SymInt[] turn) -> Tensor",
     "amaxes(Tensor x, SymInt[] tiles, SymInt[] turn, bool finite) -> Tensor",
     "scales(Tensor amaxes, Tensor? under, str making, str scale_grid) -> Tensor",
     f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
@@ -31,18 +31,18 @@ def _turn(numbers: Sequence[int]) -> Turn | None:
     return Turn(*numbers) if numbers else None
 
 
-def _elements(seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, restore: int) -> Elements:
+def _elements(seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, restore: int) -> ElementRounding:
     how = read(Rule, rule)
     check_seed(seed, how)
-    return Elements(seed, read(Grid, grid), how, stream, offset, Restore(restore))
+    return ElementRounding(seed, read(Grid, grid), how, stream, offset, Restore(restore))
 
 
 class Implementation(OnBackend):
     """The operators on one backend."""
 
-    def turned(self, x: Tensor, turn: Sequence[int]) -> Tensor:
+    def hadamard(self, x: Tensor, turn: Sequence[int]) -> Tensor:
         """Hadamard-transform a tensor, in float32, or in float64 for float64 input."""
-        return self._backend.turned(x, Turn(*turn))  # type: ignore[no-any-return]
+        return self._backend.hadamard(x, Turn(*turn))  # type: ignore[no-any-return]
 
     def amaxes(self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
         """The largest magnitude of each tile, in float32, or in float64 for float64 input."""
@@ -118,7 +118,7 @@ def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
 
 
 #: The operators that round; `rescaled` is only for layers, which are not batched.
-NAMES = ("turned", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
+NAMES = ("hadamard", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
 
 
 def _register(implementation: Implementation, key: str) -> None:
@@ -158,7 +158,7 @@ def _fake_rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | No
 
 
 _FAKES: dict[str, Callable[..., Any]] = {
-    "turned": _fake_turned,
+    "hadamard": _fake_turned,
     "amaxes": _fake_amaxes,
     "scales": _fake_scales,
     "quantize_scaled": _fake_quantize_scaled,

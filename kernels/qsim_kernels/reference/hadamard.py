@@ -16,7 +16,7 @@ from qsim_kernels.reference.philox import philox
 from qsim_kernels.scales import Turn
 
 
-def turned(x: Tensor, turn: Turn) -> Tensor:
+def hadamard(x: Tensor, turn: Turn) -> Tensor:
     """Transform a tensor, in float32, or in float64 for float64 input."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():

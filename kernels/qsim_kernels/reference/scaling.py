@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from qsim_kernels.carrier import DOUBLE, plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import quantize_into
-from qsim_kernels.reference.hadamard import turned
+from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
-from qsim_kernels.scales import Elements, Restore, ScaleRule, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Restore, ScaleRule, Scales, Tiles, Turn
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
@@ -36,7 +36,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
     if not out.numel():
         return
     rows, columns, height, width, across = tiles
-    matrices = (x if turn is None else turned(x, turn)).reshape(-1, rows, columns).abs()
+    matrices = (x if turn is None else hadamard(x, turn)).reshape(-1, rows, columns).abs()
     if finite:
         matrices = torch.where(matrices.isfinite(), matrices, 0)
     if across:
@@ -71,13 +71,13 @@ def quantize_tiles_into(
     tiles: Tiles,
     turn: Turn | None,
     making: Scales,
-    elements: Elements,
+    elements: ElementRounding,
 ) -> None:
     """Round `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
 
     The scales are written if a tensor for them is given.
     """
-    x = x if turn is None else turned(x, turn)
+    x = x if turn is None else hadamard(x, turn)
     amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
     if scales is None:
         scales = torch.empty_like(amaxes, dtype=torch.float32)
@@ -120,7 +120,7 @@ def quantize_scaled_into(
     under: Tensor | None,
     tiles: Tiles,
     turn: Turn | None,
-    elements: Elements,
+    elements: ElementRounding,
     quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Round `x` divided by its scales onto a grid.
@@ -140,7 +140,7 @@ def quantize_scaled_into(
     """
     if not x.numel():
         return
-    x = x if turn is None else turned(x, turn)
+    x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     rounded = torch.empty_like(elements_of_x)
     quantize(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)

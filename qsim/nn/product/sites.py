@@ -195,8 +195,8 @@ def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
 def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
     seen = as_it_lies(x, site)
     if how.scale is None:
-        turned = torch.ops.qsim.turned.default(seen, turn_of(site, seen.shape))
-        return Rounded(round_plainly(turned, how, seed, site.stream, dtype, site.place).view(x.shape))
+        transformed = torch.ops.qsim.hadamard.default(seen, turn_of(site, seen.shape))
+        return Rounded(round_plainly(transformed, how, seed, site.stream, dtype, site.place).view(x.shape))
     goes_in = isinstance(how.scale, (Blocks, Tiles))
     restore = Restore.ALL if not site.multiplies else Restore.SCALE if goes_in else Restore.NOTHING
     values, scales, under = quantized(seen, site, how, seed, dtype, restore, known)

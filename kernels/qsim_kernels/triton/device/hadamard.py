@@ -26,7 +26,7 @@ NO_TURN = TurnVariant(0, False, 1.0, True)
 
 
 @triton.jit
-def turned(x, signs, T: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def hadamard(x, signs, T: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """Transform a region of float32 values.
 
     Args:

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
     run: int
 
 
-class Place(NamedTuple):
+class RegionPlace(NamedTuple):
     """The position of a region.
 
     Attributes:
@@ -94,7 +94,7 @@ def place_of(region, m, S: tl.constexpr):
         row = (rest % down).to(tl.int64) * S.height
         matrix = (rest // down).to(tl.int64)
         first = row_starts(matrix * m.rows + row, m.columns, column, S.height, S.even)
-    return Place(matrix, row, column, first)
+    return RegionPlace(matrix, row, column, first)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qsim_kernels.scales import Elements, Restore, ScaleRule, Scales
+from qsim_kernels.scales import ElementRounding, Restore, ScaleRule, Scales
 from qsim_kernels.triton.device.making import is_e8m0
 
 _FLOAT32 = torch.finfo(torch.float32).max
@@ -30,7 +30,7 @@ class Clamp(IntEnum):
     ALWAYS = 2
 
 
-def clamp_of_tiles(how: Scales, elements: Elements, is_under: bool, source: torch.dtype, target: torch.dtype) -> Clamp:
+def clamp_of_tiles(how: Scales, elements: ElementRounding, is_under: bool, source: torch.dtype, target: torch.dtype) -> Clamp:
     """Where products are clamped under scales that are made by a rule.
 
     Args:
@@ -51,12 +51,12 @@ def clamp_of_tiles(how: Scales, elements: Elements, is_under: bool, source: torc
     return Clamp.ALWAYS
 
 
-def clamp_of_given(elements: Elements) -> Clamp:
+def clamp_of_given(elements: ElementRounding) -> Clamp:
     """Where products are clamped under arbitrary scales."""
     return Clamp.ALWAYS if elements.restore != Restore.NOTHING and elements.rule.saturate else Clamp.NEVER
 
 
-def _keeps_exponents(how: Scales, elements: Elements, source: torch.dtype, largest: float) -> bool:
+def _keeps_exponents(how: Scales, elements: ElementRounding, source: torch.dtype, largest: float) -> bool:
     """Whether no value of a block is in a higher binade than its largest element was, and none of the highest binade is too large.
 
     OCP's rule divides by a power of two such that the largest element has the exponent of the format's largest value, where it saturates.

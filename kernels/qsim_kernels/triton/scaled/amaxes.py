@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.scales import Tiles
 from qsim_kernels.triton.device.blocks import as_single
-from qsim_kernels.triton.device.hadamard import TurnVariant, turned
+from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.regions import Shape, inside, row_starts
 from qsim_kernels.triton.host.launcher import Launcher
 
@@ -52,7 +52,7 @@ def largest_of(
         from_column = column + (0 if DOWN else step * S.width)
         place = row_starts(base + from_row, columns, from_column, S.height, S.even)[:, None] + tl.arange(0, S.width)[None, :]
         values = tl.load(x + place, mask=inside(from_row, row_end, from_column, column_end, S), other=0)
-        bits = turned(as_single(values), signs, T, S.height, S.width).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        bits = hadamard(as_single(values), signs, T, S.height, S.width).to(tl.int32, bitcast=True) & 0x7FFFFFFF
         found = tl.maximum(found, tl.where(bits < 0x7F800000, bits, 0) if FINITE else bits)
     return found
 

@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.reference.hadamard import signs_of, turned
-from qsim_kernels.scales import Elements, Scales, Tiles, Turn
+from qsim_kernels.reference.hadamard import hadamard, signs_of
+from qsim_kernels.scales import ElementRounding, Scales, Tiles, Turn
 from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
 from qsim_kernels.triton.device.regions import Shape
 from qsim_kernels.triton.host.layouts import flat
@@ -67,7 +67,7 @@ def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
     if turn is None:
         return Prepared(x, tiles, NO_TURN, 0)
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
-        return Prepared(turned(x, turn), tiles, NO_TURN, 0)
+        return Prepared(hadamard(x, turn), tiles, NO_TURN, 0)
     signs = _bits(turn._replace(length=0, inner=0))  # the signs do not depend on these
     variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
     if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
@@ -76,7 +76,7 @@ def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
         fits = tiles.columns % turn.length == 0 and _holds(tiles.columns, tiles.width, turn.size)
     else:
         fits = (tiles.rows, tiles.columns) == (turn.length, turn.inner) and _holds(tiles.rows, tiles.height, turn.size)
-    return Prepared(x, tiles, variant, signs) if fits else Prepared(turned(x, turn), tiles, NO_TURN, 0)
+    return Prepared(x, tiles, variant, signs) if fits else Prepared(hadamard(x, turn), tiles, NO_TURN, 0)
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +95,7 @@ def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
     return source.itemsize == target.itemsize == 2
 
 
-def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scales) -> Cut | None:
+def cut_between_tiles(read: Prepared, out: Tensor, elements: ElementRounding, how: Scales) -> Cut | None:
     """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment."""
     _, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
@@ -123,7 +123,7 @@ def cut_between_tiles(read: Prepared, out: Tensor, elements: Elements, how: Scal
     return _cut_into(read, out, elements.offset, rows, columns, (tall, wide), (height, width), warps, registers)
 
 
-def cut(read: Prepared, out: Tensor, elements: Elements) -> Cut:
+def cut(read: Prepared, out: Tensor, elements: ElementRounding) -> Cut:
     """Regions for given scales, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read
     block, size, registers = 1 << turn.levels, 1024, 0

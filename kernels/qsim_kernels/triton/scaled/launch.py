@@ -9,8 +9,8 @@ from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.reference.hadamard import turned
-from qsim_kernels.scales import Elements, Restore, Scales, Tiles, Turn
+from qsim_kernels.reference.hadamard import hadamard
+from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
 from qsim_kernels.triton.device import making
 from qsim_kernels.triton.device.hadamard import TurnVariant
 from qsim_kernels.triton.device.regions import Shape
@@ -25,7 +25,7 @@ from qsim_kernels.triton.scaled.cuts import Prepared, cut, cut_between_tiles, is
 from qsim_kernels.triton.scaled.rescaling import rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "turned"]
+__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "hadamard"]
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
@@ -46,7 +46,14 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
 
 
 def quantize_tiles_into(
-    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, how: Scales, elements: Elements
+    out: Tensor,
+    scales: Tensor | None,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    how: Scales,
+    elements: ElementRounding,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if x.dtype == torch.float64:
@@ -75,7 +82,7 @@ def quantize_tiles_into(
 
 
 def quantize_scaled_into(
-    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: Elements
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: ElementRounding
 ) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if x.dtype == torch.float64:
@@ -84,7 +91,7 @@ def quantize_scaled_into(
         _round_scaled(out, scales, under, prepared(x, tiles, turn), elements)
 
 
-def _round_scaled(out: Tensor, scales: Tensor, under: Tensor | None, read: Prepared, elements: Elements) -> None:
+def _round_scaled(out: Tensor, scales: Tensor, under: Tensor | None, read: Prepared, elements: ElementRounding) -> None:
     regions = cut(read, out, elements)
     pointer, seed = seed_of(elements.seed, read.x)
     form = (read.tiles.across, read.x.dtype, out.dtype, regions.warps, regions.registers)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from qsim_kernels.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
-from qsim_kernels.triton.device.hadamard import turned
+from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.making import MAKING, as_making, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, place_of, store_region
@@ -125,7 +125,7 @@ def tiles_kernel(
     making = as_making(largest, factor, spare, power, smallest, lift, scale_grid)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = place_of(tl.program_id(0), m, S)
-    values = turned(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
+    values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
     if scales is not None:
         store_scales(scales, own, at, m, S)
@@ -165,7 +165,7 @@ def scaled_kernel(
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = place_of(tl.program_id(0), m, S)
-    values = turned(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
+    values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own = scales_of_region(scales, at, m, S, ACROSS)
     factors = factors_of(own, under, RESTORE)
     round_region(values, inverses_of(own, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
