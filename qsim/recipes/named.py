@@ -42,7 +42,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     """Return a recipe by its name, or by the call that creates it.
 
     Args:
-        name: For example `"mxfp4"` or `"nvfp4(last=4)"`.
+        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name alone may be in capitals.
         format: The format for a recipe for any format that is given by name only.
 
     Raises:
@@ -56,8 +56,8 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     """
     if not isinstance(name, str):
         raise TypeError(f"a recipe's name must be a string, got {name!r}")
-    if name in NAMED:
-        make = NAMED[name]
+    if name.lower() in NAMED:
+        make = NAMED[name.lower()]
         if not _needs_format(make):
             return make()
         if format is None:

@@ -163,6 +163,9 @@ class TestDescribe:
         assert lines[8] == "  high precision: the last layer"
         assert lines[9] == "  source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149"
 
+    def test_capitals(self) -> None:
+        assert recipes.resolve("NVFP4") == recipes.resolve("nvfp4")
+
     def test_a_call_and_a_recipe(self, capsys: pytest.CaptureFixture[str]) -> None:
         recipes.describe("nvfp4(last=4)")
         told = capsys.readouterr().out

@@ -10,6 +10,7 @@ from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
 from qsim.nn.product.operands import Operand
 from qsim.nn.product.sites import Site, values_of
 from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Blocks, Tiles
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 _PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
@@ -52,7 +53,9 @@ def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtyp
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
     found = values_of(site, dtype)[0] or _OWN.get(dtype)
-    return site.name, str(dtype) if found is None else found.__repr__()
+    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles))
+    name = f"{site.name} times its blocks' scales" if in_blocks else site.name
+    return name, str(dtype) if found is None else found.__repr__()
 
 
 def _sum_text(accumulator: str, product: str, name: str, fmt: str, other_name: str, other_fmt: str) -> str:

@@ -85,7 +85,10 @@ def test_scales_of_blocks_are_part_of_the_operands() -> None:
     a, w = torch.randn(5, 96), torch.randn(6, 96)
     y = functional.linear(a, w, points=FivePoint("mxfp8", "mxfp8", accumulate=("h100_bf16", None, None)))
     assert torch.equal(y, qsim.matmul(qsim.quantize(a, "mxfp8"), qsim.quantize(w, "mxfp8").t(), "h100_bf16"))
-    with pytest.raises(ValueError, match="h100_fp8 in the forward product: act: the unit takes operands in e4m3 or e5m2, got e8m3ieee"):
+    with pytest.raises(
+        ValueError,
+        match="h100_fp8 in the forward product: act times its blocks' scales: the unit takes operands in e4m3 or e5m2, got e8m3ieee",
+    ):
         functional.linear(a, w, points=FivePoint("mxfp8", "mxfp8", accumulate=("h100_fp8", None, None)))
 
 
