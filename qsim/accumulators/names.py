@@ -14,7 +14,7 @@ from qsim.formats import format as resolve_format
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
 
-_PROMOTED = "against torch._scaled_mm with use_fast_accum=False on an H100 and an H200"
+_PROMOTED = "against torch._scaled_mm with use_fast_accum=False on an H200"
 #: Every named accumulator.
 NAMED: dict[str, Accumulator] = {
     "h100_fp8": UNITS["h100_fp8"].accumulator,

@@ -38,7 +38,7 @@ def _unit(
 
 
 _FP8 = ("e4m3", "e5m2")
-_HOPPER = "against torch.{} on an H100 and an H200"
+_HOPPER = "against torch.{} on an H200"
 
 #: Every unit by its name.
 UNITS: dict[str, Unit] = {

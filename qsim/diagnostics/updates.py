@@ -47,7 +47,7 @@ class Updates:
         return (self.cancelled - self.carried) / self.updates if self.updates else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain strings and numbers for JSON; a share of nothing is `None`."""
+        """Everything as plain strings and numbers for JSON; a share without elements is `None`."""
         facts = {name: getattr(self, name) for name in ("parameter", "step", "elements", "updates", "cancelled", "carried")}
         return facts | {"share": self.share if self.updates else None, "lost": self.lost if self.updates else None}
 

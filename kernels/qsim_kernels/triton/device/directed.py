@@ -80,7 +80,7 @@ def power_with_signs(upper, first, second, DTYPE: tl.constexpr):
 
     Args:
         upper: The power's `upper_bits`.
-        first: `upper_bits` of nothing but a sign.
+        first: `upper_bits` with only a sign.
         second: The same.
         DTYPE: `tl.float32` or `tl.float64`.
     """
