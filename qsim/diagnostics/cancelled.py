@@ -17,7 +17,7 @@ from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
 from qsim.text.columns import aligned
-from qsim.text.shares import per_cent
+from qsim.text.percentages import per_cent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsim.text.columns import aligned
-from qsim.text.shares import per_cent
+from qsim.text.percentages import per_cent
 from qsim_kernels import tallies
 
 #: The text before the first sample.

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place
 from qsim.figures import LOOKS, style
-from qsim.text.shares import per_cent
+from qsim.text.percentages import per_cent
 
 #: Each line also has its own dashes.
 COLOURS = tuple(look.color for look in LOOKS)

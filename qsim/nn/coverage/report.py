@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qsim.text.columns import aligned
-from qsim.text.shares import per_cent
+from qsim.text.percentages import per_cent
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Shares in per cent."""
+"""Percentages for people."""
 
 from __future__ import annotations
 
