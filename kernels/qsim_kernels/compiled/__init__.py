@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from torch import Tensor
 from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.compiled import tables
+from qsim_kernels.compiled.deterministic import deterministic_loop
 from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
+from qsim_kernels.compiled.stochastic import way_of
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import add_words
@@ -28,7 +30,7 @@ _PIECE = 1 << 20
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
-    if not _has_loop(how, rule):
+    if how.carrier == DOUBLE:
         reference.quantize_into(out, x, seed, grid, rule, stream, offset)
         return
     given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
@@ -37,12 +39,6 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
     _round(result, given, None if seed is None else int(seed), how, rule, stream, offset)
     if result is not out:
         out.copy_(as_values(result.view(torch.int32), how, out.dtype) if out.dtype != held else result)
-
-
-def _has_loop(how: Plan, rule: Rule) -> bool:
-    if how.carrier == DOUBLE:
-        return False
-    return rule.mode == Mode.STOCHASTIC or (rule.mode == Mode.NEAREST and rule.saturate and how.negative_zero and adds_exactly(how))
 
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
@@ -54,18 +50,23 @@ def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stre
             piece = slice(start, start + _PIECE)
             _round(out.view(-1)[piece], x.view(-1)[piece].clone(), seed, how, rule, stream, offset + start)
         return
-    loop: Callable[..., None]
-    if rule.mode == Mode.NEAREST:
-        loop, numbers = nearest_loop(out.dtype, x.dtype), (how.shift, how.low, how.top)
-        in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *numbers), x.numel())
+    loop, *chosen = _loop(out.dtype, x.dtype, how, rule)
+    if rule.mode != Mode.STOCHASTIC:
+        in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen), x.numel())
         return
-    loop, patterns = (
-        stochastic_loop(out.dtype, x.dtype),
-        (how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under),
-    )
+    in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen, seed, stream, offset + at), x.numel())
+
+
+@lru_cache(maxsize=1024)
+def _loop(out: torch.dtype, x: torch.dtype, how: Plan, rule: Rule) -> tuple[Any, ...]:
+    """The loop for a rounding between two dtypes, and its numbers."""
+    if rule.mode == Mode.NEAREST and rule.saturate and how.negative_zero and adds_exactly(how):
+        return nearest_loop(out, x), how.shift, how.low, how.top
+    numbers = how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction
-    chosen = patterns, flags, rule.bits, seed, stream
-    in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen, offset + at), x.numel())
+    if rule.mode == Mode.STOCHASTIC:
+        return stochastic_loop(out, x), way_of(how, rule), numbers, flags, rule.bits
+    return deterministic_loop(out, x, rule.mode == Mode.NEAREST), int(rule.mode), numbers, flags, how.half, how.parity
 
 
 def encode_into(

@@ -1,12 +1,19 @@
-"""Operations that Numba lacks: an address as a pointer, and the bits of a float as an integer."""
+"""Operations that Numba lacks: an address as a pointer, the bits of a float as an integer, and the type that holds a dtype's patterns."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+
+def held_as(dtype: torch.dtype) -> Any:
+    """The integer type that holds the patterns of float32 or bfloat16."""
+    return np.int16 if dtype == torch.bfloat16 else np.int32
 
 
 @intrinsic

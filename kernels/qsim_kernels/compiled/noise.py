@@ -45,6 +45,14 @@ def draw(noise, blocks, first, seed, stream, bits, correction):
         noise[i] = noise[i] >> dropped << behind | corrected
 
 
+@numba.njit(nogil=True, cache=True)
+def draw_first(words, blocks, first, seed, stream):
+    """Write the words that hold the first 16 bits of the elements of some blocks, in the elements' order; see `draw` for the arguments."""
+    for j in range(blocks):
+        a, b, c, d = _philox(first + _u64(j), seed, stream)
+        words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = a, b, c, d
+
+
 @numba.njit(inline="always")
 def _philox(block, seed, stream):
     """The four words of a counter, after ten rounds of Philox4x32."""
