@@ -11,10 +11,10 @@ from torch import Tensor
 
 from qsim_kernels.carrier import SINGLE, plan
 from qsim_kernels.compiled import quantize_into
+from qsim_kernels.compiled.hadamard import hadamard
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.compiled.tiles import amaxes_loop, divide_loop, restore_loop, scales_loop
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
 from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
