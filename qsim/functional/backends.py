@@ -51,7 +51,7 @@ def _cpu() -> Backend:
     numba = _imported("numba")
     if isinstance(numba, ImportError):
         return Backend("torch", f"Numba is installed, but cannot be imported: {numba}")
-    return Backend("numba", f"Numba {numba.__version__} is installed; Hadamard transforms, optimizer steps and tallies run in plain torch")
+    return Backend("numba", f"Numba {numba.__version__} is installed; tallies and float64 tensors run in plain torch")
 
 
 def _cuda() -> Backend:

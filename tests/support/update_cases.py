@@ -11,6 +11,7 @@ from torch import Tensor
 import qsim
 from qsim.optim import settings
 from qsim_kernels.updates import SGD, Adam, Roundings, Step, read_roundings
+from support.covering import dealt
 
 BETAS = (0.75, 0.875)
 ALGORITHMS: dict[str, Adam | SGD] = {
@@ -51,6 +52,46 @@ class Case(NamedTuple):
     @property
     def roundings(self) -> Roundings:
         return read_roundings(*self.setting.roundings)
+
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SMALL = ((13,), (3, 5))
+# Two shards: one row after another, and parts of rows.
+PLACES = (3, 0, 0, 16, 5, 9)
+
+CASES = [
+    # Every algorithm in float32's arithmetic and in the format's.
+    *[Case(name) for name in ALGORITHMS],
+    *[Case(name, arithmetic="format", sizes=SMALL) for name in ALGORITHMS],
+    # Every rounding, for every kind of parameter.
+    *[
+        Case(name, dtype, weight, update, sizes=SMALL)
+        for number, (dtype, weight) in enumerate(((FP16, None), (FP32, None), (BF16, "e4m3"), (FP32, "e4m3"), (FP16, "e5m2")))
+        for turn, update in enumerate(("nearest", "kahan", "stochastic"), number)
+        for name in dealt(("AdamW", "Nesterov"), turn, 2)
+    ],
+    *[Case("AdamW", BF16, None, update, sizes=SMALL) for update in ("nearest", "kahan", "Stochastic(bits=5, correction=True)")],
+    *[Case("Adam", BF16, "e4m3", update, arithmetic="format", sizes=SMALL) for update in ("nearest", "kahan")],
+    Case("AMSGrad", FP16, "e5m2", "kahan", arithmetic="format", sizes=SMALL),
+    Case("SGD", FP32, "e4m3", "kahan", arithmetic="format", sizes=SMALL),
+    # Moments in their own formats and dtypes.
+    Case("AMSGrad", BF16, state="fp32", sizes=SMALL),
+    Case("AMSGrad", BF16, state="e5m2", state_rounding="stochastic"),
+    Case("SGD", BF16, state="fp16", state_rounding="Stochastic(bits=16)", sizes=SMALL),
+    Case("AdamW", FP32, state="bf16", state_rounding="stochastic"),
+    # Gradients of all dtypes, scaled gradients, and shards.
+    *[Case("AdamW", BF16, grad=dtype, sizes=SMALL) for dtype in (BF16, FP16, FP64)],
+    Case("AdamW", FP32, "e4m3", grad=FP64, scale=3.0, sizes=SMALL),
+    Case("SGD", BF16, grad=BF16, scale=1024.0, arithmetic="format", sizes=SMALL),
+    Case("AdamW", BF16, places=PLACES),
+    Case("AMSGrad", BF16, places=PLACES, state_rounding="stochastic", sizes=SMALL),
+    Case("AdamW", BF16, "e4m3", places=(2**33 + 8, 0, 0, 2**32, 3, 2**31), sizes=SMALL),
+    # A first block that is read with wide accesses, from an offset; whole programs of such blocks.
+    Case("AdamW", BF16, places=(8, 0, 0, 0, 0, 0), sizes=((4096,), (5,)), steps=1),
+    # No elements, and no dimensions.
+    Case("AdamW", sizes=((0,), (), (3, 0), (1,))),
+    Case("SGD", sizes=((0,),)),
+]
 
 
 Arrange = Callable[[Tensor], Tensor]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
-from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
 from qsim_kernels.updates import Step, read_algorithm, read_roundings
 
 library.define(
@@ -20,20 +19,22 @@ library.define(
 )
 
 
-def _implementation(backend: str) -> Any:
-    def update_(*arguments: Any) -> None:
+class Implementation(OnBackend):
+    """The operator on one backend."""
+
+    def update_(self, *arguments: Any) -> None:
         """Update parameters by one step; see `reference.updates.update`."""
         step = Step(*arguments[: len(Step._fields)])
         algorithm, *roundings = arguments[len(Step._fields) :]
-        importlib.import_module(backend).update(step, read_algorithm(algorithm), read_roundings(*roundings))
+        self._backend.update(step, read_algorithm(algorithm), read_roundings(*roundings))
         # Kernels write without torch noticing.
         for changed in step.changed:
             increment_version(changed)
 
-    return update_
 
-
-library.impl("update_", _implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
+library.impl("update_", Implementation("qsim_kernels.reference.updates").update_, "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    library.impl("update_", Implementation("qsim_kernels.compiled.updates", otherwise="qsim_kernels.reference.updates").update_, "CPU")
 if torch.version.hip is None:
-    library.impl("update_", _implementation("qsim_kernels.triton"), "CUDA")
+    library.impl("update_", Implementation("qsim_kernels.triton").update_, "CUDA")
 torch.library.register_fake("qsim::update_", lambda *_: None, lib=library)

@@ -14,7 +14,7 @@ from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import Noise, block_words
-from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded
+from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
 
 _Rounder = Callable[[Tensor], Tensor]
@@ -39,19 +39,40 @@ class Tensors(NamedTuple):
     compensation: Tensor | None
 
 
-def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
-    """Update parameters by one step, following an algorithm and roundings."""
-    if step.found_inf is not None and bool(step.found_inf):
-        return
-    scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
-    of_elements = (step.first, step.second, step.largest, step.compensations)
-    for i, param in enumerate(step.params):
-        step.steps[i].add_(1)
-        done = int(step.steps[i])
-        factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
-        key = partial(_key, step.seed, done, step.streams[i])
-        tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
-        _update(tensors, factors, key, Place(*step.places[3 * i : 3 * i + 3]), algorithm, roundings)
+# Conversions to these dtypes already round to nearest.
+_DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
+def rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
+    if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
+        return one_nan(x.to(_DTYPES[grid]).to(dtype))
+    how = plan(grid, wide=False)
+    if rule.saturate:
+        x = x.masked_fill(x.isinf(), math.nan)
+    carrier = float_dtype(how)
+    bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
+    return as_values(rounded_patterns(bits, how, rule, noise), how, dtype)
+
+
+def _store(target: Tensor, x: Tensor) -> None:
+    """Write values that a rounding returned."""
+    target.copy_(x.view(target.shape))
+
+
+def as_single(x: Tensor) -> Tensor:
+    """The elements as flat float32."""
+    return x.reshape(-1).to(torch.float32)
+
+
+def _quotient(x: Tensor, divisor: float) -> Tensor:
+    """Divide: for division by a number, torch might multiply by its inverse."""
+    return x / torch.full_like(x, divisor)
+
+
+def _root(x: Tensor) -> Tensor:
+    """The correctly rounded square root, which torch's own on a CPU is not; float64 is wide enough for it."""
+    return x.to(torch.float64).sqrt().to(torch.float32)
 
 
 def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
@@ -74,7 +95,7 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD,
     """The numbers rounded to the format, and those derived from them in its arithmetic."""
 
     def q(x: float | Tensor) -> float:
-        return float(_rounded(torch.as_tensor(x, dtype=torch.float32).reshape(1), roundings.inner, roundings.inner_rule))
+        return float(rounded(torch.as_tensor(x, dtype=torch.float32).reshape(1), roundings.inner, roundings.inner_rule))
 
     scale, rest = factors.scale, [q(x) for x in factors[1:]]
     found = Factors(scale, *rest)
@@ -100,16 +121,6 @@ def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
     return words[0] | words[1] << 32, words[2] | words[3] << 32
 
 
-def _update(
-    tensors: Tensors, factors: Factors, key: Callable[[int], tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
-) -> None:
-    """Update one parameter, piece by piece."""
-    for index, views in pieces(*(x for x in tensors if x is not None)):
-        remaining = iter(views)
-        piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
-        _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings)
-
-
 class _Noises:
     """The noise of a piece's elements per role, for rules that need it."""
 
@@ -117,6 +128,7 @@ class _Noises:
         self._key, self._place, self._index, self._like = key, place, index, like
 
     def __call__(self, rule: Rule, role: int) -> Noise | None:
+        """The noise of a role, if the rule needs any."""
         if rule.mode != Mode.STOCHASTIC:
             return None
         (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
@@ -126,13 +138,15 @@ class _Noises:
         return Noise(*self._key(role), offset + place // row * stride + place % row, count, device)
 
 
-def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings) -> None:
-    weight = _as_single(x.param)
+def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings, how: Arithmetic) -> None:
+    """Update consecutive elements of one parameter."""
+    rounded = how.rounded
+    weight = as_single(x.param)
 
     def q(value: Tensor) -> Tensor:
-        return _rounded(value, roundings.inner, roundings.inner_rule) if roundings.in_format else value
+        return rounded(value, roundings.inner, roundings.inner_rule) if roundings.in_format else value
 
-    grad = _as_single(x.grad) * factors.scale
+    grad = as_single(x.grad) * factors.scale
     grad = q(-grad if algorithm.maximize else grad)
     if algorithm.decay and not algorithm.decoupled:
         grad = q(grad + q(weight * factors.decay))
@@ -140,35 +154,36 @@ def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam 
     if isinstance(algorithm, SGD):
         change, states = _sgd(grad, x, factors, algorithm, q)
     else:
-        change, states = _adam(grad, x, factors, algorithm, q, roundings.in_format)
+        change, states = how.adam(grad, x, factors, q, roundings.in_format)
     if algorithm.decay and algorithm.decoupled:
         change = q(change + q(weight * factors.decay))
     for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
         if state is not None and value is not None:
             # The largest second moment was itself a second moment, so it uses the same random bits.
-            _store(state, value, roundings.state, roundings.state_rule, drawn(roundings.state_rule, min(role, ROLES - 1)))
+            noise = drawn(roundings.state_rule, min(role, ROLES - 1))
+            _store(state, rounded(value, roundings.state, roundings.state_rule, noise, state.dtype))
     if x.compensation is None:
-        _store(x.param, weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0))
+        _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0), x.param.dtype))
     else:
-        _add_compensated(x, weight, change, roundings, q)
+        _add_compensated(x, weight, change, roundings, q, rounded)
 
 
 def _sgd(grad: Tensor, x: Tensors, factors: Factors, algorithm: SGD, q: _Rounder) -> tuple[Tensor, list[Tensor | None]]:
     """The update and the new momentum."""
     momentum = None
     if x.first is not None:
-        momentum = q(q(_as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
+        momentum = q(q(as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
         grad = q(grad + q(momentum * factors.keep2)) if algorithm.nesterov else momentum
     return q(grad * factors.rate), [momentum, None, None]
 
 
-def _adam(grad: Tensor, x: Tensors, factors: Factors, algorithm: Adam, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
+def adam(grad: Tensor, x: Tensors, factors: Factors, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
     """The update and the new moments."""
     assert x.first is not None
     assert x.second is not None
-    first = q(q(_as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
-    second = q(q(_as_single(x.second) * factors.keep2) + q(q(grad * grad) * factors.fresh2))
-    largest = None if x.largest is None else torch.maximum(_as_single(x.largest), second)
+    first = q(q(as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
+    second = q(q(as_single(x.second) * factors.keep2) + q(q(grad * grad) * factors.fresh2))
+    largest = None if x.largest is None else torch.maximum(as_single(x.largest), second)
     taken = second if largest is None else largest
     if in_format:
         mean, spread = q(_quotient(first, factors.mean)), q(_root(q(_quotient(taken, factors.root))))
@@ -178,46 +193,43 @@ def _adam(grad: Tensor, x: Tensors, factors: Factors, algorithm: Adam, q: _Round
     return change, [first, second, largest]
 
 
-def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder) -> None:
+def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder, rounded: Callable[..., Tensor]) -> None:
     """Kahan's summation: the rounding error of a weight is added back in the next step."""
     assert x.compensation is not None
-    added = q(-change - _as_single(x.compensation))
-    total = _rounded(weight + added, roundings.grid, roundings.rule)
-    _store(x.compensation, q(total - weight) - added, roundings.inner, roundings.inner_rule, None)
+    added = q(-change - as_single(x.compensation))
+    total = rounded(weight + added, roundings.grid, roundings.rule)
+    compensation = q(total - weight) - added
+    _store(x.compensation, rounded(compensation, roundings.inner, roundings.inner_rule, None, x.compensation.dtype))
     # Last, because the weight is a view of a float32 tensor.
-    _store(x.param, total, roundings.grid, roundings.rule, None)
+    _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
 
 
-def _as_single(x: Tensor) -> Tensor:
-    return x.reshape(-1).to(torch.float32)
+class Arithmetic(NamedTuple):
+    """The two steps that take the time: functions in plain torch, or faster ones with the same results.
+
+    Attributes:
+        rounded: See `rounded`.
+        adam: See `adam`.
+    """
+
+    rounded: Callable[..., Tensor] = rounded
+    adam: Callable[..., tuple[Tensor, list[Tensor | None]]] = adam
 
 
-def _quotient(x: Tensor, divisor: float) -> Tensor:
-    """Divide: for division by a number, torch might multiply by its inverse."""
-    return x / torch.full_like(x, divisor)
-
-
-def _root(x: Tensor) -> Tensor:
-    """The correctly rounded square root, which torch's own on a CPU is not; float64 is wide enough for it."""
-    return x.to(torch.float64).sqrt().to(torch.float32)
-
-
-# Conversions to these dtypes already round to nearest.
-_DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
-
-
-def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
-    if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
-        return one_nan(x.to(_DTYPES[grid]).to(dtype))
-    how = plan(grid, wide=False)
-    if rule.saturate:
-        x = x.masked_fill(x.isinf(), math.nan)
-    carrier = float_dtype(how)
-    bits = x.to(carrier).view(torch.int64 if carrier == torch.float64 else torch.int32)
-    return as_values(rounded(bits, how, rule, noise), how, dtype)
-
-
-def _store(target: Tensor, x: Tensor, grid: Grid, rule: Rule, noise: Noise | None) -> None:
-    """Round into a tensor."""
-    target.copy_(_rounded(x, grid, rule, noise, target.dtype).view(target.shape))
+def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: Arithmetic = Arithmetic()) -> None:  # noqa: B008 - frozen
+    """Update parameters by one step, following an algorithm and roundings."""
+    if step.found_inf is not None and bool(step.found_inf):
+        return
+    scale = 1.0 / (1.0 if step.grad_scale is None else float(step.grad_scale))
+    of_elements = (step.first, step.second, step.largest, step.compensations)
+    for i, param in enumerate(step.params):
+        step.steps[i].add_(1)
+        done = int(step.steps[i])
+        factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
+        key = partial(_key, step.seed, done, step.streams[i])
+        tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
+        place = Place(*step.places[3 * i : 3 * i + 3])
+        for index, views in pieces(*(x for x in tensors if x is not None)):
+            remaining = iter(views)
+            piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
+            _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings, how)
