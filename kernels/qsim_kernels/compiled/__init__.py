@@ -66,7 +66,7 @@ def _loop(out: torch.dtype, x: torch.dtype, how: Plan, rule: Rule) -> tuple[Any,
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction
     if rule.mode == Mode.STOCHASTIC:
         return stochastic_loop(out, x), way_of(how, rule), numbers, flags, rule.bits
-    return deterministic_loop(out, x, rule.mode == Mode.NEAREST), int(rule.mode), numbers, flags, how.half, how.parity
+    return deterministic_loop(out, x), int(rule.mode), numbers, flags, how.half, how.parity
 
 
 def encode_into(

@@ -12,43 +12,69 @@ import torch
 
 from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.bits import held_as, pointer
-from qsim_kernels.compiled.elements import limited, pattern_of, shift_of, store
+from qsim_kernels.compiled.elements import limited, load, shift_of, write
 from qsim_kernels.grid import Mode
 
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 _NEAREST, _AWAY, _UPWARD = int(Mode.NEAREST), int(Mode.NEAREST_AWAY), int(Mode.NEAREST_UP)
 _ZERO, _UP, _DOWN = int(Mode.TOWARD_ZERO), int(Mode.UP), int(Mode.DOWN)
+#: Elements whose patterns are rounded at once, as int32: these loops are compiled once, not for every pair of dtypes.
+_AT_ONCE = 1 << 10
 _i32: Any = np.int32
 
 
-@lru_cache(maxsize=8)
-def deterministic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype, is_nearest: bool) -> Callable[..., None]:
-    """The loop for rounding to nearest, ties to even, or for all other modes but the stochastic one; see `loops.nearest_loop`."""
+@lru_cache(maxsize=4)
+def deterministic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..., None]:
+    """The loop for every mode but the stochastic one; see `loops.nearest_loop`."""
     out_type, x_type = held_as(out_dtype), held_as(x_dtype)
 
     @numba.njit(nogil=True, cache=True)
     def loop(out_at, x_at, count, mode, numbers, flags, half, parity):
-        mode = _NEAREST if is_nearest else mode  # known to the compiler, the mode costs nothing
         x, out = numba.carray(pointer(x_at), count, x_type), numba.carray(pointer(out_at), count, out_type)
-        shift0, low, least, half, parity = _i32(numbers[0]), _i32(numbers[1]), _i32(numbers[2]), _i32(half), _i32(parity)
-        for i in range(count):
-            pattern = pattern_of(x, i)
-            magnitude, negative = _i32(pattern & _NAN), pattern < 0
-            # A NaN is treated as infinity until the end, so that nothing overflows.
-            within = min(magnitude, _i32(_INFINITY))
-            shift = shift_of(within, shift0, low)
-            ones = ~_i32(_i32(-1) << shift)
-            even = _i32(_i32(_i32(within ^ parity) >> shift) & (_i32(1) if shift0 else _i32(ones & 1)))
-            rounded = _i32(_i32(within + _increment(mode, ones, even, negative)) & ~ones)
-            if least and flags[2]:
-                leaves = _leaves_zero(mode, within, half, negative)
-                rounded = rounded if within >= least else least if leaves else _i32(0)
-            elif least:
-                rounded = max(rounded, least)
-            stays = mode == _ZERO or (mode == _UP and negative) or (mode == _DOWN and not negative)
-            store(out, i, limited(rounded, pattern, magnitude, numbers, flags, flags[3] or (stays and magnitude < _INFINITY)))
+        given, results = np.empty(_AT_ONCE, np.int32), np.empty(_AT_ONCE, np.int32)
+        for start in range(0, count, _AT_ONCE):
+            end = min(start + _AT_ONCE, count)
+            load(given, x[start:end])
+            if mode == _NEAREST:
+                _to_nearest(results[: end - start], given, numbers, flags, half, parity)
+            else:
+                _in_mode(results[: end - start], given, mode, numbers, flags, half, parity)
+            write(out[start:end], results)
 
     return loop  # type: ignore[no-any-return]
+
+
+# Known to the compiler, the most frequent mode costs nothing.
+@numba.njit(nogil=True, cache=True)
+def _to_nearest(out, x, numbers, flags, half, parity):
+    for i in range(len(out)):
+        out[i] = _rounded(x[i], _NEAREST, numbers, flags, _i32(half), _i32(parity))
+
+
+@numba.njit(nogil=True, cache=True)
+def _in_mode(out, x, mode, numbers, flags, half, parity):
+    for i in range(len(out)):
+        out[i] = _rounded(x[i], mode, numbers, flags, _i32(half), _i32(parity))
+
+
+@numba.njit(inline="always")
+def _rounded(pattern, mode, numbers, flags, half, parity):
+    """The rounded pattern of an element; see `elements` for the numbers."""
+    shift0, low, least = _i32(numbers[0]), _i32(numbers[1]), _i32(numbers[2])
+    magnitude, negative = _i32(pattern & _NAN), pattern < 0
+    # A NaN is treated as infinity until the end, so that nothing overflows.
+    within = min(magnitude, _i32(_INFINITY))
+    shift = shift_of(within, shift0, low)
+    ones = ~_i32(_i32(-1) << shift)
+    last = _i32(_i32(_i32(within ^ parity) >> shift) & (_i32(1) if shift0 else _i32(ones & 1)))
+    rounded = _i32(_i32(within + _increment(mode, ones, last, negative)) & ~ones)
+    if least and flags[2]:
+        leaves = _leaves_zero(mode, within, half, negative)
+        rounded = rounded if within >= least else least if leaves else _i32(0)
+    elif least:
+        rounded = max(rounded, least)
+    stays = mode == _ZERO or (mode == _UP and negative) or (mode == _DOWN and not negative)
+    return limited(rounded, pattern, magnitude, numbers, flags, flags[3] or (stays and magnitude < _INFINITY))
 
 
 @numba.njit(inline="always")

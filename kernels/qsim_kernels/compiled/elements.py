@@ -30,6 +30,20 @@ def store(out, i, pattern):
 
 
 @numba.njit(inline="always")
+def load(patterns, x):
+    """Read the float32 patterns of an array of float32 or bfloat16 patterns."""
+    for i in range(len(x)):
+        patterns[i] = pattern_of(x, i)
+
+
+@numba.njit(inline="always")
+def write(out, patterns):
+    """Write float32 patterns; see `store`."""
+    for i in range(len(out)):
+        store(out, i, patterns[i])
+
+
+@numba.njit(inline="always")
 def shift_of(magnitude, shift, low):
     """The number of low bits to round away."""
     return min(max(_i32(_i32(low + shift) - _i32(magnitude >> _MANTISSA)), shift), _i32(_MANTISSA)) if low else shift

@@ -16,7 +16,7 @@ import torch
 
 from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.bits import as_float, as_int, held_as, pointer
-from qsim_kernels.compiled.elements import pattern_of, signed, store
+from qsim_kernels.compiled.elements import load, pattern_of, signed, store, write
 from qsim_kernels.compiled.noise import SERVED, draw, draw_first
 from qsim_kernels.compiled.stochastic import BY_ADDITION, IN_GENERAL, by_addition, by_steps, in_general
 
@@ -63,7 +63,7 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
     def loop(out_at, x_at, count, way, numbers, flags, bits, seed, stream, first):
         x, out = numba.carray(pointer(x_at), count, x_type), numba.carray(pointer(out_at), count, out_type)
         words, noise = np.empty(SERVED // 2 * _BLOCKS, np.uint32), np.empty(SERVED * _BLOCKS, np.uint64)
-        halves = words.view(np.uint16)
+        halves, given, results = words.view(np.uint16), np.empty(SERVED * _BLOCKS, np.int32), np.empty(SERVED * _BLOCKS, np.int32)
         for start in range(-(first % SERVED), count, SERVED * _BLOCKS):
             begin, end = max(start, 0), min(start + SERVED * _BLOCKS, count)
             # Slices, because the compiler then knows that no index is negative and vectorizes the loops.
@@ -77,6 +77,8 @@ def stochastic_loop(out_dtype: torch.dtype, x_dtype: torch.dtype) -> Callable[..
                 if by_steps(to, source, halves[own], numbers, bits):
                     continue
             draw(noise, _BLOCKS, block, np.uint64(seed), np.uint64(stream), bits, flags[4])
-            in_general(to, source, noise[own], numbers, flags)
+            load(given, source)
+            in_general(results[: end - begin], given, noise[own], numbers, flags)
+            write(to, results)
 
     return loop  # type: ignore[no-any-return]

@@ -81,7 +81,7 @@ def in_general(out, x, noise, numbers, flags):
     """Round onto any grid in float32's bits.
 
     Args:
-        out: The results, as patterns of float32 or of bfloat16.
+        out: The results, as patterns of float32; in the other functions of float32 or of bfloat16.
         x: The values, likewise.
         noise: The output of `noise.draw`.
         numbers: `shift`, `low`, `least`, `top`, `bottom`, `floor`, `over` and `under` of a `Plan`.
@@ -89,9 +89,9 @@ def in_general(out, x, noise, numbers, flags):
     """
     shift0, low, least = _i32(numbers[0]), _i32(numbers[1]), _i32(numbers[2])
     zero, saturate = flags[2], flags[3]
-    for i in range(len(x)):
-        pattern = pattern_of(x, i)
-        magnitude, drawn = _i32(pattern & _NAN), noise[i]
+    for i in range(len(out)):
+        pattern, drawn = x[i], noise[i]
+        magnitude = _i32(pattern & _NAN)
         # A NaN is treated as infinity until the end, so that nothing overflows.
         within = min(magnitude, _i32(_INFINITY))
         shift = shift_of(within, shift0, low)
@@ -102,7 +102,7 @@ def in_general(out, x, noise, numbers, flags):
             rounded = rounded if within >= least else least if leaves else _i32(0)
         elif least:
             rounded = max(rounded, least)
-        store(out, i, limited(rounded, pattern, magnitude, numbers, flags, saturate))
+        out[i] = limited(rounded, pattern, magnitude, numbers, flags, saturate)
 
 
 @numba.njit(inline="always")
