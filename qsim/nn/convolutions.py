@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qsim.nn.arguments import check_bias, operands, rounds
 from qsim.nn.dispatch import product_of
-from qsim.nn.product import bilinear
+from qsim.nn.product.convolution import Convolution
 from qsim.nn.product.plans import Setting
 from qsim.nn.product.scaled_checks import check_groups, refuse_sums
 from qsim.recipes.five_point import FivePoint
@@ -185,9 +185,7 @@ def _conv(
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = bilinear.Convolution(
-        _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
-    )
+    product = Convolution(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
     result = product_of(batched, weight, bias, Setting(points, product, dtype=dtype), stream)
     return result if x.dim() == dims + 2 else result.squeeze(0)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.bilinear import Convolution, Linear, Matmul, Product
+from qsim.nn.product.bilinear import Linear, Matmul, Product
+from qsim.nn.product.convolution import Convolution
 from qsim.nn.product.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
 from qsim.random import seeds
 

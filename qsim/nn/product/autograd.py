@@ -77,16 +77,8 @@ class FivePointProduct(torch.autograd.Function):
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
         ctx.save_for_backward(seed, weight_seed, *kept_a, *kept_w, beyond_a, beyond_w)
-        factors = rounded_a.factors + rounded_w.factors
-        return plan.product.forward(
-            rounded_a.values,
-            rounded_w.values,
-            bias if plan.adds_bias else None,
-            plan.dtype,
-            exact=held.exact,
-            factors=factors,
-            adder=plan.adder(0, seed) if plan.sums else None,
-        )
+        how = plan.arithmetic(0, rounded_a.factors + rounded_w.factors, seed)
+        return plan.product.forward(rounded_a.values, rounded_w.values, bias if plan.adds_bias else None, how)
 
     @staticmethod
     @once
@@ -100,34 +92,39 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     kept_a, kept_w = Kept(a_or_codes, scales_a), Kept(w, scales_w)
     plan: ProductPlan = ctx.plan
     seed_of_w = seed if plan.two_inputs else weight_seed
-    observer: observers.Observer | None = ctx.observer
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    upstream = Upstream(g, seed, observer, plan.rounds_gradient_once, needs_bias and plan.sums_gradient)
+    upstream = Upstream(g, seed, ctx.observer, plan.rounds_gradient_once, needs_bias and plan.sums_gradient)
     gradients: list[Tensor | None] = [None] * 7
     if kept_w.values is not None:
-        held = plan.carriers[1]
-        rounded_g = upstream.round(plan.grad, held.dtype)
-        rounded_w = plan.second.recall(kept_w, seed_of_w, held.dtype)
-        if observer is not None:
-            plan.second.show_recalled(observer, kept_w, ctx.noted[1], seed_of_w)
-            observer.multiplies(plan.grad, plan.second.backward)
-        factors = rounded_g.factors + rounded_w.factors
-        given = (rounded_g.values, rounded_w.values, ctx.shapes[0], plan.dtypes[0])
-        found = plan.product.grad_a(*given, exact=held.exact, factors=factors, adder=plan.adder(1, seed) if plan.sums else None)
-        gradients[0] = found if beyond_a is None else found.masked_fill_(beyond_a, 0.0)
-        del given, rounded_g, rounded_w  # free memory for the second product
+        gradients[0] = _gradient(ctx, 1, upstream, kept_w, seed_of_w, beyond_a)
     if kept_a.values is not None:
-        held = plan.carriers[2]
-        rounded_g = upstream.round(plan.grad_w, held.dtype)
-        rounded_a = plan.first.recall(kept_a, seed, held.dtype)
-        if observer is not None:
-            plan.first.show_recalled(observer, kept_a, ctx.noted[0], seed)
-            observer.multiplies(plan.grad_w, plan.first.backward)
-        factors = rounded_g.factors + rounded_a.factors
-        given = (rounded_g.values, rounded_a.values, ctx.shapes[1], plan.dtypes[1])
-        found = plan.product.grad_w(*given, exact=held.exact, factors=factors, adder=plan.adder(2, seed) if plan.sums else None)
-        gradients[1] = found if beyond_w is None else found.masked_fill_(beyond_w, 0.0)
+        gradients[1] = _gradient(ctx, 2, upstream, kept_a, seed, beyond_w)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
         gradients[2] = total.to(ctx.bias_dtype)
     return tuple(gradients)
+
+
+def _gradient(ctx: Any, index: int, upstream: Upstream, kept: Kept, seed: Tensor | None, clipped: Tensor | None) -> Tensor:
+    """The gradient of an operand, 1 or 2, from the other one.
+
+    Args:
+        ctx: The context of the backward pass.
+        index: Which operand.
+        upstream: The gradient of the result.
+        kept: What was kept of the other operand.
+        seed: That with which the other operand is rounded.
+        clipped: Where the gradient is zero, because the operand saturated.
+    """
+    plan: ProductPlan = ctx.plan
+    observer: observers.Observer | None = ctx.observer
+    site, other = plan.gradient_operands(index)
+    held = plan.carriers[index].dtype
+    rounded_g, rounded = upstream.round(site, held), other.recall(kept, seed, held)
+    if observer is not None:
+        other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
+        observer.multiplies(site, other.backward)
+    how = plan.arithmetic(index, rounded_g.factors + rounded.factors, upstream.seed)
+    multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
+    found = multiply(rounded_g.values, rounded.values, ctx.shapes[index - 1], how)
+    return found if clipped is None else found.masked_fill_(clipped, 0.0)

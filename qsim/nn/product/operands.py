@@ -118,7 +118,8 @@ class Upstream:
     """
 
     def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool) -> None:
-        self._g, self._seed, self._observer = g, seed, observer
+        self._g, self._observer = g, observer
+        self.seed = seed
         self._serves_both, self._is_summed = serves_both, is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
@@ -129,11 +130,11 @@ class Upstream:
         if self._rounded is not None:
             return self._rounded._replace(values=self._rounded.values.to(dtype))
         if site.quantizer is not None and self._observer is not None:
-            self._observer.rounds(site, self._g, self._seed)
+            self._observer.rounds(site, self._g, self.seed)
         if self._is_summed and self.total is None:
-            values, self.total = round_and_sum(self._g, site, self._seed, dtype)
+            values, self.total = round_and_sum(self._g, site, self.seed, dtype)
             found = Rounded(values)
         else:
-            found = site.round(self._g, self._seed, dtype)
+            found = site.round(self._g, self.seed, dtype)
         self._rounded = found if self._serves_both else None
         return found

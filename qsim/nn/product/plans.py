@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.product.bilinear import Adder, Product
+from qsim.nn.product.arithmetic import Adder, Arithmetic
+from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import Carrier, carrier
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.operands import CODE_BITS, Operand, coding_of
@@ -112,10 +113,15 @@ class ProductPlan:
     sums: tuple[str | None, ...] = ()
     sum_streams: tuple[int, int, int] = (0, 0, 0)
 
-    def adder(self, index: int, seed: Tensor | None) -> Adder | None:
-        """The accumulator of a product, if it has one: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
-        how = self.sums[index]
-        return None if how is None else Adder(how, seed, self.sum_streams[index])
+    def arithmetic(self, index: int, factors: tuple[Tensor, ...], seed: Tensor | None) -> Arithmetic:
+        """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
+        how = self.sums[index] if self.sums else None
+        adder = None if how is None else Adder(how, seed, self.sum_streams[index])
+        return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, factors, adder)
+
+    def gradient_operands(self, index: int) -> tuple[Site, Operand]:
+        """The factors of the gradient of an operand, 1 or 2: the site of the result's gradient, and the other operand."""
+        return (self.grad, self.second) if index == 1 else (self.grad_w, self.first)
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:

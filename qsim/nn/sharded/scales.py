@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.embedding import site_of_lookup, site_of_table
 from qsim.nn.product.plans import Setting, Shares, plan_of
@@ -118,7 +119,7 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
 def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return setting.product.forward(first, second, None, first.dtype).shape
+    return setting.product.forward(first, second, None, Arithmetic(first.dtype)).shape
 
 
 def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qsim
 from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
+from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.bilinear import Linear
 from qsim.nn.product.plans import ACT, Setting
@@ -141,13 +142,13 @@ def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
     alive: list[int] = []
 
     class Spy(Linear):
-        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
             first.extend([ref(w), ref(g)] if points.grad_w else [ref(w)])
-            return super().grad_a(g, w, a_shape, dtype, **options)
+            return super().grad_a(g, w, a_shape, how)
 
-        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
             alive.append(sum(operand() is not None for operand in first))
-            return super().grad_w(g, a, w_shape, dtype, **options)
+            return super().grad_w(g, a, w_shape, how)
 
     a, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     five_point_product(a, w, None, Setting(points, Spy())).sum().backward()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from qsim import FivePoint
+from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.bilinear import Linear, Matmul
 from qsim.nn.product.plans import Setting
@@ -117,17 +117,17 @@ def test_two_inputs_draw_apart(device: torch.device) -> None:
 
     @dataclasses.dataclass(frozen=True)
     class Spy(Matmul):
-        def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype, **options: Any) -> Tensor:
+        def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
             seen.extend([a, w])
-            return super().forward(a, w, bias, dtype, **options)
+            return super().forward(a, w, bias, how)
 
-        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+        def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
             seen.append(w)
-            return super().grad_a(g, w, a_shape, dtype, **options)
+            return super().grad_a(g, w, a_shape, how)
 
-        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, dtype: torch.dtype, **options: Any) -> Tensor:
+        def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
             seen.append(a)
-            return super().grad_w(g, a, w_shape, dtype, **options)
+            return super().grad_w(g, a, w_shape, how)
 
     five_point_product(x, x, None, Setting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
     assert len(seen) == 4
