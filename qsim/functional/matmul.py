@@ -11,6 +11,7 @@ from torch import Tensor
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.base import brief, taken_as
+from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
@@ -30,6 +31,7 @@ def matmul(
     *,
     formats: Spec | tuple[Spec, Spec] | None = None,
     check: bool = True,
+    chip: Chip = "auto",
     generator: torch.Generator | None = None,
     seed: int | Tensor | None = None,
     stream: int = 0,
@@ -47,6 +49,8 @@ def matmul(
             align subnormal numbers by their format. By default they are those of the dtypes; for a unit that does not take these, the first
             of its formats that has all of an operand's values.
         check: Check that the operands have no other values than their formats, which waits for the device.
+        chip: Whether an H100 or H200 may multiply itself, where it has the accumulator's bits: `"auto"`, where it can; `"never"`; or
+            `"require"`, which raises an error if it cannot. Each kind of product is first compared with the emulator, once.
         generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
         seed: The seed itself, an int or a 0-d int64 tensor.
         stream: Which of the seed's streams of random bits to use; see `qsim.quantize`.
@@ -58,6 +62,7 @@ def matmul(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If shapes do not fit, or the accumulator does not take the operands.
+        RuntimeError: If `chip="require"` and the chip does not compute the product.
 
     Example:
         >>> import torch, qsim
@@ -67,6 +72,7 @@ def matmul(
         >>> qsim.matmul(a, b, "h100_bf16")
         tensor([[0.2500]])
     """
+    check_chip("matmul", chip)
     for name, operand in (("a", a), ("b", b)):
         _check_operand(name, operand)
     if a.device != b.device:
@@ -87,7 +93,7 @@ def matmul(
     except ValueError as error:
         raise ValueError(f"matmul: {accumulators.name_of(chosen)}: {error}") from error
     drawn, stream = draw(chosen.is_stochastic, seed, generator, stream, offset, a.device)
-    return Accumulated.apply(a, b, drawn, how, stream, offset)  # type: ignore[no-any-return,no-untyped-call]
+    return Accumulated.apply(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _resolved(accumulate: Accumulator | str) -> Accumulator:
@@ -146,9 +152,11 @@ class Accumulated(torch.autograd.Function):
     """The product, with the gradients of an exact one."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int) -> Tensor:  # noqa: D102 (torch's own)
+    def forward(  # noqa: D102 (torch's own)
+        ctx: Any, a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, chip: str
+    ) -> Tensor:
         ctx.save_for_backward(a, b)
-        return accumulated(a, b, seed, how, stream, offset)
+        return accumulated(a, b, seed, how, stream, offset, chip=chip)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
@@ -156,10 +164,20 @@ class Accumulated(torch.autograd.Function):
         wide_a, wide_b = a.to(g.dtype), b.to(g.dtype)
         grad_a = (g @ wide_b.mT).sum_to_size(a.shape).to(a.dtype) if ctx.needs_input_grad[0] else None
         grad_b = (wide_a.mT @ g).sum_to_size(b.shape).to(b.dtype) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_b, None, None, None, None
+        return grad_a, grad_b, None, None, None, None, None
 
 
-def accumulated(a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int = 0) -> Tensor:
+def accumulated(
+    a: Tensor,
+    b: Tensor,
+    seed: Tensor | None,
+    how: str,
+    stream: int,
+    offset: int = 0,
+    *,
+    dtype: torch.dtype | None = None,
+    chip: str = "auto",
+) -> Tensor:
     """The operator on operands whose batch dimensions are broadcast; matrices that share the right operand are multiplied as one.
 
     Args:
@@ -169,11 +187,14 @@ def accumulated(a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int
         how: The sum, spelled.
         stream: The seed's stream.
         offset: Index of the first random number.
+        dtype: The dtype to which results are rounded; by default that of the sum.
+        chip: Whether the chip may multiply.
     """
+    options = (seed, how, stream, offset, dtype, chip)
     if b.dim() == 2:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # torch does not allow -1 for rows without elements
-        product = torch.ops.qsim.accumulate.default(rows, b, seed, how, stream, offset)
+        product = torch.ops.qsim.accumulate.default(rows, b, *options)
         return product.view(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    return torch.ops.qsim.accumulate.default(left, right, seed, how, stream, offset)  # type: ignore[no-any-return]
+    return torch.ops.qsim.accumulate.default(left, right, *options)  # type: ignore[no-any-return]

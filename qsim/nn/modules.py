@@ -54,7 +54,7 @@ class FivePointModule(RemembersAmaxes):
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
         """The subset of points that a layer of this kind has."""
-        return FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate)
+        return FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate, chip=points.chip)
 
     @classmethod
     def check_points(cls, points: FivePoint) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
+from qsim.accumulators.chips import Chip, check_chip
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
 from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
 
@@ -46,6 +47,8 @@ class FivePoint:
         grad_w: The gradient of the output for the product that gives ∇W, if it should not share `grad`'s rounding.
         accumulate: An accumulator or its name for all products, or three: for the forward product, for ∇A, and for ∇W. `None` is torch's
             float32 sum.
+        chip: Whether an H100 or H200 multiplies itself where it has the accumulators' bits: `"auto"`, where it can; `"never"`; or
+            `"require"`, which raises an error if it cannot. It changes speed, not results.
 
     Example:
         >>> import qsim
@@ -63,6 +66,7 @@ class FivePoint:
     grad: Quantizer | None = None
     grad_w: Quantizer | None = None
     accumulate: Accumulator | Three | None = None
+    chip: Chip = "auto"
 
     # Properties of the points, computed once for all calls. None of them is a field.
     #: Whether nothing is rounded, sums included; `"same"` as a forward point without rounding is no rounding either.
@@ -90,6 +94,7 @@ class FivePoint:
         grad_w: Point = None,
         *,
         accumulate: Accumulate = None,
+        chip: Chip = "auto",
     ) -> None:
         given = {"act": act, "weight": weight, "act_bwd": act_bwd, "weight_bwd": weight_bwd, "grad": grad, "grad_w": grad_w}
         for name, point in given.items():
@@ -97,6 +102,8 @@ class FivePoint:
         sums = _resolve_sums(accumulate)
         object.__setattr__(self, "sums", sums)
         object.__setattr__(self, "accumulate", sums[0] if sums[0] == sums[1] == sums[2] else sums)
+        _check_chip(chip, sums)
+        object.__setattr__(self, "chip", chip)
         if self.grad_w is not None and self.grad is None:
             raise ValueError("FivePoint: grad_w is the second product's own gradient quantizer and needs grad, the first one's")
         for forward, backward in (("act", "act_bwd"), ("weight", "weight_bwd")):
@@ -127,7 +134,9 @@ class FivePoint:
     def to_dict(self) -> dict[str, Any]:
         """The points as plain strings, booleans and dictionaries, for a configuration file, without those that do not round."""
         found: dict[str, Any] = {name: point if isinstance(point, str) else point.to_dict() for name, point in self._given().items()}
-        return found if self.accumulate is None else {**found, "accumulate": self._named_sums()}
+        if self.accumulate is not None:
+            found["accumulate"] = self._named_sums()
+        return found if self.chip == "auto" else {**found, "chip": self.chip}
 
     def _named_sums(self) -> Any:
         """The accumulators by their names or calls."""
@@ -175,7 +184,7 @@ class FivePoint:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(POINTS)}, and it has accumulate")
+                raise ValueError(f"FivePoint has no point {name!r}; its points are {', '.join(POINTS)}, and it has accumulate and chip")
         found: dict[str, Any] = {}
         for name, point in given.items():
             found[name] = _quantizer(name, **point) if isinstance(point, Mapping) and name in POINTS else point
@@ -196,6 +205,8 @@ class FivePoint:
         if self.accumulate is not None:
             named = self._named_sums()
             shown["accumulate"] = named if isinstance(named, str) else f"({', '.join(map(str, named))})"
+        if self.chip != "auto":
+            shown["chip"] = self.chip
         return ", ".join(f"{name}={text}" for name, text in shown.items()) or "identity"
 
 
@@ -284,6 +295,12 @@ def _resolve_sums(accumulate: Accumulate) -> Three:
         raise TypeError(f"FivePoint: accumulate must be {wanted}; got {accumulate!r}")
     forward, grad_a, grad_w = (None if given is None else _accumulator(given) for given in accumulate)
     return forward, grad_a, grad_w
+
+
+def _check_chip(chip: Chip, sums: Three) -> None:
+    check_chip("FivePoint", chip)
+    if chip == "require" and not any(sums):
+        raise ValueError("FivePoint: chip='require' is for products with an accumulator, and accumulate is None")
 
 
 def _accumulator(given: Accumulator | str) -> Accumulator:

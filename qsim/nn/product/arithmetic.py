@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
 
@@ -18,11 +19,13 @@ class Adder(NamedTuple):
         how: The sum, spelled as for the operator.
         seed: Needed only for stochastic rounding.
         stream: The stream of random bits.
+        chip: Whether the chip may multiply, if it adds like this.
     """
 
     how: str
     seed: Tensor | None
     stream: int
+    chip: Chip = "auto"
 
 
 class Arithmetic(NamedTuple):
@@ -57,7 +60,8 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
     if bias is not None:
         return in_dtype(multiply(a, b, how.widened()) + bias, how.dtype)
     if how.adder is not None:
-        return in_dtype(accumulated(a, b, how.adder.seed, how.adder.how, how.adder.stream), how.dtype)
+        adder = how.adder
+        return accumulated(a, b, adder.seed, adder.how, adder.stream, dtype=how.dtype, chip=adder.chip)
     if how.exact:
         return in_dtype(float32.matmul(a, b), how.dtype)
     if a.dtype == how.dtype:

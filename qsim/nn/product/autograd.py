@@ -93,11 +93,12 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     plan: ProductPlan = ctx.plan
     seed_of_w = seed if plan.two_inputs else weight_seed
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    upstream = Upstream(g, seed, ctx.observer, plan.rounds_gradient_once, needs_bias and plan.sums_gradient)
+    needed = kept_w.values is not None, kept_a.values is not None
+    upstream = plan.upstream(g, seed, ctx.observer, needed, needs_bias)
     gradients: list[Tensor | None] = [None] * 7
-    if kept_w.values is not None:
+    if needed[0]:
         gradients[0] = _gradient(ctx, 1, upstream, kept_w, seed_of_w, beyond_a)
-    if kept_a.values is not None:
+    if needed[1]:
         gradients[1] = _gradient(ctx, 2, upstream, kept_a, seed, beyond_w)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total

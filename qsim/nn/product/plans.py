@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from qsim.accumulators.chips import Chip
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.chip import CodedOperand, CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
-from qsim.nn.product.operands import CODE_BITS, Operand, coding_of
+from qsim.nn.product.observers import Observer
+from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
 from qsim.nn.product.sites import SharedOperand, Site, leaves_factor, values_of
 from qsim.nn.product.sums import spelled_sums
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
+from qsim_kernels.chip.library import is_chip
 
 # Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
@@ -95,6 +99,7 @@ class ProductPlan:
         clips: For each operand, the function that makes its gradient zero where it saturates, if any.
         sums: The emulated accumulators of the three products, spelled as for the operator; empty if there are none.
         sum_streams: Their streams of random bits.
+        chip: Whether the chip may multiply, if it adds like these.
     """
 
     product: Product
@@ -112,16 +117,36 @@ class ProductPlan:
     clips: tuple[Quantizer | None, Quantizer | None]
     sums: tuple[str | None, ...] = ()
     sum_streams: tuple[int, int, int] = (0, 0, 0)
+    chip: Chip = "auto"
 
     def arithmetic(self, index: int, factors: tuple[Tensor, ...], seed: Tensor | None) -> Arithmetic:
         """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
         how = self.sums[index] if self.sums else None
-        adder = None if how is None else Adder(how, seed, self.sum_streams[index])
+        adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip)
         return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, factors, adder)
 
     def gradient_operands(self, index: int) -> tuple[Site, Operand]:
         """The factors of the gradient of an operand, 1 or 2: the site of the result's gradient, and the other operand."""
         return (self.grad, self.second) if index == 1 else (self.grad_w, self.first)
+
+    def upstream(self, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], sums: bool) -> Upstream:
+        """The gradient of the result, as the backward pass rounds it.
+
+        Args:
+            g: The gradient.
+            seed: Needed only for stochastic rounding.
+            observer: The observer, if any.
+            needed: Whether the gradients of the first operand and of the second are computed.
+            sums: Whether the sum over rows is needed.
+        """
+        if isinstance(self.first, CodedOperand):
+            sites = [site for site, is_needed in zip((self.grad, self.grad_w), needed, strict=True) if is_needed]
+            return CodedUpstream(g, seed, observer, sites)
+        return Upstream(g, seed, observer, self.rounds_gradient_once, sums and self.sums_gradient)
+
+    def on_codes(self) -> ProductPlan:
+        """The same products of FP8 codes."""
+        return replace(self, first=coded(self.first), second=coded(self.second))
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
@@ -151,7 +176,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         held(grad, dtype, second.backward, of_w, of_a),
         held(grad_w, dtype, first.backward, of_a, of_w),
     )
-    return ProductPlan(
+    plan = ProductPlan(
         product,
         dtype,
         (of_a, of_w),
@@ -169,7 +194,20 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         if points.accumulate is None
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=(rank_stream(SUM, rank), rank_stream(SUM_A, rank), rank_stream(SUM_W, rank)),
+        chip=points.chip,
     )
+    return plan.on_codes() if may_run_on_chip(plan, w.dim()) and is_chip(a.device.type, a.device.index) else plan
+
+
+def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
+    """Whether a chip may compute all three products from FP8 codes, if it is there.
+
+    Args:
+        plan: The plan.
+        dims: The number of dimensions of the second operand.
+    """
+    sites = (plan.first.forward, plan.first.backward, plan.second.forward, plan.second.backward, plan.grad, plan.grad_w)
+    return plan.chip != "never" and plan.product.merges_rows(dims) and takes_codes(sites, plan.sums)
 
 
 def _clipping(operand: Operand) -> Quantizer | None:

@@ -17,7 +17,7 @@ from qsim_kernels.triton.device.values import Noise, as_codes, as_numbers
 NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
 MATRIX = ["rows", "columns"]
 NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
-_CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
+CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def encode_block(
         note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
 
 
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + _CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
     lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
@@ -116,7 +116,7 @@ def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.co
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
-@triton.jit(do_not_specialize=["count", *_CODES])
+@triton.jit(do_not_specialize=["count", *CODES])
 def decode_kernel(
     codes, out, count: tl.int64,
     shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64,
@@ -156,7 +156,7 @@ def quantize_and_encode_block(
 _SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS)]
 
 
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + _CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
     codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,

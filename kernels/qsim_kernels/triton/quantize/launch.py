@@ -115,7 +115,7 @@ def _quantizer(
     run, steps = run_of(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = _drawn_later(variant, grid, source)
+        variant = drawn_later(variant, grid, source)
     draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
@@ -146,7 +146,7 @@ def _encoder(
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     if aligned and tile is None:
-        variant = _drawn_later(variant, grid, source)
+        variant = drawn_later(variant, grid, source)
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
     constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
@@ -170,8 +170,8 @@ def _both(
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
     if tile is None:
-        variant = _drawn_later(variant, grid, source)
-        second_variant = _drawn_later(second_variant, code_grid, source)
+        variant = drawn_later(variant, grid, source)
+        second_variant = drawn_later(second_variant, code_grid, source)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.
@@ -186,7 +186,7 @@ def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None)
     return Launcher(decode_kernel, numbers, (variant, block), block, num_warps=2 if target.itemsize == 2 else 4)
 
 
-def _drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
+def drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
     """The variant that draws later, unless so many bytes are moved that drawing all random bits takes no extra time."""
     return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
 

@@ -1,0 +1,80 @@
+"""The library that multiplies on the chip: torch's own products, on an H100 or H200."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.chip.products import ChipProduct
+
+#: The compute capability of H100 and H200, with which the descriptions were compared.
+_HOPPER = (9, 0)
+
+
+class Library(Protocol):
+    """Products of matrices on a chip."""
+
+    def obstacle(self, device: torch.device) -> str:
+        """The reason why a device is not the chip; empty if it is."""
+
+    def is_capturing(self) -> bool:
+        """Whether calls are recorded now, so that no result can be read."""
+
+    def settings(self) -> Hashable:
+        """The settings that may change how a product is computed."""
+
+    def multiply(self, a: Tensor, b: Tensor, product: ChipProduct, dtype: torch.dtype) -> Tensor:
+        """The product of two matrices in its dtypes, in one of its results' dtypes."""
+
+
+class Hopper:
+    """Torch's products on an H100 or H200."""
+
+    def obstacle(self, device: torch.device) -> str:
+        """The reason why a device is not an H100 or H200."""
+        return _obstacle(device)
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def settings(self) -> Hashable:
+        """Torch's settings for 16-bit sums, by which its library chooses among kernels."""
+        matmul = torch.backends.cuda.matmul
+        return matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+
+    def multiply(self, a: Tensor, b: Tensor, product: ChipProduct, dtype: torch.dtype) -> Tensor:
+        """The product in torch's own operators; autocast would change their operands."""
+        if product.is_fp8:
+            one = _one(a.device)
+            return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=product.fast)
+        with torch.autocast(a.device.type, enabled=False):
+            return torch.mm(a, b) if dtype == a.dtype else torch.mm(a, b, out_dtype=dtype)
+
+
+def is_chip(kind: str, index: int | None) -> bool:
+    """Whether a device, given by its type and index, is an H100 or H200."""
+    return kind == "cuda" and not _obstacle(torch.device(kind) if index is None else torch.device(kind, index))
+
+
+# Under torch.compile the result is a constant.
+is_chip._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _obstacle(device: torch.device) -> str:
+    if device.type != "cuda":
+        return f"the operands are on {device.type}, not on an H100 or H200"
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) != _HOPPER:
+        return f"{torch.cuda.get_device_name(device)} is not an H100 or H200"
+    return ""
+
+
+@lru_cache(maxsize=64)
+def _one(device: torch.device) -> Tensor:
+    """A scale of 1."""
+    return torch.ones((), device=device)

@@ -1,0 +1,177 @@
+"""Codes of a matrix and of its transpose from one read: a program rounds a tile, and writes it both ways."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.carrier import counts_wide
+from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.triton.device.blocks import as_single, encoded
+from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.values import CodeVariant, Noise, Variant, as_codes, as_numbers
+from qsim_kernels.triton.host import arguments
+from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
+from qsim_kernels.triton.quantize.launch import drawn_later, seed_of
+
+#: A rounding to codes: the values, how to choose, their codes, and the stream of random bits.
+Rounding = tuple[Grid, Rule, Coding, int]
+
+
+class Square(NamedTuple):
+    """The form of a tile.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        run: Number of neighbours that a thread makes random bits for.
+        aligned: Whether rows begin where random bits begin.
+        whole: Whether tiles fill the matrix.
+        alike: Whether both roundings are the same.
+    """
+
+    rows: int
+    columns: int
+    run: int
+    aligned: bool
+    whole: bool
+    alike: bool
+
+
+_TURNED = [f"turned_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS, *CODES[1:])]
+
+
+@triton.jit
+def tile_of_codes(values, first, noise, grid, coding, V: tl.constexpr, C: tl.constexpr, S: tl.constexpr):
+    """The codes of a tile's values, given the logical index of each row's first element."""
+    drawn = integers_of_rows(noise, first, V, S.run, S.aligned, S.columns)
+    return encoded(values, drawn, grid, coding, V, C, True)
+
+
+@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _TURNED, do_not_specialize_on_alignment=["seed_pointer"])
+def both_ways_kernel(
+    x, turned_out, rows: tl.int64, columns: tl.int64, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64,
+    keep: tl.int64, correction: tl.int64, late: tl.int64,
+    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
+    over: tl.int64, under: tl.int64, scale: tl.int64,
+    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
+    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    turned_keep: tl.int64, turned_correction: tl.int64, turned_late: tl.int64,
+    turned_shift: tl.int64, turned_low: tl.int64, turned_least: tl.int64, turned_half: tl.int64, turned_parity: tl.int64,
+    turned_top: tl.int64, turned_bottom: tl.int64, turned_floor: tl.int64, turned_over: tl.int64, turned_under: tl.int64,
+    turned_scale: tl.int64,
+    turned_lowest: tl.int64, turned_code_scale: tl.int64, turned_rest: tl.int64, turned_lift: tl.int64, turned_mask: tl.int64,
+    turned_sign: tl.int64, turned_unused: tl.int64, turned_binade: tl.int64, turned_last: tl.int64, turned_infinity: tl.int64,
+    turned_nan: tl.int64,
+    V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
+
+    Args:
+        x: The values.
+        turned_out: The transposed codes.
+        rows: Rows of the matrix.
+        columns: Columns.
+        out: The codes in place, or None.
+        V: The `Variant` of their rounding, and `C` their `CodeVariant`.
+        W: The same for the transposed codes, and `D`.
+        S: The `Square`.
+    """
+    if seed_pointer is not None:
+        seed = tl.load(seed_pointer)
+    across = tl.cdiv(columns, S.columns).to(tl.int32)
+    row = (tl.program_id(0) // across).to(tl.int64) * S.rows + tl.arange(0, S.rows)
+    column = (tl.program_id(0) % across).to(tl.int64) * S.columns + tl.arange(0, S.columns)
+    first = row * columns + (tl.program_id(0) % across).to(tl.int64) * S.columns
+    places = (row * columns)[:, None] + column[None, :]
+    turned_places = (column * rows)[:, None] + row[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    turned_inside = (column < columns)[:, None] & (row < rows)[None, :]
+    if S.whole:
+        values = as_single(tl.load(x + places))
+    else:
+        values = as_single(tl.load(x + places, mask=inside, other=0))
+    turned_noise = Noise(seed, turned_stream, turned_keep, turned_correction, turned_late)
+    turned_grid = as_numbers(
+        turned_shift, turned_low, turned_least, turned_half, turned_parity, turned_top, turned_bottom, turned_floor, turned_over,
+        turned_under, turned_scale, W.wide,
+    )  # fmt: skip
+    turned_coding = as_codes(
+        turned_shift, turned_lowest, turned_code_scale, turned_rest, turned_lift, turned_mask, turned_sign, turned_unused, turned_binade,
+        turned_last, turned_infinity, turned_nan, W.wide,
+    )  # fmt: skip
+    turned = tile_of_codes(values, first, turned_noise, turned_grid, turned_coding, W, D, S).to(turned_out.dtype.element_ty)
+    if out is not None:
+        if S.alike:
+            codes = turned
+        else:
+            noise = Noise(seed, noise_stream, keep, correction, late)
+            grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+            coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
+            codes = tile_of_codes(values, first, noise, grid, coding, V, C, S).to(out.dtype.element_ty)
+        if S.whole:
+            tl.store(out + places, codes)
+        else:
+            tl.store(out + places, codes, mask=inside)
+    if S.whole:
+        tl.store(turned_out + turned_places, tl.trans(turned))
+    else:
+        tl.store(turned_out + turned_places, tl.trans(turned), mask=turned_inside)
+
+
+def encode_both_ways(
+    out: Tensor | None, turned: Tensor, x: Tensor, seed: Tensor | None, rounding: Rounding, turned_rounding: Rounding
+) -> None:
+    """Round a matrix twice from one read, and write codes of at most 16 bits.
+
+    Args:
+        out: The codes of `rounding`, contiguous, if they are wanted.
+        turned: The codes of `turned_rounding`, transposed and contiguous.
+        x: A matrix.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        rounding: How codes in place are made.
+        turned_rounding: How transposed ones are made.
+    """
+    if not x.numel():
+        return
+    rows, columns = x.shape
+    form = _form(rounding[:3], turned_rounding[:3], x.dtype, rows, columns, rounding == turned_rounding)
+    programs = -(-rows // form.square.rows) * -(-columns // form.square.columns)
+    pointer, number = seed_of(seed, x)
+    absent = (out is None or out.data_ptr() % 16, pointer is None)
+    streams = rounding[3], turned_rounding[3]
+    form.launcher.launch(programs, x.contiguous(), turned, rows, columns, out, pointer, number, *streams, absent=absent)
+
+
+class _Form(NamedTuple):
+    """A compiled form of the kernel."""
+
+    launcher: Launcher
+    square: Square
+
+
+@lru_cache(maxsize=4096)
+def _form(
+    rounding: tuple[Grid, Rule, Coding], turned: tuple[Grid, Rule, Coding], source: torch.dtype, rows: int, columns: int, alike: bool
+) -> _Form:
+    square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
+    return _Form(_launcher(rounding, turned, source, square), square)
+
+
+@lru_cache(maxsize=4096)
+def _launcher(rounding: tuple[Grid, Rule, Coding], turned: tuple[Grid, Rule, Coding], source: torch.dtype, square: Square) -> Launcher:
+    (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*rounding, source), _numbers(*turned, source)
+    constants = (*variants, *turned_variants, square)
+    return Launcher(both_ways_kernel, (*numbers, *turned_numbers), constants, square.rows * square.columns, num_warps=4)
+
+
+def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:
+    variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
+    code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
+    return drawn_later(variant, grid, source), code_variant, (*numbers, *code_numbers)

@@ -1,0 +1,139 @@
+"""Operands of products on a chip: FP8 codes, stored along the dimension that a product sums over.
+
+A layer uses these where the chip has the accumulators of all three of its products. The input and the gradient are then read once for both
+of their products. Products that the chip does not compute after all take the same codes to the emulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.formats import E4M3, E5M2
+from qsim.nn.product.bilinear import rows
+from qsim.nn.product.observers import Observer
+from qsim.nn.product.operands import Kept, Operand, Upstream
+from qsim.nn.product.sites import Rounded, Site
+from qsim_kernels.chip.products import product_of
+from qsim_kernels.sums import read_sum
+
+#: The dtypes whose values are a format's, by the text of its grid.
+_DTYPES = {E4M3.spelling[0]: torch.float8_e4m3fn, E5M2.spelling[0]: torch.float8_e5m2}
+
+
+@dataclass(frozen=True)
+class CodedOperand(Operand):
+    """An input or a weight whose FP8 codes are multiplied; the backward pass keeps those of an input, and encodes a weight again."""
+
+    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> tuple[Rounded, Kept]:
+        """The operand for the forward product, and the data kept for the backward pass, if needed."""
+        if not needed or self.coding is None:
+            return Rounded(_encoded(x, self.forward, seed)), Kept(x if needed else None)
+        forward, backward = _encoded_twice(x, self.forward, self.backward, seed)
+        return Rounded(forward), Kept(backward)
+
+    def recall(self, kept: Kept, seed: Tensor | None, dtype: torch.dtype) -> Rounded:
+        """The operand for a product of the backward pass."""
+        assert kept.values is not None  # it was needed
+        return Rounded(_encoded(kept.values, self.backward, seed) if self.coding is None else kept.values)
+
+
+class CodedUpstream(Upstream):
+    """The gradient of the result in FP8 codes, for two products from one read, or for one of them.
+
+    Args:
+        g: The gradient.
+        seed: Needed only for stochastic rounding.
+        observer: The observer, if any.
+        sites: The sites of the products that will be computed, in order.
+    """
+
+    def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, sites: Sequence[Site]) -> None:
+        super().__init__(g, seed, observer, len({site.stream for site in sites}) == 1, False)
+        self._sites = tuple(sites)
+        self._waiting: Tensor | None = None
+
+    def round(self, site: Site, dtype: torch.dtype) -> Rounded:
+        """The gradient for a product."""
+        is_second = self._waiting is not None
+        if self._observer is not None and not (is_second and self._serves_both):
+            self._observer.rounds(site, self._g, self.seed)
+        if self._waiting is not None:
+            return Rounded(self._waiting)
+        if len(self._sites) == 1:
+            return Rounded(_encoded(self._g, site, self.seed))
+        one, other = self._sites
+        codes, self._waiting = _encoded_twice(self._g, one, other, self.seed)
+        return Rounded(codes)
+
+
+def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:
+    """Whether a layer's products may be multiplied in FP8 codes: plain points in E4M3 and E5M2, and the sums of FP8 products."""
+    are_fp8 = all(
+        site.quantizer is not None and site.is_plain and site.quantizer.spelt.grid in _DTYPES and not (site.place.row or site.place.offset)
+        for site in sites
+    )
+    return are_fp8 and len(sums) > 0 and all(how is not None and _adds_fp8(how) for how in sums)
+
+
+def coded(operand: Operand) -> CodedOperand:
+    """The operand in FP8 codes."""
+    point = operand.backward.quantizer
+    assert point is not None  # `takes_codes` has found one
+    keeps_codes = operand.forward.name == "act"
+    return CodedOperand(operand.forward, operand.backward, operand.is_reused, point.format.spelling[1] if keeps_codes else None)
+
+
+def _adds_fp8(how: str) -> bool:
+    product = product_of(read_sum(how))
+    return product is not None and product.is_fp8
+
+
+def _encoded(x: Tensor, site: Site, seed: Tensor | None) -> Tensor:
+    """A tensor as codes, stored along the dimension that its product sums over."""
+    arguments = _arguments(site)
+    chosen = seed if _is_stochastic(site) else None
+    if _is_by_rows(site):
+        return torch.ops.qsim.encode.default(x.contiguous(), chosen, *arguments, 0, False).view(_dtype(site))  # type: ignore[no-any-return]
+    return _turned_back(torch.ops.qsim.encode_transpose.default(rows(x), chosen, *arguments), x, site)
+
+
+def _encoded_twice(x: Tensor, one: Site, other: Site, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A tensor as the codes of two sites, whose products sum over different dimensions, from one read."""
+    by_rows, turned = (one, other) if _is_by_rows(one) else (other, one)
+    chosen = seed if _is_stochastic(one) or _is_stochastic(other) else None
+    codes, turned_codes = torch.ops.qsim.encode_with_transpose.default(rows(x), chosen, *_arguments(by_rows), *_arguments(turned))
+    plain, back = codes.view(_dtype(by_rows)).view(x.shape), _turned_back(turned_codes, x, turned)
+    return (plain, back) if by_rows is one else (back, plain)
+
+
+def _turned_back(codes: Tensor, x: Tensor, site: Site) -> Tensor:
+    """Transposed codes as a tensor with the shape of the one that was encoded."""
+    return codes.view(_dtype(site)).t().view(x.shape)
+
+
+def _is_by_rows(site: Site) -> bool:
+    return site.direction.summed == -1
+
+
+def _is_stochastic(site: Site) -> bool:
+    assert site.quantizer is not None
+    return site.quantizer.spelt.is_stochastic
+
+
+def _dtype(site: Site) -> torch.dtype:
+    assert site.quantizer is not None
+    return _DTYPES[site.quantizer.spelt.grid]
+
+
+def _arguments(site: Site) -> tuple[str, str, str, int]:
+    """A site's rounding as operators take it."""
+    assert site.quantizer is not None
+    return site.quantizer.spelt.grid, site.quantizer.spelt.rule, site.quantizer.format.spelling[1], site.stream
+
+
+# Under torch.compile strings are constants, and so is the result of a function marked like this.
+_adds_fp8._dynamo_marked_constant = True  # type: ignore[attr-defined]
