@@ -188,7 +188,10 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         setting.two_inputs,
         adds_bias=setting.draws is None or setting.draws.adds_bias,
         rounds_gradient_once=grad.stream == grad_w.stream,
-        sums_gradient=product.sums_rows and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
+        # A chip rounds the gradient in another read, and the bias's gradient must not depend on who multiplies.
+        sums_gradient=points.accumulate is None
+        and product.sums_rows
+        and all(site.quantizer is not None and site.is_plain for site in (grad, grad_w)),
         clips=(_clipping(first), _clipping(second)),
         sums=()
         if points.accumulate is None

@@ -115,7 +115,10 @@ def test_compiled_checkpointed_and_autocast_layers(on_codes: torch.device) -> No
         lambda t: checkpoint(layer, t, use_reentrant=False),  # type: ignore[no-any-return]
     ]
     for way in ways:
-        assert all(map(torch.equal, step(way), eager))
+        (*found, bias), (*expected, expected_bias) = step(way), eager
+        assert all(map(torch.equal, found, expected))
+        # The bias's gradient is a sum of torch's, for which compilers have an order of their own.
+        torch.testing.assert_close(bias, expected_bias)
     with torch.autocast(on_codes.type, torch.bfloat16):
         narrow = step(layer)
         layer.points = FivePoint.from_dict({**layer.points.to_dict(), "chip": "never"})

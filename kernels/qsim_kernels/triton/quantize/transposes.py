@@ -89,8 +89,12 @@ def both_ways_kernel(
     row = (tl.program_id(0) // across).to(tl.int64) * S.rows + tl.arange(0, S.rows)
     column = (tl.program_id(0) % across).to(tl.int64) * S.columns + tl.arange(0, S.columns)
     first = row * columns + (tl.program_id(0) % across).to(tl.int64) * S.columns
-    places = (row * columns)[:, None] + column[None, :]
-    turned_places = (column * rows)[:, None] + row[None, :]
+    starts, turned_starts = row * columns, column * rows
+    if S.whole:
+        # Without this the compiler reads and writes single elements.
+        starts, turned_starts = tl.multiple_of(starts, [16]), tl.multiple_of(turned_starts, [16])
+    places = starts[:, None] + column[None, :]
+    turned_places = turned_starts[:, None] + row[None, :]
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     turned_inside = (column < columns)[:, None] & (row < rows)[None, :]
     if S.whole:
@@ -144,7 +148,7 @@ def encode_both_ways(
     form = _form(rounding[:3], turned_rounding[:3], x.dtype, rows, columns, rounding == turned_rounding)
     programs = -(-rows // form.square.rows) * -(-columns // form.square.columns)
     pointer, number = seed_of(seed, x)
-    absent = (out is None or out.data_ptr() % 16, pointer is None)
+    absent = (None if out is None else out.data_ptr() % 16, pointer is None)
     streams = rounding[3], turned_rounding[3]
     form.launcher.launch(programs, x.contiguous(), turned, rows, columns, out, pointer, number, *streams, absent=absent)
 
