@@ -1,4 +1,4 @@
-"""Measures products of square matrices with emulated accumulators, next to a native product in bf16 (in float32 on a CPU).
+"""Measures products of square matrices with accumulators, emulated and on the chip, next to a native product in bf16 (in float32 on a CPU).
 
 Speeds are in TFLOP/s (GFLOP/s on a CPU), with two operations for each of the `size**3` products. Operands are normally distributed, in
 E4M3 for the units that take only FP8, in FP16 for those that take only that, and otherwise in bf16.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     heading = f"{name}; torch {torch.__version__}, triton {_settings.triton_version()}; {size} × {size} × {size}"
     if not args.json:
         print(heading)
-    rows = [measure(accumulator, size, device, repeats) for accumulator in chosen]
+    rows = [row for accumulator in chosen for row in measure(accumulator, size, device, repeats)]
     print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, columns(device)))
     return 0
 
@@ -60,28 +61,38 @@ def columns(device: torch.device) -> list[Column]:
     return [
         Column("accumulator", "accumulator"),
         Column("operands", "operands"),
+        Column("by", "by"),
         Column("ms", "milliseconds", hundredths),
         Column(unit, "flops", lambda flops: hundredths(flops / scale)),
         Column(f"native {unit}", "native_flops", lambda flops: hundredths(flops / scale)),
     ]
 
 
-def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: int) -> Row:
-    """Time one accumulator in turns with the native product."""
+def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: int) -> Iterator[Row]:
+    """Time one accumulator in turns with the native product: the emulator, and the chip if it adds like this."""
     operands, how = _description(accumulator)
     generator = torch.Generator(device).manual_seed(0)
     given = [torch.randn(size, size, generator=generator, device=device) for _ in range(2)]
     a, b = (x.to(_DTYPES[operands]) for x in given)
+    b = b.mT  # stored along the sum, as chips read FP8 operands
     seed = torch.zeros((), dtype=torch.int64, device=device)
-    calls: list[Call] = [_native(given, device), lambda: accumulated(a, b, seed, how, 0)]
-    native, ours = interleaved(calls, clock_of(device), repeats)
-    return {
-        "accumulator": accumulators.name_of(accumulator),
-        "operands": operands,
-        "milliseconds": ours * 1e3,
-        "flops": 2 * size**3 / ours,
-        "native_flops": 2 * size**3 / native,
-    }
+    product = partial(accumulated, a, b, seed, how, 0)
+    ways: dict[str, Call] = {"emulator": partial(product, chip="never")}
+    try:
+        product(chip="require")
+        ways["chip"] = partial(product, chip="require")
+    except RuntimeError:
+        pass  # There is no chip, or it adds otherwise.
+    native, *times = interleaved([_native(given, device), *ways.values()], clock_of(device), repeats)
+    for by, time in zip(ways, times, strict=True):
+        yield {
+            "accumulator": accumulators.name_of(accumulator),
+            "operands": operands,
+            "by": by,
+            "milliseconds": time * 1e3,
+            "flops": 2 * size**3 / time,
+            "native_flops": 2 * size**3 / native,
+        }
 
 
 def _native(given: Sequence[Tensor], device: torch.device) -> Call:

@@ -17,7 +17,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("8 × 8 × 8")
     assert "GFLOP/s" in lines[1]
-    assert [line.split()[:2] for line in lines[2:]] == [["h100_fp8", "e4m3"], ["Rounded('fp16')", "bf16"]]
+    assert [line.split()[:3] for line in lines[2:]] == [["h100_fp8", "e4m3", "emulator"], ["Rounded('fp16')", "bf16", "emulator"]]
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
