@@ -23,7 +23,8 @@ from qsim.rounding import Rounding, Stochastic
 from qsim.scaling.block import Block
 
 if TYPE_CHECKING:
-    from qsim import diagnostics, optim
+    from qsim import checkpoints, diagnostics, optim
+    from qsim.checkpoints import load, save
     from qsim.nn.coverage.run import coverage
     from qsim.unit import fpu
 
@@ -46,6 +47,7 @@ __all__ = [
     "accumulators",
     "backends",
     "block",
+    "checkpoints",
     "convert",
     "coverage",
     "decode",
@@ -54,6 +56,7 @@ __all__ = [
     "format",
     "formats",
     "fpu",
+    "load",
     "matmul",
     "nn",
     "optim",
@@ -63,6 +66,7 @@ __all__ = [
     "recipes",
     "revert",
     "rounding",
+    "save",
     "scaling",
     "threshold_quantize",
     "transforms",
@@ -70,8 +74,8 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("bench", "compat", "diagnostics", "optim", "plot", "studies")
-_LATER_FUNCTIONS = {"coverage": "nn.coverage.run", "fpu": "unit"}
+_LATER = ("bench", "checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
+_LATER_FUNCTIONS = {"coverage": "nn.coverage.run", "fpu": "unit", "load": "checkpoints", "save": "checkpoints"}
 
 
 def __getattr__(name: str) -> Any:

@@ -96,6 +96,11 @@ class Drawn(NamedTuple):
         """The source of a newly drawn seed."""
         return cls(seed, next(_DRAWS))
 
+    @property
+    def agreed_seed(self) -> int:
+        """The seed in use: rank 0's, if the processes of a distributed run have agreed on one."""
+        return _AGREED.get((self.seed, self.number), self.seed)
+
 
 _DRAWS = count()
 # Seeds shared by all processes, by the seeds drawn in this process and the numbers of the draws.

@@ -1,0 +1,8 @@
+"""Checkpoints: a converted model saved and loaded to the bit, and exported as real low-precision numbers.
+
+Needs the extra `export`: `pip install 'qsim-torch[export]'`.
+"""
+
+from qsim.checkpoints.saving import load, save
+
+__all__ = ["load", "save"]

@@ -1,0 +1,88 @@
+"""The tensors of a model's state: which of them are the same, and whether they fit another model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+
+from qsim.nn.histories import RemembersAmaxes
+
+
+def check_state(action: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Raise an error for a state that is not made of dense tensors with values.
+
+    Args:
+        action: The function that writes them, for errors.
+        state: A `state_dict`.
+    """
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{action}: {name} is not a tensor but {type(tensor).__name__}, which safetensors files cannot hold")
+        if is_lazy(tensor):
+            raise ValueError(f"{action}: {name} is lazy and has seen no input: call the model once before")
+        if tensor.is_meta:
+            raise ValueError(f"{action}: {name} is on the meta device and has no values")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"{action}: {name} must be a dense tensor, got layout {tensor.layout}")
+    return dict(state)
+
+
+def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The distinct tensors of a state, and for each further name of one of them its first name.
+
+    Example:
+        >>> import torch
+        >>> from qsim.checkpoints.states import unshared
+        >>> weight = torch.zeros(2)
+        >>> unshared({"embedding": weight, "head": weight})
+        ({'embedding': tensor([0., 0.])}, {'head': 'embedding'})
+    """
+    first: dict[object, str] = {}
+    tensors, shared = {}, {}
+    for name, tensor in state.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        place = (local.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if local.numel() else name
+        if place in first:
+            shared[name] = first[place]
+        else:
+            first[place] = name
+            tensors[name] = tensor
+    return tensors, shared
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, gathered from all ranks if it is distributed."""
+    if isinstance(tensor, DTensor):
+        gathered: Tensor = tensor.full_tensor()
+        return gathered
+    return tensor
+
+
+def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raise an error unless a model has exactly the saved tensors, in their shapes and dtypes, besides the histories of delayed scales."""
+    own = model.state_dict()
+    for module_name, module in model.named_modules():
+        if isinstance(module, RemembersAmaxes):
+            for history in module.histories.values():
+                for name in history.names:
+                    own.pop(f"{module_name}.{name}".lstrip("."), None)
+    for one, other, lacks in ((saved, own, "the model lacks"), (own, saved, "the folder lacks")):
+        names = [name for name in one if name not in other]
+        if names:
+            more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+            raise ValueError(f"load: {lacks} {', '.join(names[:3])}{more}: the saved model had another architecture")
+    for name, tensor in saved.items():
+        mine = own[name]
+        if isinstance(mine, DTensor):
+            raise TypeError(f"load: {name} is distributed: load the model first, then shard it")
+        if mine.is_meta:
+            raise ValueError(f"load: {name} is on the meta device: call model.to_empty(device=…) first")
+        if mine.shape != tensor.shape:
+            raise ValueError(f"load: {name} has shape {tuple(mine.shape)} in the model and was saved with {tuple(tensor.shape)}")
+        if mine.dtype != tensor.dtype:
+            raise ValueError(f"load: {name} is {mine.dtype} in the model and was saved as {tensor.dtype}: model.to({tensor.dtype}) first")

@@ -1,0 +1,76 @@
+"""Repeating a conversion from its description, on the same model or on a new one of the same architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from qsim.nn.converting.convert import convert, revert
+from qsim.nn.converting.description import VERSION, quantize_modules
+from qsim.nn.converting.layers import kind, target
+from qsim.nn.modules import FivePointModule
+from qsim.random.seeds import check_index
+from qsim.random.streams import Drawn
+from qsim.recipes.five_point import FivePoint
+
+
+def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Convert a model as described, in place of whatever conversion it has.
+
+    Args:
+        model: The model.
+        description: The result of `describe`.
+
+    Raises:
+        ValueError: If the description is of another architecture, or of a newer release. The model is unchanged.
+    """
+    if description.get("version") != VERSION:
+        raise ValueError(f"the description of the conversion has version {description.get('version')!r}; this release reads {VERSION}")
+    points = [FivePoint.from_dict(each) for each in description["points"]]
+    layers: Mapping[str, Any] = description["layers"]
+    _check_same_layers(model, layers)
+    if quantize_modules(model) != description["quantize"]:
+        raise ValueError("the model's qsim.nn.Quantize modules are not those of the saved model")
+    revert(model)
+    if not layers:
+        return
+    # The seed that convert draws is replaced below: the caller's generator is not advanced.
+    with torch.random.fork_rng(devices=[]):
+        convert(model, lambda name, _: points[layers[name]["points"]] if name in layers else None, embeddings=True)
+    draws: dict[int, Drawn] = {}
+    for name, facts in layers.items():
+        layer: Any = model.get_submodule(name)
+        layer.stream_source = _stream(facts["stream"], draws)
+        layer.__dict__["_recipe"] = facts.get("recipe")
+
+
+def _stream(saved: int | Mapping[str, Any], draws: dict[int, Drawn]) -> int | Drawn:
+    """A layer's stream; layers with the same seed share its draw, on which processes agree once."""
+    if isinstance(saved, int):
+        check_index(saved, 0)
+        return saved
+    seed = saved["seed"]
+    if seed not in draws:
+        draws[seed] = Drawn.of(seed)
+    return draws[seed]._replace(name=saved["name"])
+
+
+def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
+    """Raise an error for a layer that the model lacks, or that only the model rounds."""
+    modules = dict(model.named_modules())
+    for name, facts in layers.items():
+        module = modules.get(name)
+        if module is None or kind(module).__name__ != facts["class"] or not _can_round(module):
+            has = "does not exist in the model" if module is None else f"is a {type(module).__name__} in the model"
+            raise ValueError(f"{name or 'the saved model'}, a converted {facts['class']}, {has}: the saved model had another architecture")
+    for name, module in modules.items():
+        built = isinstance(module, FivePointModule) and "_converted" not in module.__dict__
+        if built and name not in layers:
+            raise ValueError(f"{name or 'the model'} was built with points, and the saved model had none there")
+
+
+def _can_round(module: nn.Module) -> bool:
+    return isinstance(module, FivePointModule) or target(module) is not None

@@ -1,0 +1,186 @@
+"""A model that was saved and loaded computes the same bits, and nothing that differs goes unnoticed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import qsim
+from qsim import FivePoint, Quantizer, scaling
+from qsim.checkpoints import folders
+
+DELAYED = Quantizer("e4m3", scale=scaling.Delayed(history=4))
+NOISY = Quantizer("e4m1", "stochastic")
+
+
+class Model(nn.Module):
+    """Layers of several kinds, a tied weight, and points of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 16)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.mix = nn.Linear(16, 16)
+        self.between = qsim.nn.Quantize("e5m2", "e5m2")
+        self.own = qsim.nn.Linear(16, 16, points=FivePoint(act="bf16"), stream=5)
+        self.head = nn.Linear(16, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.attend(x, x, x, need_weights=False)[0]
+        return self.head(self.own(self.between(self.mix(x))))
+
+
+def converted() -> Model:
+    torch.manual_seed(0)
+    model = Model()
+    qsim.convert(model, {"attend": FivePoint(NOISY, NOISY, grad=NOISY), "mix": FivePoint(DELAYED, DELAYED)}, exclude=["head"])
+    qsim.convert(model, FivePoint(weight=NOISY, weight_bwd="same", grad="e5m2"), include=["head"])
+    step(model)
+    return model
+
+
+def step(model: nn.Module) -> list[Tensor]:
+    """The output and the gradients of one step in training, from fixed seeds."""
+    torch.manual_seed(3)
+    output = model(torch.arange(10).view(2, 5))
+    model.zero_grad()
+    output.square().sum().backward()
+    return [output.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+def test_a_loaded_model_computes_the_same_bits(tmp_path: Path) -> None:
+    model = converted()
+    qsim.save(model, tmp_path / "saved", max_shard_size=2000)
+    assert len(list(tmp_path.glob("saved/model-*.safetensors"))) > 2
+    # A conversion that the model has already is replaced, and loading draws nothing from torch's generator.
+    other = qsim.convert(Model(), "mxfp8")
+    before = torch.get_rng_state()
+    loaded = qsim.load(other, tmp_path / "saved")
+    assert torch.equal(before, torch.get_rng_state())
+    assert qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
+    assert loaded.mix.points == model.mix.points
+    first, second = step(model), step(loaded)
+    assert len(first) == 10
+    assert all(map(torch.equal, first, second))
+    # In evaluation the delayed scales follow from histories that were saved.
+    assert all(map(torch.equal, step(model.eval()), step(loaded.eval())))
+
+
+def test_copies_of_a_loaded_model_draw_noise_of_their_own(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY))
+    qsim.save(model, tmp_path / "saved")
+    loaded = qsim.load(nn.Linear(8, 8), tmp_path / "saved")
+    assert loaded.stream == model.stream
+    assert isinstance(loaded.stream_source, tuple)
+
+
+def test_a_folder_holds_no_pickle_and_says_what_it_is(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "nvfp4")
+    qsim.save(model, tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["model.safetensors", "qsim.json"]
+    assert torch.equal(load_file(tmp_path / "saved" / "model.safetensors")["0.weight"], model[0].weight)
+    facts = json.loads((tmp_path / "saved" / "qsim.json").read_text())
+    conversion = facts["conversion"]
+    assert facts["torch_seed"] == torch.initial_seed()
+    assert conversion["layers"]["1"]["recipe"] == "nvfp4"
+    assert FivePoint.from_dict(conversion["points"][conversion["layers"]["0"]["points"]]) == qsim.recipes.nvfp4().points
+
+
+def test_weights_of_a_converted_model_in_a_plain_one_cause_a_warning(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), FivePoint(act=DELAYED), exclude=["1"])
+    qsim.save(model, tmp_path / "saved")
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=r"load: the saved model rounds in 1 of its layers, and with convert=False this model keeps"):
+        qsim.load(plain, tmp_path / "saved", convert=False)
+    assert type(plain[0]) is nn.Linear
+    assert torch.equal(plain[0].weight, model[0].weight)
+    qsim.load(model, tmp_path / "saved", convert=False)  # the same conversion: nothing to warn of
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4)), "the model lacks 1.bias, 1.weight: the saved model had another architecture"),
+        (lambda: nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), r"the folder lacks 2.weight, 2.bias"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), r"1.bias has shape \(3,\) in the model and was saved with \(2,\)"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).bfloat16(), r"model.to\(torch.float32\) first"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to("meta"), r"on the meta device: call model.to_empty"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.modules.linear.NonDynamicallyQuantizableLinear(4, 2)),
+            "1, a converted Linear, is a NonDynamicallyQuantizableLinear in the model",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2), qsim.nn.Quantize("e4m3")),
+            "the model's qsim.nn.Quantize modules are not those of the saved model",
+        ),
+    ],
+)
+def test_another_model_is_refused_and_unchanged(tmp_path: Path, other: object, error: str) -> None:
+    qsim.save(qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "fp8_hybrid"), tmp_path / "saved")
+    model = other()
+    before = {name: (type(module), module.training) for name, module in model.named_modules()}
+    with pytest.raises(ValueError, match=error):
+        qsim.load(model, tmp_path / "saved")
+    assert {name: (type(module), module.training) for name, module in model.named_modules()} == before
+
+
+def test_layers_built_with_points_must_have_been_saved(tmp_path: Path) -> None:
+    qsim.save(nn.Linear(4, 4), tmp_path / "saved")
+    with pytest.raises(ValueError, match="the model was built with points, and the saved model had none there"):
+        qsim.load(qsim.nn.Linear(4, 4, points="mxfp8"), tmp_path / "saved")
+
+
+def test_states_that_safetensors_cannot_hold_are_refused(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 3}
+
+    with pytest.raises(TypeError, match="save: _extra_state is not a tensor but dict"):
+        qsim.save(Extra(2, 2), tmp_path / "saved")
+    with pytest.raises(ValueError, match="save: weight is lazy and has seen no input"):
+        qsim.save(nn.LazyLinear(2), tmp_path / "saved")
+    with pytest.raises(ValueError, match="max_shard_size must be a number of bytes or a text such as '5GB', got '5 apples'"):
+        qsim.save(nn.Linear(2, 2), tmp_path / "saved", max_shard_size="5 apples")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_replaced_only_on_request(tmp_path: Path) -> None:
+    target = tmp_path / "saved"
+    qsim.save(nn.Linear(2, 2), target)
+    with pytest.raises(FileExistsError, match=r"save: .*saved is not empty; overwrite=True replaces it"):
+        qsim.save(nn.Linear(3, 3), target)
+    (target / "notes.txt").write_text("of the first")
+    qsim.save(nn.Linear(3, 3), target, overwrite=True)
+    assert sorted(path.name for path in target.iterdir()) == ["model.safetensors", "qsim.json"]
+    assert load_file(target / "model.safetensors")["weight"].shape == (3, 3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="file is a file, and a folder is written"):
+        qsim.save(nn.Linear(2, 2), tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match=r"load: there is no .*qsim.json"):
+        qsim.load(nn.Linear(2, 2), tmp_path)
+
+
+def test_an_interrupted_folder_does_not_look_complete(tmp_path: Path) -> None:
+    target = tmp_path / "saved"
+    qsim.save(nn.Linear(2, 2), target)
+    with pytest.raises(KeyboardInterrupt), folders.whole_folder("save", target, overwrite=True) as place:  # noqa: PT012
+        assert place.name.endswith(".incomplete")
+        (place / "model.safetensors").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    qsim.load(nn.Linear(2, 2), target)
+
+
+def test_a_newer_description_is_refused(tmp_path: Path) -> None:
+    qsim.save(nn.Linear(2, 2), tmp_path / "saved")
+    path = tmp_path / "saved" / "qsim.json"
+    facts = json.loads(path.read_text())
+    facts["conversion"]["version"] = 2
+    path.write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match="the description of the conversion has version 2; this release reads 1"):
+        qsim.load(nn.Linear(2, 2), tmp_path / "saved")
