@@ -24,7 +24,7 @@ from qsim.scaling.block import Block
 
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, optim
-    from qsim.checkpoints import load, save
+    from qsim.checkpoints import export, load, save
     from qsim.nn.coverage.run import coverage
     from qsim.unit import fpu
 
@@ -53,6 +53,7 @@ __all__ = [
     "decode",
     "diagnostics",
     "encode",
+    "export",
     "format",
     "formats",
     "fpu",
@@ -75,7 +76,13 @@ __all__ = [
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
 _LATER = ("bench", "checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
-_LATER_FUNCTIONS = {"coverage": "nn.coverage.run", "fpu": "unit", "load": "checkpoints", "save": "checkpoints"}
+_LATER_FUNCTIONS = {
+    "coverage": "nn.coverage.run",
+    "export": "checkpoints",
+    "fpu": "unit",
+    "load": "checkpoints",
+    "save": "checkpoints",
+}
 
 
 def __getattr__(name: str) -> Any:

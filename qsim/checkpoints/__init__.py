@@ -3,6 +3,7 @@
 Needs the extra `export`: `pip install 'qsim-torch[export]'`.
 """
 
+from qsim.checkpoints.exporting import Export, export
 from qsim.checkpoints.saving import load, save
 
-__all__ = ["load", "save"]
+__all__ = ["Export", "export", "load", "save"]

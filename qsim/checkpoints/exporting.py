@@ -1,0 +1,196 @@
+"""Exporting a converted model: its weights as real low-precision numbers, in the layout of a library that serves them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from qsim.checkpoints import architectures
+from qsim.checkpoints.compressed_tensors import CompressedTensors
+from qsim.checkpoints.examples import input_amaxes
+from qsim.checkpoints.folders import check_free, whole_folder
+from qsim.checkpoints.layouts import LayerPlan, Layout
+from qsim.checkpoints.saving import DESCRIPTION
+from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
+from qsim.checkpoints.states import check_state, unshared
+from qsim.checkpoints.torchao import TorchAO
+from qsim.checkpoints.weights import LayoutError, coded
+from qsim.nn.converting.description import describe
+from qsim.nn.modules import FivePointModule
+from qsim.text.columns import aligned
+
+#: The layouts by name.
+LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (CompressedTensors(), TorchAO())}
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported checkpoint; prints as a table.
+
+    Attributes:
+        folder: Its folder.
+        layout: Its layout.
+        layers: The name of each layer with low-precision weights, its numbers, and a note, if there is anything to know about them.
+
+    Example:
+        >>> import tempfile, torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 2)), "mxfp8", exclude=["1"])
+        >>> print(qsim.export(model, tempfile.mkdtemp()))
+        0  weight=e4m3 blocks(32, e8m0, ceil), act=e4m3 blocks(32, e8m0, ceil)
+    """
+
+    folder: Path
+    layout: str
+    layers: tuple[tuple[str, str, str], ...]
+
+    def __str__(self) -> str:
+        """The table."""
+        return aligned([row if row[2] else row[:2] for row in self.layers])
+
+
+def export(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    layout: str = "compressed-tensors",
+    *,
+    weight_only: bool = False,
+    example: Any = None,
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+) -> Export:
+    """Write the weights of converted layers as real low-precision numbers, and all other tensors unchanged.
+
+    The numbers are those that the forward pass multiplies: the layout's library decodes them to the same weights, bit for bit. Weights with
+    stochastic rounding, which differ from step to step, are rounded to nearest. Inputs are described as the layers' point `act` rounds
+    them. The folder has safetensors files, a `config.json` with the `quantization_config`, and a `qsim.json` for `qsim.load`. It appears
+    when all of it is written.
+
+    Args:
+        model: The model.
+        folder: The folder to create.
+        layout: `"compressed-tensors"`, which vLLM and SGLang load, or `"torchao"`.
+        weight_only: Describe inputs as high precision, whatever `act` says.
+        example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
+        overwrite: Replace a folder that exists and is not empty.
+        max_shard_size: The largest size of a file, in bytes or as a text such as `"500MB"`.
+
+    Returns:
+        The exported layers.
+
+    Raises:
+        FileExistsError: If the folder is not empty, without `overwrite`.
+        ImportError: If safetensors is not installed.
+        ValueError: If the layout cannot express a layer's points, or a weight is not finite. Nothing is written.
+
+    Example:
+        >>> import tempfile, torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(16, 4)), "fp8_hybrid")
+        >>> folder = tempfile.mkdtemp()
+        >>> print(qsim.export(model, folder, "compressed-tensors"))
+        0  weight=e4m3 tensor, act=e4m3 tensor
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"export: layout must be {' or '.join(map(repr, LAYOUTS))}, got {layout!r}")
+    largest, chosen = size_in_bytes("export", max_shard_size), LAYOUTS[layout]
+    safetensors("export")
+    check_free("export", Path(folder), overwrite=overwrite)
+    state = check_state("export", model.state_dict())
+    layers = _layers(model, state, weight_only=weight_only)
+    amaxes = {} if example is None else input_amaxes(model, layers, example)
+    plans = _plan(chosen, layers, amaxes, weight_only=weight_only)
+    written = {f"{name}.weight" for name in plans} | {f"{name}.{buffer}" for name in plans for buffer in _histories(plans[name].layer)}
+    plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(plans))
+    tensors, _ = unshared(plain)
+    metadata = chosen.metadata(plans, list(tensors))
+    rows: list[tuple[str, str, str]] = []
+    with whole_folder("export", folder, overwrite=overwrite) as place:
+        writer = ShardWriter(place, largest, metadata)
+        for name, plan in plans.items():
+            rows.append(_write(writer, chosen, name, plan))
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+        writer.close()
+        others = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in plans]
+        architectures.write_config(model, place, chosen.configuration(plans, others))
+        facts = {"layout": layout, "conversion": describe(model)}
+        (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return Export(Path(folder), layout, tuple(rows))
+
+
+def _write(writer: ShardWriter, layout: Layout, name: str, plan: LayerPlan) -> tuple[str, str, str]:
+    """Write one layer's weight; its row of the table."""
+    try:
+        tensors, note = layout.tensors(name, plan, coded(plan.layer, plan.weight))
+    except ValueError as error:
+        raise ValueError(f"export: {name or 'the model'} {error}") from error
+    for tensor_name, tensor in tensors.items():
+        writer.add(tensor_name, tensor)
+    stochastic = "nearest instead of stochastic rounding" if plan.original.rounding.is_stochastic else ""
+    return name, plan.title, "; ".join(part for part in (stochastic, note) if part)
+
+
+def _layers(model: nn.Module, state: Mapping[str, Tensor], *, weight_only: bool) -> dict[str, FivePointModule]:
+    """The layers whose forward pass rounds, by name.
+
+    Raises:
+        ValueError: If there are none, or a weight is shared with what does not round it in the same way.
+    """
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, FivePointModule) and (module.points.weight or (module.points.act and not weight_only))
+    }
+    if not layers:
+        raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
+    if any(isinstance(tensor, DTensor) for tensor in state.values()):
+        raise TypeError("export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one")
+    _, shared = unshared(state)
+    for name in layers:
+        partner = next((b for a, b in [*shared.items(), *((b, a) for a, b in shared.items())] if a == f"{name}.weight"), None)
+        if partner is not None:
+            raise ValueError(f"export: the weight of {name} is also {partner}, which would not be rounded: exclude {name} when converting")
+    return layers
+
+
+def _plan(
+    layout: Layout, layers: Mapping[str, FivePointModule], amaxes: Mapping[str, Tensor], *, weight_only: bool
+) -> dict[str, LayerPlan]:
+    """The places of all layers in the layout.
+
+    Raises:
+        ValueError: If the layout cannot express one.
+    """
+    plans, refused = _tried(layout, layers, amaxes, weight_only=weight_only)
+    if not refused:
+        return plans
+    able = [other.name for other in LAYOUTS.values() if not _tried(other, layers, amaxes, weight_only=weight_only)[1]]
+    name, reason = next(iter(refused.items()))
+    more = f" ({len(refused)} layers in all)" if len(refused) > 1 else ""
+    which = f"layout={able[0]!r} can" if able else "no other layout can"
+    raise ValueError(f"export: layout {layout.name!r} cannot express {name or 'the model'}{more}: {reason}; {which}")
+
+
+def _tried(
+    layout: Layout, layers: Mapping[str, FivePointModule], amaxes: Mapping[str, Tensor], *, weight_only: bool
+) -> tuple[dict[str, LayerPlan], dict[str, str]]:
+    """The places of the layers that a layout can express, and the reasons why it cannot express the others."""
+    plans: dict[str, LayerPlan] = {}
+    refused: dict[str, str] = {}
+    for name, layer in layers.items():
+        try:
+            plans[name] = layout.plan(layer, amaxes.get(name), weight_only=weight_only)
+        except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
+            refused[name] = str(reason)
+    return plans, refused
+
+
+def _histories(layer: FivePointModule) -> list[str]:
+    """The buffers of delayed scales, which become static scales or nothing."""
+    return [name for history in layer.histories.values() for name in history.names]

@@ -1,0 +1,73 @@
+"""The interface of layouts: how a library names, packs and describes the low-precision weights of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from qsim.checkpoints.weights import CodedWeight
+from qsim.functional.quantizer import Quantizer, short
+from qsim.nn.modules import FivePointModule
+from qsim.scaling import Blocks, Scaling, Tiles
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer and its place in a layout.
+
+    Attributes:
+        layer: The layer.
+        weight: The rounding of its weight, as `forward_weight` gives it.
+        original: The layer's point `weight`.
+        act: The rounding of its input, if the layout describes one.
+        scheme: The layer's description in the layout, as JSON has it.
+        static: Tensors that do not follow from the weight, by the suffixes of their names.
+    """
+
+    layer: FivePointModule
+    weight: Quantizer
+    original: Quantizer
+    act: Quantizer | None
+    scheme: Mapping[str, Any]
+    static: Mapping[str, Tensor]
+
+    @property
+    def title(self) -> str:
+        """The roundings in short."""
+        return f"weight={short(self.original)}" + ("" if self.act is None else f", act={short(self.act)}")
+
+
+class Layout(Protocol):
+    """A layout of checkpoints."""
+
+    name: str
+
+    def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
+        """Find a layer's place in the layout.
+
+        Args:
+            layer: The layer.
+            input_amax: The largest magnitude of its inputs, if an example was given.
+            weight_only: Leave inputs in high precision.
+
+        Raises:
+            LayoutError: If the layout cannot express the layer's points.
+        """
+
+    def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
+        """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""
+
+    def configuration(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, Any]:
+        """The `quantization_config` of a checkpoint with these layers, and with the names of linear layers in high precision."""
+
+    def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
+        """Text for the headers of the files, given the names of all other tensors."""
+
+
+def groups_of(scale: Scaling | None, columns: int, size: int) -> bool:
+    """Whether scales can be written as one for every `size` neighbours in a row of so many columns."""
+    width = scale.size if isinstance(scale, Blocks) else scale.width if isinstance(scale, Tiles) else 0
+    return width > 0 and width % size == 0 and columns % size == 0

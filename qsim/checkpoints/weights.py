@@ -1,0 +1,118 @@
+"""The weight of a layer as the numbers that its forward pass multiplies: codes of elements, and their scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
+
+from qsim.formats import FP32
+from qsim.functional.codes import decode, encode
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.modules import FivePointModule, Linear
+from qsim.rounding import NEAREST
+from qsim.scaling import Blocks, Channel, Delayed, Given, Scaling
+from qsim_kernels.reference.scaling import under_whole
+
+
+class LayoutError(ValueError):
+    """The reason why a layout cannot express a layer."""
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """A matrix of codes with the scales of its forward pass: a value is the element times its scale, rounded to float32.
+
+    Attributes:
+        codes: The codes of the elements, uint8.
+        scales: The scales in float32, one for each tile of the matrix, with that of the whole tensor multiplied in.
+        scale_codes: The codes of the scales without that of the whole tensor, if they have a format of their own.
+        outer: The scale of the whole tensor, 0-d float32, if there is one.
+        tile: The height and the width of a tile.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    scale_codes: Tensor | None
+    outer: Tensor | None
+    tile: tuple[int, ...]
+
+    def spread(self, scales: Tensor, size: int) -> Tensor:
+        """Scales repeated, so that there is one for every row and every `size` neighbours in it."""
+        rows, columns = self.codes.shape
+        height, width = self.tile
+        return scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width // size, 1)[:, : columns // size].contiguous()
+
+
+def forward_weight(layer: FivePointModule) -> Quantizer:
+    """The rounding of a linear layer's weight in the forward pass, with scales along the dimension that the product sums over.
+
+    Stochastic rounding, which has no single result, is replaced by rounding to nearest.
+
+    Raises:
+        LayoutError: If no layout can express it.
+    """
+    point = layer.points.weight
+    if not isinstance(layer, Linear):
+        raise LayoutError(f"it is a {type(layer).__name__}, and layouts hold linear layers")
+    if is_parametrized(layer):
+        raise LayoutError("its weight is computed by a parametrization: call torch.nn.utils.parametrize.remove_parametrizations first")
+    if point is None:
+        raise LayoutError("its point weight is None: there are no low-precision numbers to write")
+    if point.transform is not None:
+        raise LayoutError(f"its weight is rounded after a transform, {point.transform!r}")
+    if layer.weight.dtype == torch.float64:
+        raise LayoutError("its weight is float64, and layouts decode in float32")
+    rounding = NEAREST if point.rounding.is_stochastic else point.rounding
+    return replace(point, rounding=rounding, scale=_scaling_of(layer, point))
+
+
+def _scaling_of(layer: Linear, point: Quantizer) -> Scaling:
+    """The scales that evaluation uses, in the directions of the product; a weight without scales has the scale 1."""
+    if point.scale is None:
+        return Given(1.0)
+    if isinstance(point.scale, Blocks):
+        return replace(point.scale, dim=-1)
+    if isinstance(point.scale, Channel):
+        return replace(point.scale, dim=0)
+    if isinstance(point.scale, Delayed):
+        return Given(delayed_scale(layer, "weight", point))
+    return point.scale
+
+
+def delayed_scale(layer: FivePointModule, name: str, point: Quantizer) -> float:
+    """The scale that evaluation uses at a point with a delayed scale.
+
+    Raises:
+        LayoutError: If nothing was recorded yet.
+    """
+    assert isinstance(point.scale, Delayed)
+    largest = layer.get_buffer(f"{name}_amaxes").amax()
+    if not largest > 0:
+        raise LayoutError(f"the delayed scale of {name} has no history yet: run a training step first")
+    return float(torch.ops.qsim.scales.default(largest.view(1, 1, 1), None, *point.scale.spelling(point.format)))
+
+
+def coded(layer: FivePointModule, point: Quantizer) -> CodedWeight:
+    """A layer's weight in codes.
+
+    Args:
+        layer: The layer.
+        point: The result of `forward_weight`.
+
+    Raises:
+        ValueError: If the weight is not finite.
+    """
+    scaling, weight = point.scale, layer.get_parameter("weight").detach()
+    assert scaling is not None  # forward_weight sees to it
+    if not bool(weight.isfinite().all()):
+        raise ValueError("has a weight that is not finite")
+    found = encode(weight, point.format, rounding=point.rounding, overflow=point.overflow, scale=scaling)
+    if scaling.format == FP32:
+        factors, codes = found.scales, None
+    else:
+        factors, codes = decode(found.scales, scaling.format), found.scales
+    folded = factors if found.outer is None else under_whole(factors, found.outer)
+    return CodedWeight(found.codes, folded, codes, found.outer, scaling.extent(weight.shape))
