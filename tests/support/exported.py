@@ -65,3 +65,12 @@ def expected(layer: nn.Linear, dtype: torch.dtype = torch.float32) -> Tensor:
         scale = scaling.Given((layer.weight_amaxes.amax() / point.format.max).item())
     rounding = "nearest" if point.rounding.is_stochastic else point.rounding
     return qsim.quantize(layer.weight.detach().float(), point.format, rounding=rounding, scale=scale).to(dtype)
+
+
+def tiny_llama() -> nn.Module:
+    """A Llama with tied embeddings and two layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=48, tie_word_embeddings=True, **sizes)).eval()

@@ -1,0 +1,86 @@
+"""The libraries whose layouts are written open them, and decode the weights of the forward pass to the bit.
+
+Skipped where they are not installed: they are not among the packages that the tests need. Last run with compressed-tensors 0.20.0, torchao
+0.18.0 and transformers 5.23.0, on torch 2.13.0.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+import qsim
+from qsim import FivePoint
+from support import exported
+
+KINDS = {"fp8": exported.FP8, "integers": exported.INTEGERS, "blocks": exported.BLOCKS}
+
+
+def written(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, str]]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        tensors, header = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    return json.loads((folder / "config.json").read_text())["quantization_config"], tensors, header
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compressed_tensors_decodes_the_weights(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    model = exported.model_of(KINDS[kind], rows=128)
+    qsim.export(model, tmp_path / "out", example=torch.randn(4, 128))
+    facts, tensors, _ = written(tmp_path / "out")
+    config = QuantizationConfig.model_validate(facts)
+    for name in map(str, range(1, len(KINDS[kind]) + 1)):
+        scheme = next(group for group in config.config_groups.values() if name in group.targets)
+        own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.") and "bias" not in key}
+        compressor = BaseCompressor.get_value_from_registry(getattr(scheme.format, "value", scheme.format))
+        found = compressor.decompress(own, scheme)["weight"]
+        assert torch.equal(found, exported.expected(model[int(name)], found.dtype)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchao_decodes_the_weights(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    from torchao.core.config import config_from_dict
+    from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
+
+    points = dict(KINDS[kind]) | (exported.TORCHAO_ONLY if kind == "blocks" else {})
+    points = {name: each for name, each in points.items() if name not in ("tiles", "int4 weights")}
+    # Inputs that the layout cannot express are left out, all others are kept.
+    alone = ("no scale", "given", "delayed", "mxfp4 tiles")
+    points |= {name: FivePoint(weight=points[name].weight) for name in alone if name in points}
+    model = exported.model_of(points, dtype=torch.bfloat16)
+    qsim.export(model, tmp_path / "out", "torchao")
+    facts, tensors, header = written(tmp_path / "out")
+    config_from_dict(facts["quant_type"]["default"])
+    state, left = unflatten_tensor_state_dict(tensors, header)
+    assert left == {}
+    for i in range(1, len(points) + 1):
+        assert torch.equal(state[f"{i}.weight"].dequantize(torch.float32), exported.expected(model[i]))
+
+
+@pytest.mark.parametrize(("layout", "package"), [("compressed-tensors", "compressed_tensors"), ("torchao", "torchao")])
+def test_transformers_loads_an_exported_model(layout: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    from transformers import AutoModelForCausalLM
+
+    model = exported.tiny_llama()
+    qsim.convert(model, {"model.layers.0": qsim.recipes.int8().points, "*": exported.FP8["channel"]}, exclude=["lm_head"])
+    qsim.export(model, tmp_path / "out", layout, max_shard_size="50KB")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.arange(12).view(1, 12)
+    with torch.no_grad():
+        served = loaded(tokens).logits  # compressed-tensors decodes with the first call
+    assert torch.isfinite(served).all()
+    for name, layer in model.named_modules():
+        if isinstance(layer, qsim.nn.Linear):
+            weight = loaded.get_submodule(name).weight
+            found = weight.dequantize() if layout == "torchao" else weight
+            assert torch.equal(found.float(), exported.expected(layer)), name
+    assert torch.equal(loaded.lm_head.weight, model.model.embed_tokens.weight)
