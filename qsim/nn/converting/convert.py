@@ -15,6 +15,7 @@ from qsim import recipes
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.arguments import recipe_hint
+from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.layers import Layer, check, kind, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.converting.table import EMBEDDING, conversion
@@ -115,6 +116,7 @@ def convert(
         _convert(layer, found, source._replace(name=layer.names[0]), points.name if isinstance(points, Recipe) else None)
     for module in model.modules():
         _keep_from_bypassing(module)
+    note_in_configs(model)
     if verbose:
         print(conversion(model))
     if example is not None:
@@ -144,6 +146,7 @@ def revert(model: Model) -> Model:
         >>> qsim.revert(model)
         Linear(in_features=2, out_features=2, bias=True)
     """
+    remove_from_configs(model)
     for module in model.modules():
         for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
             setattr(module, name, value)

@@ -1,0 +1,97 @@
+"""Hugging Face's `from_pretrained` converts a model as the saved one was: importing this module registers qsim with transformers.
+
+`save_pretrained` writes the conversion of a model into its `config.json`, as `quantization_config`. Without this module, `from_pretrained`
+warns that it does not know the quantization type `qsim`, and loads the weights only.
+
+Example:
+    >>> import tempfile, torch, qsim.hugging_face
+    >>> from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+    >>> config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    >>> model = qsim.convert(GPT2LMHeadModel(config), "mxfp8", exclude=["lm_head"])
+    >>> folder = tempfile.mkdtemp()
+    >>> model.save_pretrained(folder)
+    >>> loaded = AutoModelForCausalLM.from_pretrained(folder)
+    >>> qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
+    True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from qsim.nn.converting.configs import METHOD, note_in_configs
+from qsim.nn.converting.from_description import convert_as_described
+from qsim.nn.histories import RemembersAmaxes
+
+__all__: list[str] = []
+
+
+class DescribedConversion(QuantizationConfigMixin):  # type: ignore[misc]
+    """The conversion in a `config.json`.
+
+    Args:
+        description: The entries of the conversion's description.
+    """
+
+    def __init__(self, **description: Any) -> None:
+        self.description = {name: value for name, value in description.items() if name != "quant_method"}
+        self.quant_method = METHOD
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entries again."""
+        return {"quant_method": METHOD, **self.description}
+
+
+class Converter(HfQuantizer):  # type: ignore[misc]
+    """Converts a model before its weights, and the histories of its delayed scales, are loaded."""
+
+    quantization_config: DescribedConversion
+
+    def is_serializable(self) -> bool:
+        """The state of a converted model has the tensors of the plain one."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Converted models train."""
+        return True
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
+        convert_as_described(model, _renamed(self.quantization_config.description, model))
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        for module in model.modules():
+            if isinstance(module, RemembersAmaxes):
+                for history in module.histories.values():
+                    history.loaded(module.get_buffer(history.names[1]))
+        # From here on it is a model like any that qsim.convert has changed: with parameters that train, move and change their dtype.
+        self.remove_quantization_config(model)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                module.config._is_quantized = False
+        note_in_configs(model)
+        return model
+
+
+def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """A description with the names that the layers have in a model: transformers loads a head's checkpoint into a base model, and back."""
+    prefix, names = f"{model.base_model_prefix}.", {name for name, _ in model.named_modules()}
+    layers: dict[str, Any] = description["layers"]
+    if all(name in names for name in layers):
+        return dict(description)
+    if any(prefix + name in names for name in layers):
+        return {**description, "layers": {prefix + name: facts for name, facts in layers.items()}}
+    inner = {name.removeprefix(prefix): facts for name, facts in layers.items() if name.startswith(prefix)}
+    return {**description, "layers": inner or layers}
+
+
+if METHOD not in AUTO_QUANTIZER_MAPPING:
+    register_quantization_config(METHOD)(DescribedConversion)
+    register_quantizer(METHOD)(Converter)

@@ -1,0 +1,116 @@
+"""`save_pretrained` writes a model's conversion, and `from_pretrained` repeats it."""
+
+import copy
+import json
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM
+from transformers.quantizers import auto
+from transformers.trainer_utils import validate_quantization_for_training
+
+import qsim
+import qsim.hugging_face
+from qsim import FivePoint, Quantizer, scaling
+from support import exported
+
+NOISY = FivePoint(Quantizer("e4m3", "stochastic"), Quantizer("e4m1", "stochastic"), grad="e5m2")
+DELAYED = FivePoint(*[Quantizer("e4m3", scale=scaling.Delayed(4))] * 2)
+
+
+def converted() -> nn.Module:
+    model = exported.tiny_llama().train()
+    qsim.convert(model, {"*.mlp": DELAYED, "model.layers": NOISY}, exclude=["lm_head"])
+    step(model)
+    return model
+
+
+def step(model: nn.Module) -> list[Tensor]:
+    torch.manual_seed(5)
+    tokens = torch.arange(20).view(2, 10)
+    model.zero_grad()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def test_from_pretrained_converts_again_and_computes_the_same_bits(tmp_path: Path) -> None:
+    model = converted()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "qsim"
+    assert FivePoint.from_dict(config["points"][config["layers"]["model.layers.0.mlp.up_proj"]["points"]]) == DELAYED
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
+    assert all(map(torch.equal, step(model.eval()), step(loaded.eval())))
+    assert all(map(torch.equal, step(model.train()), step(loaded.train())))
+    # It is a model like any other: it trains, changes its dtype and is saved again.
+    validate_quantization_for_training(loaded)
+    assert loaded.half().dtype == torch.float16
+    loaded.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"] == config
+
+
+def test_a_base_model_finds_its_layers_in_the_checkpoint_of_a_head(tmp_path: Path) -> None:
+    model = qsim.convert(exported.tiny_llama(), "mxfp8")
+    model.save_pretrained(tmp_path / "head")
+    base = AutoModel.from_pretrained(tmp_path / "head")
+    tokens = torch.arange(10).view(1, 10)
+    assert torch.equal(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
+    base.save_pretrained(tmp_path / "base")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert [name for name, *_ in qsim.nn.conversion(again).changed] == [
+        name for name, *_ in qsim.nn.conversion(model).changed if name != "lm_head"
+    ]
+
+
+def test_without_the_module_transformers_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qsim.convert(exported.tiny_llama(), "mxfp8").save_pretrained(tmp_path)
+    monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "qsim")
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    auto.logger.addHandler(handler)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    auto.logger.removeHandler(handler)
+    assert any("Unknown quantization type, got qsim" in message for message in said)
+    assert type(loaded.lm_head) is nn.Linear
+
+
+def test_a_config_describes_its_own_model_only() -> None:
+    model = qsim.convert(exported.tiny_llama(), "mxfp8")
+    copied, restored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    qsim.convert(model, "mxfp4")
+    rules = {
+        "mxfp8": "Blocks(size=32, dim=-1, format='e8m0', rule='ceil')",
+        "mxfp4": "Blocks(size=32, dim=-1, format='e8m0', rule='floor')",
+    }
+    for each, recipe in ((model, "mxfp4"), (copied, "mxfp8"), (restored, "mxfp8")):
+        assert each.config.to_dict()["quantization_config"]["points"][0]["act"]["scale"] == rules[recipe]
+    # A config that becomes another model's does not say that it is converted.
+    assert copy.deepcopy(model.config).to_dict()["quantization_config"] is None
+    around = qsim.convert(nn.ModuleDict({"inner": exported.tiny_llama()}), "mxfp8")
+    assert "model.layers.0.mlp.up_proj" in around["inner"].config.to_dict()["quantization_config"]["layers"]
+    assert "quantization_config" not in qsim.revert(model).config.to_dict()
+
+
+def test_an_exported_model_has_the_files_that_servers_read(tmp_path: Path) -> None:
+    model = exported.tiny_llama().bfloat16()
+    qsim.convert(model, qsim.recipes.fp8_hybrid(scaling.Channel(0)), exclude=["lm_head"])
+    qsim.export(model, tmp_path / "out", max_shard_size="50KB")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["dtype"], config["model_type"], config["vocab_size"]) == ("bfloat16", "llama", 48)
+    assert config["quantization_config"]["ignore"] == ["lm_head"]
+    assert (tmp_path / "out" / "generation_config.json").exists()
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    # The tied head is not stored twice, and every file is named in the index.
+    assert "model.embed_tokens.weight" in index
+    assert "lm_head.weight" not in index
+    assert {"model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight_scale"} <= index.keys()
+    assert set(index.values()) == {path.name for path in (tmp_path / "out").glob("*.safetensors")}
+    assert model.config.to_dict()["quantization_config"]["quant_method"] == "qsim"
