@@ -4,6 +4,7 @@ Needs the extra `export`: `pip install 'qsim-torch[export]'`.
 """
 
 from qsim.checkpoints.exporting import Export, export
+from qsim.checkpoints.reading import points
 from qsim.checkpoints.saving import load, save
 
-__all__ = ["Export", "export", "load", "save"]
+__all__ = ["Export", "export", "load", "points", "save"]

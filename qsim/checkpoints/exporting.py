@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qsim.checkpoints import architectures
-from qsim.checkpoints.compressed_tensors import CompressedTensors
 from qsim.checkpoints.examples import input_amaxes
-from qsim.checkpoints.folders import check_free, whole_folder
-from qsim.checkpoints.layouts import LayerPlan, Layout
-from qsim.checkpoints.saving import DESCRIPTION
+from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
+from qsim.checkpoints.layouts.plans import LayerPlan, Layout
+from qsim.checkpoints.layouts.weights import LayoutError, coded
+from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
+from qsim.checkpoints.layouts.write_torchao import TorchAO
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
-from qsim.checkpoints.torchao import TorchAO
-from qsim.checkpoints.weights import LayoutError, coded
 from qsim.nn.converting.description import describe
 from qsim.nn.modules import FivePointModule
 from qsim.text.columns import aligned
@@ -117,8 +116,7 @@ def export(
         for name, tensor in tensors.items():
             writer.add(name, tensor)
         writer.close()
-        others = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in plans]
-        architectures.write_config(model, place, chosen.configuration(plans, others))
+        architectures.write_config(model, place, chosen.configuration(plans, _kept_matrices(model, tensors, plans)))
         facts = {"layout": layout, "conversion": describe(model)}
         (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return Export(Path(folder), layout, tuple(rows))
@@ -189,6 +187,15 @@ def _tried(
         except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
             refused[name] = str(reason)
     return plans, refused
+
+
+def _kept_matrices(model: nn.Module, tensors: Mapping[str, Tensor], plans: Mapping[str, LayerPlan]) -> list[str]:
+    """The names of what multiplies by a matrix in high precision, as the checkpoint has them: layers, routers and single experts."""
+    lookups = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    names = [name.removesuffix(".weight") for name, tensor in tensors.items() if name.endswith(".weight") and tensor.dim() == 2]
+    # A tied head has no tensor of its own.
+    names += [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [name for name in dict.fromkeys(names) if name not in plans and name not in lookups]
 
 
 def _histories(layer: FivePointModule) -> list[str]:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+#: The file with everything that qsim knows about a model besides its tensors.
+DESCRIPTION = "qsim.json"
+
 
 @contextmanager
 def whole_folder(action: str, folder: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Path]:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed, nn
 
-from qsim.checkpoints.folders import whole_folder
-from qsim.checkpoints.shards import Shards, ShardWriter, size_in_bytes
+from qsim.checkpoints.folders import DESCRIPTION, whole_folder
+from qsim.checkpoints.reading import is_exported, load_exported
+from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, unshared, whole
 from qsim.functional.arguments import warn
 from qsim.nn.converting.description import describe
@@ -21,8 +22,6 @@ from qsim.random.streams import is_one_of_several, own_rank
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: The file with everything that is not a tensor.
-DESCRIPTION = "qsim.json"
 _NOTE = "Weights of a model that qsim converted: qsim.load(model, folder) restores its roundings, and other ways to load them do not."
 
 
@@ -53,6 +52,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
         Linear(in_features=8, out_features=2, bias=True, points=(act=e4m3, weight=e2m1))
     """
     largest = size_in_bytes("save", max_shard_size)
+    safetensors("save")
     state = check_state("save", model.state_dict())
     tensors, shared = unshared(state)
     facts = {"conversion": describe(model), "shared": shared, "torch_seed": torch.initial_seed()}
@@ -71,9 +71,12 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
 
 
 def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) -> Model:
-    """Load what `save` wrote into a model of the same architecture, and convert it as the saved one was, in place.
+    """Load what `save` or `export` wrote into a model of the same architecture, and convert it as the saved one was, in place.
 
     With the same `torch.manual_seed`, the model then computes the same bits as the saved one: the seed of the saved one is in `qsim.json`.
+
+    Exported weights, also those that another program wrote in one of the layouts, are decoded. They are rounded already, so layers only
+    round their inputs; to train on, convert the model again, for example with `qsim.checkpoints.points(folder)`.
 
     Args:
         model: The model, converted or not. A conversion that it has is replaced.
@@ -98,9 +101,20 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         True
     """
     place = Path(folder)
-    facts = _read_description(place)
+    if is_exported(place):
+        load_exported(model, place, convert=convert)
+    else:
+        _load_saved(model, place, convert=convert)
+    return model
+
+
+def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
+    path = folder / DESCRIPTION
+    if not path.exists():
+        raise FileNotFoundError(f"load: there is no {path}, and no config.json of an exported model")
+    facts = json.loads(path.read_text(encoding="utf-8"))
     description = facts["conversion"]
-    shards = Shards("load", place)
+    shards = Shards("load", folder)
     saved = {name: shards[name] for name in shards}
     saved |= {name: saved[source] for name, source in facts["shared"].items()}
     histories = _histories(description)
@@ -113,15 +127,6 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         saved = {name: tensor for name, tensor in saved.items() if name not in histories}
     # The names were checked; a model that keeps its own conversion may have histories that were not saved.
     model.load_state_dict(saved, strict=convert)
-    return model
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / DESCRIPTION
-    if not path.exists():
-        raise FileNotFoundError(f"load: there is no {path}: qsim.save writes it")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _histories(description: Mapping[str, Any]) -> set[str]:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import Block, FivePoint, Quantizer, scaling
-from qsim.checkpoints import reciprocals, shards
+from qsim.checkpoints import shards
+from qsim.checkpoints.layouts import reciprocals
+from qsim.checkpoints.layouts.weights import CodedWeight
 from support import exported, layout_decoders
 
 KINDS = {"fp8": exported.FP8, "integers": exported.INTEGERS, "blocks": exported.BLOCKS}
@@ -256,18 +258,18 @@ def test_reciprocals_give_the_same_weights(seed: int) -> None:
     elements = layout_decoders.E2M1[1:8]
     exact = 0
     for outer in torch.exp2(torch.randn(40, generator=generator) * 8):
-        coded = qsim.checkpoints.weights.CodedWeight(torch.zeros(1, 16), scales, None, outer, (1, 16))
+        coded = CodedWeight(torch.zeros(1, 16), scales, None, outer, (1, 16))
         divisor, dtype = reciprocals.reciprocal(coded, scales)
         wanted, found = (scales.view(-1, 1) * outer) * elements, (scales.view(-1, 1) / divisor) * elements
         assert torch.equal(found.to(getattr(torch, dtype)), wanted.to(getattr(torch, dtype)))
         exact += dtype == "float32"
     assert exact < 40
-    power = qsim.checkpoints.weights.CodedWeight(torch.zeros(1, 16), scales, None, torch.tensor(2.0**-40), (1, 16))
+    power = CodedWeight(torch.zeros(1, 16), scales, None, torch.tensor(2.0**-40), (1, 16))
     assert reciprocals.reciprocal(power, scales) == (torch.tensor(2.0**40), "float32")
 
 
 def test_a_scale_without_a_usable_reciprocal_is_refused() -> None:
     scales = torch.ones(1, 1)
-    tiny = qsim.checkpoints.weights.CodedWeight(torch.zeros(1, 16), scales, None, torch.tensor(1e-40), (1, 16))
+    tiny = CodedWeight(torch.zeros(1, 16), scales, None, torch.tensor(1e-40), (1, 16))
     with pytest.raises(ValueError, match=r"whose reciprocal, which this layout stores, gives other weights: scales that are powers of two"):
         reciprocals.reciprocal(tiny, scales)

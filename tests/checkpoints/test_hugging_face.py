@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.quantizers import auto
@@ -114,3 +115,18 @@ def test_an_exported_model_has_the_files_that_servers_read(tmp_path: Path) -> No
     assert {"model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight_scale"} <= index.keys()
     assert set(index.values()) == {path.name for path in (tmp_path / "out").glob("*.safetensors")}
     assert model.config.to_dict()["quantization_config"]["quant_method"] == "qsim"
+
+
+def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(vocab_size=48, num_local_experts=2, **sizes))
+    qsim.export(qsim.convert(model, "mxfp8", exclude=["lm_head"]), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    expert = "model.layers.0.block_sparse_moe.experts.1.w2"
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert {f"{expert}.weight", "model.layers.0.self_attn.q_proj.weight_scale"} <= {*file.keys()}
+    # Servers take single experts and routers for linear layers.
+    assert {expert, "model.layers.0.block_sparse_moe.gate", "lm_head"} <= {*config["ignore"]}
+    assert not {"model.embed_tokens", "model.norm", "model.layers.0.self_attn.q_proj"} & {*config["ignore"]}

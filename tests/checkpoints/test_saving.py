@@ -1,6 +1,7 @@
 """A model that was saved and loaded computes the same bits, and nothing that differs goes unnoticed."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,13 @@ def test_a_newer_description_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="the description of the conversion has version 2; this release reads 1"):
         qsim.load(nn.Linear(2, 2), tmp_path / "saved")
+
+
+def test_without_safetensors_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = qsim.convert(nn.Sequential(nn.Linear(4, 4)), "fp8_hybrid")
+    qsim.save(model, tmp_path / "saved")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for action, folder in ((qsim.save, "new"), (qsim.export, "new"), (qsim.load, "saved")):
+        with pytest.raises(ImportError, match=rf"^{action.__name__} needs safetensors: pip install 'qsim-torch\[export\]'"):
+            action(model, tmp_path / folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -12,15 +12,15 @@ before = set(sys.modules)
 import qsim
 assert not torch.cuda.is_initialized()
 print(*sorted(set(sys.modules) - before))
-later = [f"qsim.{name}" for name in ("bench", "compat", "diagnostics", "optim", "plot", "studies", "unit")]
+later = [f"qsim.{name}" for name in ("bench", "checkpoints", "compat", "diagnostics", "optim", "plot", "studies", "unit")]
 print([name for name in later if name in sys.modules])
-print({*(name.partition(".")[2] for name in later[:-1]), "fpu"} <= set(dir(qsim)))
+print({*(name.partition(".")[2] for name in later[:-1]), "export", "fpu", "load", "save"} <= set(dir(qsim)))
 import qsim.cli
 import qsim.compat.qtorch
 qsim.plot.number_line, qsim.studies.named
 qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
 print([name for name in ("matplotlib", "scipy", "sklearn", "transformers", "triton") if name in sys.modules])
-qsim.bench, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
+qsim.bench, qsim.save, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
 print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
 """
 
@@ -34,7 +34,17 @@ def test_import_brings_only_qsim_itself_and_the_rest_once_it_is_used() -> None:
     # torch has already imported everything else that it may need.
     heavy = [name for name in brought if name.split(".")[0] not in ("qsim", "qsim_kernels", *sys.stdlib_module_names)]
     assert heavy == []
-    later = ("qsim.cli", "qsim.bench", "qsim.compat", "qsim.diagnostics", "qsim.figures", "qsim.optim", "qsim.plot", "qsim.studies")
+    later = (
+        "qsim.cli",
+        "qsim.bench",
+        "qsim.checkpoints",
+        "qsim.compat",
+        "qsim.diagnostics",
+        "qsim.figures",
+        "qsim.optim",
+        "qsim.plot",
+        "qsim.studies",
+    )
     assert [name for name in brought if name.startswith((*later, "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
     # No part of it exists before it is requested, and other packages are only imported to draw, to run a study or to compile.
     assert then == ["[]", "True", "[]", "[] False"]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from qsim.checkpoints.weights import CodedWeight
+from qsim.checkpoints.layouts.weights import CodedWeight
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
 from qsim.scaling import Blocks, Scaling, Tiles

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.weights import CodedWeight
+from qsim.checkpoints.layouts.weights import CodedWeight
 from qsim.formats import E2M1
 from qsim_kernels.reference.scaling import under_whole
 

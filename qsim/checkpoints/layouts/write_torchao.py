@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts import LayerPlan, groups_of
-from qsim.checkpoints.weights import CodedWeight, LayoutError, forward_weight
+from qsim.checkpoints.layouts.plans import LayerPlan, groups_of
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short

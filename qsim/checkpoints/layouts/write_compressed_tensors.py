@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts import LayerPlan, groups_of
-from qsim.checkpoints.reciprocals import reciprocal
-from qsim.checkpoints.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
+from qsim.checkpoints.layouts.plans import LayerPlan, groups_of
+from qsim.checkpoints.layouts.reciprocals import reciprocal
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.codes import decode

@@ -1,0 +1,1 @@
+"""Layouts: how libraries name, pack and describe the low-precision weights of a checkpoint."""

@@ -1,0 +1,111 @@
+"""Reading checkpoints in the layout of compressed-tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.checkpoints.layouts.stored import StoredLayer, tiled_product, values
+from qsim.checkpoints.shards import Shards
+from qsim.formats import E2M1, E2M3, E4M3, E8M0, Format, Int
+from qsim.functional.quantizer import Quantizer
+from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as OneScale, Tiles
+
+_SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_shape", "input_scale", "input_global_scale")
+_FLOATS: dict[int, Format] = {8: E4M3, 6: E2M3, 4: E2M1}
+
+
+def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
+    """The layers with low-precision weights, by name.
+
+    Args:
+        config: The `quantization_config`.
+        shards: The tensors.
+
+    Raises:
+        ValueError: If a layer has numbers that qsim does not read.
+    """
+    names = [name.removesuffix(".weight_scale") for name in shards if name.endswith(".weight_scale")]
+    return {name: _layer(name, _scheme(name, config), shards) for name in names}
+
+
+def _scheme(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group of a layer: the one that names it, or else one for all layers of a class."""
+    groups: Iterable[Any] = config["config_groups"].values()
+    found = [group for group in groups if isinstance(group, Mapping) and any(_names(target, name) for target in group["targets"])]
+    found += [group for group in groups if isinstance(group, Mapping) and "Linear" in group["targets"]]
+    if not found:
+        raise ValueError(f"load: no group of the quantization_config describes {name}")
+    group: Mapping[str, Any] = found[0]
+    return {"format": config.get("format"), **{key: value for key, value in group.items() if value is not None}}
+
+
+def _names(target: str, name: str) -> bool:
+    return bool(re.match(target[3:], name)) if target.startswith("re:") else target == name
+
+
+def _layer(name: str, scheme: Mapping[str, Any], shards: Shards) -> StoredLayer:
+    tensors = [f"{name}.{suffix}" for suffix in _SUFFIXES if f"{name}.{suffix}" in shards]
+    others = [key for key in shards if key.startswith(f"{name}.weight_") and key not in tensors]
+    if others or not scheme["weights"].get("symmetric", True):
+        raise ValueError(
+            f"load: {name} has zero points or an order of its columns, which qsim does not read: {', '.join(others) or 'none'}"
+        )
+    own = {suffix: partial(shards.__getitem__, f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in shards}
+    weight = _quantizer(name, scheme["weights"], None)
+    inputs = scheme.get("input_activations")
+    act = None if inputs is None else _quantizer(name, inputs, own["input_scale"]().item() if "input_scale" in own else None)
+    return StoredLayer(weight, act, partial(_decoded, scheme, weight, own), tensors)
+
+
+def _quantizer(name: str, args: Mapping[str, Any], static: float | None) -> Quantizer:
+    """The rounding that arguments describe."""
+    bits, is_float = args["num_bits"], args["type"] == "float"
+    if (is_float and bits not in _FLOATS) or (not is_float and bits not in (4, 8)):
+        raise ValueError(f"load: {name} has numbers of type {args['type']} with {bits} bits, which qsim does not read")
+    return Quantizer(_FLOATS[bits] if is_float else Int(bits), scale=_scaling(name, args, static))
+
+
+def _scaling(name: str, args: Mapping[str, Any], static: float | None) -> Scaling:
+    if static is not None:
+        return Given(static)
+    strategy, size, e8m0 = args["strategy"], int(args.get("group_size") or 0), args.get("scale_dtype") == "torch.uint8"
+    known: dict[str, Callable[[], Scaling]] = {
+        "tensor": OneScale,
+        "channel": lambda: Channel(0),
+        "token": lambda: Channel(0),
+        "group": lambda: Blocks(size, format="e8m0", rule="floor") if e8m0 else Blocks(size),
+        "tensor_group": lambda: Blocks(size, format="e4m3", outer=OneScale()),
+        "block": lambda: Tiles(*args["block_structure"]),
+    }
+    if strategy not in known:
+        raise ValueError(f"load: {name} has scales with the strategy {strategy!r}, which qsim does not read")
+    return known[strategy]()
+
+
+def _decoded(scheme: Mapping[str, Any], weight: Quantizer, own: Mapping[str, Callable[[], Tensor]]) -> Tensor:
+    """The weight in float32."""
+    scales, scaling = own["weight_scale"](), weight.scale
+    assert scaling is not None  # _scaling sees to it
+    if "weight" in own:
+        elements = own["weight"]().float()
+    elif "weight_shape" in own:
+        elements = _unpacked(own["weight_packed"](), scheme["weights"]["num_bits"], int(own["weight_shape"]()[1]))
+    else:
+        elements = values(own["weight_packed"](), weight.format, packed=True)
+    factors = values(scales, E8M0, packed=False) if scales.dtype == torch.uint8 else scales.float()
+    if "weight_global_scale" in own:
+        factors = factors / own["weight_global_scale"]()
+    return tiled_product(elements, factors.view(scaling.counts(elements.shape)), scaling.extent(elements.shape))
+
+
+def _unpacked(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Integers from 32-bit words, in which they were increased to be positive, the first in the lowest bits."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return (codes.flatten(1)[:, :columns] - (1 << bits - 1)).float()

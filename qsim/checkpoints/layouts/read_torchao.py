@@ -1,0 +1,119 @@
+"""Reading checkpoints in the layout of torchao."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.checkpoints.layouts.stored import StoredLayer, tiled_product, values
+from qsim.checkpoints.shards import Shards
+from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, INT8, Format
+from qsim.functional.quantizer import Quantizer
+from qsim.scaling import Blocks, Channel, Rule, Scaling, Tensor as OneScale, Tiles
+
+_ELEMENTS: dict[str, Format] = {
+    "float8_e4m3fn": E4M3,
+    "float8_e5m2": E5M2,
+    "float4_e2m1fn_x2": E2M1,
+    "fp6_e2m3": E2M3,
+    "fp6_e3m2": E3M2,
+}
+_RULES: dict[str, Rule] = {"FLOOR": "floor", "RCEIL": "ceil", "EVEN": "even"}
+_READ = {"qdata", "scale", "zero_point", "per_tensor_scale"}
+
+
+def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
+    """The layers with low-precision weights, by name.
+
+    Args:
+        config: The `quantization_config`; the headers of the files say all that is needed.
+        shards: The tensors.
+
+    Raises:
+        ValueError: If a layer has numbers that qsim does not read.
+    """
+    header = shards.metadata
+    described = {name: json.loads(header[name]) for name in json.loads(header.get("tensor_names", "[]"))}
+    return {
+        name.removesuffix(".weight"): _layer(name.removesuffix(".weight"), facts, shards)
+        for name, facts in described.items()
+        if facts["_type"] != "Tensor"
+    }
+
+
+def _layer(name: str, facts: Mapping[str, Any], shards: Shards) -> StoredLayer:
+    kind, data, parts = facts["_type"], facts["_data"], facts["_tensor_data_names"]
+    if kind not in _KINDS or not set(parts) <= _READ or data.get("is_swizzled_scales"):
+        raise ValueError(f"load: {name} is a {kind} of {', '.join(parts)}, which qsim does not read, or has swizzled scales")
+    own = {part: shards[f"{name}._weight_{part}"] for part in parts}
+    if bool(own.get("zero_point", torch.zeros(1)).any()):
+        raise ValueError(f"load: {name} has zero points, which qsim does not read")
+    weight, act = _KINDS[kind](data, own)
+    return StoredLayer(weight, act, partial(_decoded, weight, own), [f"{name}._weight_{part}" for part in parts])
+
+
+def _float8(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
+    kwargs = data["act_quant_kwargs"]
+    act = None if kwargs is None else Quantizer(_dtype(kwargs["_data"]["float8_dtype"]), scale=_granularity(kwargs))
+    element = _ELEMENTS[str(own["qdata"].dtype).removeprefix("torch.")]
+    return Quantizer(element, scale=_scaling(data["block_size"], own["qdata"].shape)), act
+
+
+def _int8(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
+    kwargs = data["act_quant_kwargs"]
+    act = None if kwargs is None else Quantizer(INT8, scale=_granularity(kwargs))
+    return Quantizer(INT8, scale=_scaling(data["block_size"], own["qdata"].shape)), act
+
+
+def _mx(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
+    kwargs, size = data["act_quant_kwargs"], data["block_size"]
+    rule = "FLOOR" if kwargs is None else kwargs["_data"]["scaling_mode"]["_data"]
+    if rule not in _RULES:
+        raise ValueError(f"load: inputs have scales by torchao's rule {rule}, which qsim does not have")
+    scale = Blocks(size, format="e8m0", rule=_RULES[rule])
+    act = None if kwargs is None else Quantizer(_dtype(kwargs["_data"]["elem_dtype"]), scale=scale)
+    return Quantizer(_dtype(data["elem_dtype"]), scale=scale), act
+
+
+def _nvfp4(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
+    kwargs = data["act_quant_kwargs"]
+    under = OneScale() if kwargs is not None and kwargs["_data"]["use_dynamic_per_tensor_scale"] else None
+    act = None if kwargs is None else Quantizer(E2M1, scale=Blocks(16, format=E4M3, outer=under))
+    outer = OneScale() if "per_tensor_scale" in own else None
+    return Quantizer(E2M1, scale=Blocks(16, format=E4M3, outer=outer)), act
+
+
+_KINDS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "MXTensor": _mx, "NVFP4Tensor": _nvfp4}
+
+
+def _scaling(block: list[int], shape: torch.Size) -> Scaling:
+    """The scaling with tiles of a shape."""
+    if list(shape) == block:
+        return OneScale()
+    if block == [1, shape[1]]:
+        return Channel(0)
+    return Blocks(block[1]) if block[0] == 1 else Tiles(block[0], block[1])
+
+
+def _granularity(kwargs: Mapping[str, Any]) -> Scaling:
+    return OneScale() if kwargs["_data"]["granularity"]["_type"] == "PerTensor" else Channel(0)
+
+
+def _dtype(named: Any) -> Format:
+    return _ELEMENTS[named if isinstance(named, str) else named["_data"]]
+
+
+def _decoded(weight: Quantizer, own: Mapping[str, Tensor]) -> Tensor:
+    """The weight in float32."""
+    codes, scaling = own["qdata"], weight.scale
+    assert scaling is not None  # all kinds have scales
+    elements = values(codes, weight.format, packed=weight.format == E2M1)
+    scales = own["scale"].float()
+    if "per_tensor_scale" in own:
+        scales = scales * own["per_tensor_scale"]
+    return tiled_product(elements, scales, scaling.extent(elements.shape))

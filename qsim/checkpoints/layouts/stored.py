@@ -1,0 +1,48 @@
+"""A layer of an exported checkpoint: its roundings, and its weight, decoded when it is requested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qsim.formats import Format
+from qsim.functional.codes import decode
+from qsim.functional.quantizer import Quantizer
+from qsim.recipes.five_point import FivePoint
+
+
+@dataclass(frozen=True)
+class StoredLayer:
+    """A layer of an exported checkpoint.
+
+    Attributes:
+        weight: The rounding of its weight, with the usual rule for scales: a checkpoint does not say which rule made them.
+        act: The rounding of its input.
+        decoded: Decodes the weight, in float32.
+        tensors: The names of the tensors that it is made of.
+    """
+
+    weight: Quantizer
+    act: Quantizer | None
+    decoded: Callable[[], Tensor]
+    tensors: Sequence[str]
+
+    @property
+    def points(self) -> FivePoint:
+        """The points of the forward pass; in the backward pass the rounded weight is used again, as far as its scales allow."""
+        directed = self.weight.scale is not None and self.weight.scale.is_directed
+        return FivePoint(act=self.act, weight=self.weight, weight_bwd=None if directed else "same")
+
+
+def tiled_product(elements: Tensor, scales: Tensor, tile: Sequence[int]) -> Tensor:
+    """Elements times scales in float32, for tiles of a shape; those at the edges may be smaller."""
+    spread = scales.float().repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+    return elements.float() * spread[: elements.shape[0], : elements.shape[1]]
+
+
+def values(codes: Tensor, fmt: Format, *, packed: bool) -> Tensor:
+    """The float32 values of codes, given as bytes or in a dtype of their width."""
+    return decode(codes.contiguous().view(torch.uint8), fmt, packed=packed)

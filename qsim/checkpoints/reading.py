@@ -1,0 +1,123 @@
+"""The way back from an exported checkpoint: its weights in a model, and the points that its description amounts to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qsim.checkpoints.folders import DESCRIPTION
+from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
+from qsim.checkpoints.layouts.stored import StoredLayer
+from qsim.checkpoints.shards import Shards
+from qsim.checkpoints.states import check_loads, unshared
+from qsim.functional.arguments import warn
+from qsim.nn.converting.convert import convert as convert_layers, revert
+from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Delayed
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Shards], dict[str, StoredLayer]]] = {
+    "compressed-tensors": read_compressed_tensors.layers,
+    "torchao": read_torchao.layers,
+}
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder has low-precision weights in one of the layouts."""
+    return _quantization_config(folder).get("quant_method") in _READERS
+
+
+def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
+    """The points of the layers of an exported checkpoint, by name, as `qsim.convert` takes them.
+
+    For a checkpoint that `qsim.export` wrote, they are those of the exported model. Otherwise they follow from the `quantization_config`:
+    weights and inputs are rounded as it describes, and the backward pass rounds nothing else.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        FileNotFoundError: If the folder lacks a file.
+        ValueError: If the checkpoint is in no layout that qsim reads, or has other numbers.
+
+    Example:
+        >>> import tempfile, torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(32, 4)), "mxfp8")
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = qsim.export(model, folder)
+        >>> qsim.checkpoints.points(folder)["0"] == qsim.recipes.mxfp8().points
+        True
+    """
+    place = Path(folder)
+    config = _quantization_config(place)
+    if config.get("quant_method") not in _READERS:
+        raise ValueError(f"points: {place / 'config.json'} has no quantization_config by {' or '.join(_READERS)}")
+    described = _description(place)
+    if described is None:
+        return {name: layer.points for name, layer in _READERS[config["quant_method"]](config, Shards("points", place)).items()}
+    known = [FivePoint.from_dict(each) for each in described["points"]]
+    return {name: known[facts["points"]] for name, facts in described["layers"].items()}
+
+
+def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
+    """Decode the weights of an exported checkpoint into a model, and convert it to round inputs as the checkpoint describes.
+
+    Args:
+        model: The model.
+        folder: The folder.
+        convert: See `load`.
+    """
+    config, shards, own = _quantization_config(folder), Shards("load", folder), model.state_dict()
+    layers = _READERS[config["quant_method"]](config, shards)
+    packed = {name for layer in layers.values() for name in layer.tensors}
+    state = {name: shards[name] for name in shards if name not in packed}
+    weights = {f"{name}.weight": layer.decoded() for name, layer in layers.items()}
+    state |= {name: weight.to(own[name].dtype) if name in own else weight for name, weight in weights.items()}
+    # Tied weights are stored once.
+    state |= {name: state[other] for name, other in unshared(own)[1].items() if name not in state and other in state}
+    check_loads(model, state)
+    inputs = _inputs(folder, layers)
+    if convert:
+        revert(model)
+        if inputs:
+            with torch.random.fork_rng(devices=[]):  # the caller's generator is not advanced
+                convert_layers(model, lambda name, _: inputs.get(name))
+    elif inputs:
+        rounding = f"load: inputs are rounded in {len(inputs)} layers of the exported model"
+        warn(f"{rounding}, and with convert=False this model keeps its own points, or none")
+    model.load_state_dict(state, strict=False)
+    inexact = [name for name, weight in weights.items() if not torch.equal(state[name].float(), weight)]
+    if inexact:
+        dtype = state[inexact[0]].dtype
+        warn(f"load: {', '.join(inexact[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
+
+
+def _inputs(folder: Path, layers: Mapping[str, StoredLayer]) -> dict[str, FivePoint]:
+    """The points of layers whose inputs are rounded.
+
+    The checkpoint of qsim's own export knows the rules of scales. A delayed scale is one that the checkpoint stores.
+    """
+    described = points(folder)
+    found = {}
+    for name, layer in layers.items():
+        own = described[name].act
+        if layer.act is not None:
+            found[name] = FivePoint(act=layer.act if own is None or isinstance(own.scale, Delayed) else own)
+    return found
+
+
+def _quantization_config(folder: Path) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    found = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.exists() else None
+    return found or {}
+
+
+def _description(folder: Path) -> dict[str, Any] | None:
+    """The conversion of the exported model, if qsim wrote the checkpoint."""
+    path = folder / DESCRIPTION
+    return json.loads(path.read_text(encoding="utf-8"))["conversion"] if path.exists() else None
