@@ -280,3 +280,22 @@ def test_fsdp_and_tensor_parallelism_with_noise(four: Ranks) -> None:
         assert same_bits(a["input"], b["input"])
     assert not same_bits(ranks[0]["input"], ranks[2]["input"]), "those that do not round inputs apart"
     assert all(alike(seen["parameters"][0], ranks[0]["parameters"][0]) for seen in ranks), "what all hold stays alike"
+
+
+# Checkpoints.
+
+
+def _saved(device: torch.device, folder: str) -> dict[str, Any]:
+    sharded, _ = _fully_sharded(device, NOISY, "converted first", None, False)
+    run(sharded, coarse(8, 16, seed=0).to(device), 0, distributed.get_rank())  # ranks agree on the streams
+    qsim.save(sharded, folder)
+    streams = [layer.stream for layer in sharded.modules() if isinstance(layer, qsim.nn.Linear)]
+    return {"parameters": [whole(parameter).detach() for parameter in sharded.parameters()], "streams": streams}
+
+
+def test_a_sharded_model_is_saved_whole(two: Ranks, tmp_path: Path) -> None:
+    first, second = two(_saved, str(tmp_path / "saved"))
+    assert first["streams"] == second["streams"]
+    loaded = qsim.load(model(torch.device("cpu"), None), tmp_path / "saved")
+    assert alike(list(loaded.parameters()), [parameter.cpu() for parameter in first["parameters"]])
+    assert [layer.stream for layer in loaded.modules() if isinstance(layer, qsim.nn.Linear)] == first["streams"]
