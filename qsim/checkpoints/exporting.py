@@ -103,7 +103,7 @@ def export(
     state = check_state("export", model.state_dict())
     layers = _layers(model, state, weight_only=weight_only)
     amaxes = {} if example is None else input_amaxes(model, layers, example)
-    plans = _plan(chosen, layers, amaxes, weight_only=weight_only)
+    plans = chosen.together(_plan(chosen, layers, amaxes, weight_only=weight_only))
     written = {f"{name}.weight" for name in plans} | {f"{name}.{buffer}" for name in plans for buffer in _histories(plans[name].layer)}
     plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(plans))
     tensors, _ = unshared(plain)

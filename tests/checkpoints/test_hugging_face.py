@@ -16,8 +16,8 @@ from transformers.trainer_utils import validate_quantization_for_training
 
 import qsim
 import qsim.hugging_face
-from qsim import FivePoint, Quantizer, scaling
-from support import exported
+from qsim import Block, FivePoint, Quantizer, scaling
+from support import exported, layout_decoders
 
 NOISY = FivePoint(Quantizer("e4m3", "stochastic"), Quantizer("e4m1", "stochastic"), grad="e5m2")
 DELAYED = FivePoint(*[Quantizer("e4m3", scale=scaling.Delayed(4))] * 2)
@@ -130,3 +130,34 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     # Servers take single experts and routers for linear layers.
     assert {expert, "model.layers.0.block_sparse_moe.gate", "lm_head"} <= {*config["ignore"]}
     assert not {"model.embed_tokens", "model.norm", "model.layers.0.self_attn.q_proj"} & {*config["ignore"]}
+
+
+def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
+    def exported_with(outer: scaling.Tensor) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+        model = exported.tiny_llama()
+        layer = model.model.layers[0]
+        with torch.no_grad():
+            layer.self_attn.k_proj.weight *= 5.0
+            layer.mlp.gate_proj.weight *= 0.3
+        qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=outer)), exclude=["lm_head"])
+        qsim.export(model, tmp_path / "out", overwrite=True)
+        with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        scales = {name: tensors[name] for name in tensors if name.startswith("model.layers.0") and name.endswith("global_scale")}
+        return model, tensors, {name.split(".")[-2]: scale for name, scale in scales.items()}
+
+    model, tensors, scales = exported_with(exported.E8M0)
+    assert scales["q_proj"] == scales["k_proj"] == scales["v_proj"] != scales["o_proj"]
+    assert scales["gate_proj"] == scales["up_proj"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    (group,) = config["config_groups"].values()
+    for name, module in model.named_modules():
+        if isinstance(module, qsim.nn.Linear):
+            own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+            assert torch.equal(layout_decoders.compressed_tensors(group, own), exported.expected(module)), name
+    with pytest.warns(UserWarning, match="servers merge model.layers.0.self_attn.q_proj, .* and 3 further groups, and take one scale"):
+        _, _, scales = exported_with(scaling.Tensor())
+    assert scales["q_proj"] != scales["k_proj"]
+    fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor")), exclude=["lm_head"])
+    with pytest.warns(UserWarning, match=r"round their weights again, to a common scale; scales per row are kept, as in fp8_hybrid\("):
+        qsim.export(fp8, tmp_path / "fp8")

@@ -25,6 +25,7 @@ class LayerPlan:
         act: The rounding of its input, if the layout describes one.
         scheme: The layer's description in the layout, as JSON has it.
         static: Tensors that do not follow from the weight, by the suffixes of their names.
+        outer: The scale of the whole weight, if layers that servers merge have a common one.
     """
 
     layer: FivePointModule
@@ -33,6 +34,7 @@ class LayerPlan:
     act: Quantizer | None
     scheme: Mapping[str, Any]
     static: Mapping[str, Tensor]
+    outer: Tensor | None = None
 
     @property
     def title(self) -> str:
@@ -56,6 +58,9 @@ class Layout(Protocol):
         Raises:
             LayoutError: If the layout cannot express the layer's points.
         """
+
+    def together(self, plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
+        """Adapt the plans of layers to each other."""
 
     def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
         """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""

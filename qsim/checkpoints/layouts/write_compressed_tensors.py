@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim.checkpoints.layouts.merged import rescaled, with_common_scales
 from qsim.checkpoints.layouts.plans import LayerPlan, groups_of
 from qsim.checkpoints.layouts.reciprocals import reciprocal
 from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
@@ -45,6 +46,10 @@ class CompressedTensors:
         original = layer.points.weight
         assert original is not None  # forward_weight sees to it
         return LayerPlan(layer, weight, original, act, scheme, static)
+
+    def together(self, plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
+        """Give layers that servers merge a common scale."""
+        return with_common_scales(plans)
 
     def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
         """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""
@@ -147,7 +152,7 @@ def _format(point: Quantizer, args: Mapping[str, Any], inputs: Mapping[str, Any]
 def _tensors(plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
     args, kind = plan.scheme["weights"], plan.scheme["format"]
     if kind == "nvfp4-pack-quantized":
-        return _nvfp4(coded)
+        return _nvfp4(rescaled(coded, plan.outer))
     if "scale_dtype" in args:
         assert coded.scale_codes is not None  # E8M0
         scales = {"weight_scale": coded.spread(coded.scale_codes, args["group_size"])}

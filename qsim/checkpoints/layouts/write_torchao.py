@@ -49,6 +49,10 @@ class TorchAO:
         assert original is not None  # forward_weight sees to it
         return LayerPlan(layer, weight, original, act, scheme, {})
 
+    def together(self, plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
+        """Adapt the plans of layers to each other: there is nothing to adapt."""
+        return dict(plans)
+
     def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
         """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""
         found = _TENSORS[plan.scheme["tensor"]["_type"]](plan.weight.format, coded)

@@ -27,7 +27,7 @@ class ConversionConfig:
         self._model = weakref.ref(model)
 
     def to_dict(self) -> dict[str, Any]:
-        """The description, as it stands in `config.json`."""
+        """The description for `config.json`."""
         model = self._model()
         return {"quant_method": METHOD} | ({} if model is None else describe(model))
 
