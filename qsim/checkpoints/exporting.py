@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from qsim.checkpoints import architectures
 from qsim.checkpoints.examples import input_amaxes
@@ -23,6 +22,7 @@ from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.nn.converting.description import describe
 from qsim.nn.modules import FivePointModule
+from qsim.random.shards import is_distributed
 from qsim.text.columns import aligned
 
 #: The layouts by name.
@@ -127,7 +127,7 @@ def _write(writer: ShardWriter, layout: Layout, name: str, plan: LayerPlan) -> t
     try:
         tensors, note = layout.tensors(name, plan, coded(plan.layer, plan.weight))
     except ValueError as error:
-        raise ValueError(f"export: {name or 'the model'} {error}") from error
+        raise ValueError(f"export: {name} {error}") from error
     for tensor_name, tensor in tensors.items():
         writer.add(tensor_name, tensor)
     stochastic = "nearest instead of stochastic rounding" if plan.original.rounding.is_stochastic else ""
@@ -147,7 +147,9 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor], *, weight_only: bool)
     }
     if not layers:
         raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
-    if any(isinstance(tensor, DTensor) for tensor in state.values()):
+    if "" in layers:
+        raise ValueError("export: the model is a single layer, which has no name in a checkpoint: put it into a torch.nn.Sequential")
+    if any(map(is_distributed, state.values())):
         raise TypeError("export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one")
     _, shared = unshared(state)
     for name in layers:
@@ -172,7 +174,7 @@ def _plan(
     name, reason = next(iter(refused.items()))
     more = f" ({len(refused)} layers in all)" if len(refused) > 1 else ""
     which = f"layout={able[0]!r} can" if able else "no other layout can"
-    raise ValueError(f"export: layout {layout.name!r} cannot express {name or 'the model'}{more}: {reason}; {which}")
+    raise ValueError(f"export: layout {layout.name!r} cannot express {name}{more}: {reason}; {which}")
 
 
 def _tried(

@@ -54,7 +54,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
     largest = size_in_bytes("save", max_shard_size)
     safetensors("save")
     state = check_state("save", model.state_dict())
-    tensors, shared = unshared(state)
+    shared = _agreed(unshared(state)[1])
+    tensors = {name: tensor for name, tensor in state.items() if name not in shared}
     facts = {"conversion": describe(model), "shared": shared, "torch_seed": torch.initial_seed()}
     if own_rank() == 0:
         with whole_folder("save", folder, overwrite=overwrite) as place:
@@ -68,6 +69,15 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
             whole(tensor)
     if is_one_of_several():
         distributed.barrier()
+
+
+def _agreed(shared: dict[str, str]) -> dict[str, str]:
+    """The ties between tensors as rank 0 sees them: a rank whose shards are empty sees none."""
+    if is_one_of_several():
+        found = [shared]
+        distributed.broadcast_object_list(found, src=0)
+        return found[0]
+    return shared
 
 
 def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) -> Model:

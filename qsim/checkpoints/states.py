@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from qsim.nn.histories import RemembersAmaxes
+from qsim.random.shards import is_distributed, local
 
 
 def check_state(action: str, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -45,8 +45,8 @@ def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     first: dict[object, str] = {}
     tensors, shared = {}, {}
     for name, tensor in state.items():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        place = (local.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if local.numel() else name
+        own = local(tensor)
+        place = (own.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if own.numel() else name
         if place in first:
             shared[name] = first[place]
         else:
@@ -57,10 +57,7 @@ def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor, gathered from all ranks if it is distributed."""
-    if isinstance(tensor, DTensor):
-        gathered: Tensor = tensor.full_tensor()
-        return gathered
-    return tensor
+    return tensor.full_tensor() if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -78,7 +75,7 @@ def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
             raise ValueError(f"load: {lacks} {', '.join(names[:3])}{more}: the saved model had another architecture")
     for name, tensor in saved.items():
         mine = own[name]
-        if isinstance(mine, DTensor):
+        if is_distributed(mine):
             raise TypeError(f"load: {name} is distributed: load the model first, then shard it")
         if mine.is_meta:
             raise ValueError(f"load: {name} is on the meta device: call model.to_empty(device=…) first")

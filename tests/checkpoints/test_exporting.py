@@ -206,16 +206,21 @@ def test_layers_that_no_layout_holds_are_refused(tmp_path: Path) -> None:
 
     fp8 = exported.FP8["tensor"]
     hadamard = Quantizer("mxfp4", transform=qsim.transforms.Hadamard(32))
+
+    def alone(layer: nn.Module, points: FivePoint) -> nn.Module:
+        return qsim.convert(nn.Sequential(layer), points)
+
     refused(nn.Linear(4, 4), "export: no layer of the model rounds its weight or its input: convert the model first")
-    refused(qsim.convert(nn.Conv1d(4, 4, 1), fp8), "cannot express the model: it is a Conv1d, and layouts hold linear layers")
-    refused(qsim.convert(nn.Linear(32, 4), FivePoint(hadamard, hadamard)), r"its weight is rounded after a transform, Hadamard\(size=32")
-    refused(qsim.convert(nn.Linear(4, 4).double(), fp8), "its weight is float64, and layouts decode in float32")
-    refused(qsim.convert(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), fp8), "computed by a parametrization: call torch.nn")
-    refused(qsim.convert(nn.Linear(4, 4), exported.FP8["delayed"]), "the delayed scale of weight has no history yet: run a training step")
-    refused(
-        qsim.convert(nn.Linear(4, 4), fp8), "layout 'torchao' cannot express the model: the model itself has the tensor", layout="torchao"
-    )
-    refused(qsim.convert(nn.Linear(4, 4), fp8), "layout must be 'compressed-tensors' or 'torchao', got 'gguf'", layout="gguf")
+    refused(qsim.convert(nn.Linear(4, 4), fp8), "the model is a single layer, which has no name in a checkpoint: put it into a torch.nn")
+    refused(alone(nn.Conv1d(4, 4, 1), fp8), "cannot express 0: it is a Conv1d, and layouts hold linear layers")
+    refused(alone(nn.Linear(32, 4), FivePoint(hadamard, hadamard)), r"its weight is rounded after a transform, Hadamard\(size=32")
+    refused(alone(nn.Linear(4, 4).double(), fp8), "its weight is float64, and layouts decode in float32")
+    refused(alone(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), fp8), "computed by a parametrization: call torch.nn")
+    refused(alone(nn.Linear(4, 4), exported.FP8["delayed"]), "the delayed scale of weight has no history yet: run a training step")
+    refused(alone(nn.Linear(4, 4), fp8), "layout must be 'compressed-tensors' or 'torchao', got 'gguf'", layout="gguf")
+    rooted = alone(nn.Linear(4, 4), fp8)
+    rooted.register_parameter("token", nn.Parameter(torch.zeros(4)))
+    refused(rooted, "layout 'torchao' cannot express the model: the model itself has the tensor token", layout="torchao")
     tied = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
     tied[1].weight = tied[0].weight
     refused(qsim.convert(tied, fp8), "the weight of 1 is also 0.weight, which would not be rounded: exclude 1 when converting")

@@ -70,9 +70,9 @@ class TorchAO:
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
         """Text for the headers of the files: which tensors are parts of which tensor subclass."""
         names = [f"{name}.weight" for name in plans] + others
-        without = next((name for name in names if "." not in name.lstrip(".")), None)
+        without = next((name for name in names if "." not in name), None)
         if without is not None:
-            reason = f"the model itself has the tensor {without.lstrip('.')}, and torchao reads only those of modules inside"
+            reason = f"the model itself has the tensor {without}, and torchao reads only those of modules inside"
             raise ValueError(f"export: layout 'torchao' cannot express the model: {reason}; layout='compressed-tensors' can")
         found = {name: json.dumps({"_type": "Tensor"}) for name in others}
         for name, plan in plans.items():
