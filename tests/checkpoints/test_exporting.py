@@ -138,6 +138,8 @@ def test_scales_of_inputs_that_are_known_are_written(tmp_path: Path) -> None:
     assert len(config["config_groups"]) == 1
     assert config["ignore"] == ["4"]
     assert not any("amaxes" in name for name in tensors)
+    assert arguments(FivePoint(Block("e2m1", 16, "e4m3", "fit"), exported.BLOCKS["nvfp4"].weight), tmp_path / "alone")["input_activations"]
+    assert read(tmp_path / "alone")[1]["1.input_global_scale"].item() == 1.0
     scales = [tensors[f"{i}.input_scale"].item() for i in (1, 2, 3)]
     assert scales == [1.0, torch.tensor(0.03).item(), (model[3].act_amaxes.amax() / 448).item()]
 
@@ -172,6 +174,18 @@ def test_torchao_rounds_inputs_as_the_points_do(tmp_path: Path) -> None:
         (FivePoint(weight="bf16"), "torchao", "its weight is bf16 given.* and the layout has float8 .*; no other layout can"),
         (exported.FP8["tiles"], "torchao", r"tiles\(64, 32\), has shape \(96, 128\), which tiles of 64 × 32 do not divide; layout='comp"),
         (FivePoint(weight=Block("e4m3", 48, "fp32", "fit")), "compressed-tensors", "128 columns, which blocks of 48 do not divide"),
+        (
+            FivePoint(weight=Block("e2m1", 32, outer=scaling.Tensor(margin=40))),
+            "compressed-tensors",
+            "must have E8M0 scales .*; no other layout can",
+        ),
+        (FivePoint(Quantizer("e4m3", scale=scaling.Tensor(margin=1)), "e4m3"), "compressed-tensors", "scales that servers do not compute"),
+        (FivePoint(Block("e4m3", 16, "e4m3"), "e4m3"), "compressed-tensors", "scales that servers do not compute; weight_only"),
+        (
+            FivePoint(Quantizer("e4m3", scale=scaling.Tensor("e8m0", "ceil")), "e4m3"),
+            "torchao",
+            "float8 with the granularity of the weight",
+        ),
         (FivePoint(weight=Block("e2m1", 8)), "compressed-tensors", r"must have E8M0 scales per 32 \(MX formats\).*; no other layout can"),
         (FivePoint(act="e4m3"), "torchao", "its point weight is None: there are no low-precision numbers to write; no other"),
         (FivePoint(act=Quantizer("e4m3", "stochastic"), weight="e4m3"), "compressed-tensors", "weight_only=True omits it"),

@@ -18,6 +18,7 @@ FP8 = {
     "tiles": FivePoint(Block("e4m3", 128, rule="ceil"), Block("e4m3", (64, 32), scale="fp32", rule="fit")),
     "blocks": FivePoint(weight=Block("e4m3", 32, scale="fp32", rule="fit")),
     "under a scale": FivePoint(weight=Quantizer("e4m3", scale=scaling.Channel(0, "e4m3", outer=scaling.Tensor()))),
+    "blocks under a scale": FivePoint(weight=Block("e4m3", 32, outer=scaling.Tensor(margin=40))),
     "stochastic": FivePoint(weight=Quantizer("e4m3", Stochastic(8), scale="tensor")),
 }
 INTEGERS = {

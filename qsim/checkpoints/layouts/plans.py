@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from qsim.checkpoints.layouts.weights import CodedWeight
+from qsim.formats import E8M0
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
 from qsim.scaling import Blocks, Scaling, Tiles
@@ -70,6 +71,11 @@ class Layout(Protocol):
 
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
         """Text for the headers of the files, given the names of all other tensors."""
+
+
+def is_microscaled(scale: Scaling | None) -> bool:
+    """Whether scales are powers of two as in MX formats, which have no scale of the whole tensor."""
+    return scale is not None and scale.format == E8M0 and scale.outer is None
 
 
 def groups_of(scale: Scaling | None, columns: int, size: int) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.checkpoints.layouts.merged import rescaled, with_common_scales
-from qsim.checkpoints.layouts.plans import LayerPlan, groups_of
+from qsim.checkpoints.layouts.plans import LayerPlan, groups_of, is_microscaled
 from qsim.checkpoints.layouts.reciprocals import reciprocal
 from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Fixed, Format
@@ -83,10 +84,10 @@ class CompressedTensors:
 
 def _weights(point: Quantizer, columns: int) -> dict[str, Any]:
     """The arguments of a weight."""
-    scale, own = point.scale, point.scale.format if point.scale is not None else None
-    args = _numbers("weight", point.format)
-    if point.format in (E2M1, E2M3) or (own == E8M0 and isinstance(scale, Blocks)):
-        if own not in _GROUPS or (own == E4M3 and point.format != E2M1) or not groups_of(scale, columns, _GROUPS[own]):
+    scale, args = point.scale, _numbers("weight", point.format)
+    if point.format in (E2M1, E2M3) or (is_microscaled(scale) and isinstance(scale, Blocks)):
+        own = E8M0 if is_microscaled(scale) else E4M3 if scale is not None and (point.format, scale.format) == (E2M1, E4M3) else None
+        if own is None or not groups_of(scale, columns, _GROUPS[own]):
             per = "E8M0 scales per 32 (MX formats), or for E2M1 E4M3 ones per 16 (NVFP4)"
             raise LayoutError(f"its weight, {short(point)} with {columns} columns, must have {per}, dividing the columns")
         strategy = "tensor_group" if own == E4M3 else "group"
@@ -109,22 +110,27 @@ def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, stati
         value = 1.0 if scale is None else scale.value if isinstance(scale, Given) else delayed_scale(layer, "act", point)
         static["input_scale"] = torch.tensor([value])
         return args | {"strategy": "tensor", "dynamic": False}
-    if isinstance(scale, OneScale):
-        return args | {"strategy": "tensor", "dynamic": True}
-    if isinstance(scale, Channel):
-        return args | {"strategy": "token", "dynamic": True}
-    if not isinstance(scale, Blocks) or (scale.format == E4M3 and (point.format, scale.size) != (E2M1, 16)):
-        raise LayoutError(f"its input, act={short(point)}, has scales that servers do not compute; weight_only=True omits it")
-    grouped = args | {"strategy": "group", "group_size": scale.size, "dynamic": True}
-    if scale.format == E8M0 and scale.size == _GROUPS[E8M0]:
-        return grouped | {"scale_dtype": _SCALE_DTYPES[E8M0]}
-    if scale.format != E4M3:
-        return grouped
+    if point.format == E2M1 and isinstance(scale, Blocks) and replace(scale, dim=-1, outer=None) == Blocks(16, format=E4M3):
+        static["input_global_scale"] = torch.ones(1) if scale.outer is None else _global_scale(point, amax)
+        return args | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": _SCALE_DTYPES[E4M3], "dynamic": "local"}
+    if scale.outer is None and not scale.margin:
+        if isinstance(scale, OneScale):
+            return args | {"strategy": "tensor", "dynamic": True}
+        if isinstance(scale, Channel):
+            return args | {"strategy": "token", "dynamic": True}
+        if isinstance(scale, Blocks) and scale.format != E4M3:
+            is_mx = (scale.format, scale.size) == (E8M0, _GROUPS[E8M0])
+            grouped = args | {"strategy": "group", "group_size": scale.size, "dynamic": True}
+            return grouped | ({"scale_dtype": _SCALE_DTYPES[E8M0]} if is_mx else {})
+    raise LayoutError(f"its input, act={short(point)}, has scales that servers do not compute; weight_only=True omits it")
+
+
+def _global_scale(point: Quantizer, amax: Tensor | None) -> Tensor:
+    """The reciprocal of the scale of a whole input of NVFP4."""
     if amax is None:
         wanted = "which servers read from the checkpoint: give example=inputs, or weight_only=True"
         raise LayoutError(f"its input, act={short(point)}, has a scale of the whole tensor, {wanted}")
-    static["input_global_scale"] = (E4M3.max * E2M1.max / amax.float()).view(1).cpu()
-    return grouped | {"strategy": "tensor_group", "scale_dtype": _SCALE_DTYPES[E4M3], "dynamic": "local"}
+    return (E4M3.max * E2M1.max / amax.float()).view(1).cpu()
 
 
 def _numbers(name: str, element: Format) -> dict[str, Any]:

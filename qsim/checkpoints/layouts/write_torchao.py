@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.plans import LayerPlan, groups_of
+from qsim.checkpoints.layouts.plans import LayerPlan, groups_of, is_microscaled
 from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight
-from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, Fixed, Format
+from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
@@ -99,7 +100,7 @@ def _kind(point: Quantizer, columns: int) -> str:
     """Which of the schemes has a weight's numbers."""
     scale, element = point.scale, point.format
     assert scale is not None  # forward_weight sees to it
-    if element in _MX and scale.format == E8M0 and isinstance(scale, Blocks) | (element not in _FLOAT8) and groups_of(scale, columns, 32):
+    if element in _MX and is_microscaled(scale) and (isinstance(scale, Blocks) or element not in _FLOAT8) and groups_of(scale, columns, 32):
         return "mx"
     if element == E2M1 and scale.format == E4M3 and groups_of(scale, columns, 16):
         return "nvfp4"
@@ -160,7 +161,12 @@ def _mx(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[str,
     settings = {"block_size": 32, "kernel_preference": kernel}
     if act is not None:
         scale = act.scale
-        if not isinstance(scale, Blocks) or (scale.size, scale.format, act.format) != (32, E8M0, weight.format) or scale.rule not in _RULES:
+        if (
+            not isinstance(scale, Blocks)
+            or act.format != weight.format
+            or scale.rule not in _RULES
+            or Blocks(32, format="e8m0", rule=scale.rule) != replace(scale, dim=-1)
+        ):
             wanted = "inputs in the MX format of the weight"
             raise LayoutError(f"its input is act={short(act)}, and the layout has {wanted}; weight_only=True omits it")
         settings["scaling_mode"] = {"_type": "ScaleCalculationMode", "_data": _RULES[scale.rule]}
@@ -176,7 +182,7 @@ def _nvfp4(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[s
     inputs, config = None, _config("NVFP4WeightOnlyConfig", 1, use_dynamic_per_tensor_scale=True)
     if act is not None:
         scale = act.scale
-        if act.format != E2M1 or not isinstance(scale, Blocks) or (scale.size, scale.format) != (16, E4M3):
+        if act.format != E2M1 or not isinstance(scale, Blocks) or replace(scale, dim=-1, outer=None) != Blocks(16, format=E4M3):
             raise LayoutError(f"its input is act={short(act)}, and the layout has NVFP4; weight_only=True omits it")
         settings = {"use_triton_kernel": False, "use_dynamic_per_tensor_scale": scale.outer is not None}
         inputs = _value("QuantizeTensorToNVFP4Kwargs", block_size=16, is_swizzled_scales=False, **settings)
@@ -231,8 +237,8 @@ def _granularity(scale: Scaling | None) -> dict[str, Any] | None:
 
 
 def _follows(act: Quantizer, grain: dict[str, Any] | None) -> bool:
-    """Whether an input has scales that follow from it, with the granularity of the weight."""
-    return isinstance(act.scale, (OneScale, Channel)) and _granularity(act.scale) == grain
+    """Whether an input has the scales that torchao computes, with the granularity of the weight."""
+    return act.scale in (OneScale(), Channel(0)) and _granularity(act.scale) == grain
 
 
 def _named_config(grain: dict[str, Any] | None) -> dict[str, Any]:
