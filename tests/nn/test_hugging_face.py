@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 import qsim
 from qsim import FivePoint, Quantizer
@@ -179,7 +180,8 @@ def test_gradient_checkpointing_replays_the_noise() -> None:
     assert all(map(same_bits, gradients(model), expected))
 
 
-def test_generates_and_is_saved_and_loaded_as_before(tmp_path: Path) -> None:
+def test_generates_and_is_saved_and_loaded_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "qsim", raising=False)  # as without `import qsim.hugging_face`
     model = qsim.convert(llama(), NEAREST)
     prompt = tokens()[:1, :3]
     made = model.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
