@@ -26,6 +26,7 @@ extensions = [
     "links_checked",
     "listed_studies",
     "printed",
+    "reports",
 ]
 exclude_patterns = ["_build", "_drawn"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -23,7 +24,6 @@ _STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
@@ -32,8 +32,6 @@ _STYLE: dict[str, Any] = {
     "ytick.labelsize": 8.0,
     "lines.linewidth": 1.5,
     "lines.markersize": 4.5,
-    "figure.dpi": 150,
-    "savefig.dpi": 200,
     "svg.fonttype": "path",
     # The same picture is the same file.
     "svg.hashsalt": "qsim",
@@ -61,25 +59,30 @@ class Look:
         return Look(self.color, self.marker, "")
 
 
-#: From dark to light, so that they stay apart in grey; each has a marker of its own.
-LOOKS = (
-    Look("#12355b", "o"),
-    Look("#b0353a", "s"),
-    Look("#2f8f83", "^"),
-    Look("#d98e2b", "D"),
-    Look("#8d99ae", "v"),
-    Look("#c7b8e0", "P"),
-)
-#: What everything else is held against: full precision, a bound.
-REFERENCE = Look("#555555", "", (0, (1, 1.5)))
+#: The inks of each kind of page: text, faint lines, and the cycle `C0`, `C1`, …, Okabe and Ito's colours made darker or lighter.
+THEMES = {
+    "light": ("#222222", "#dddddd", ["#0072b2", "#c75000", "#00805c", "#a8508a", "#8a6d00"]),
+    "dark": ("#e6e6e6", "#444444", ["#56b4e9", "#f0883e", "#3fcf9f", "#e29ac8", "#e6c229"]),
+}
+#: Each has a marker of its own, so that they are distinguishable in grey.
+LOOKS = (Look("C0", "o"), Look("C1", "s"), Look("C2", "^"), Look("C3", "D"), Look("C4", "v"), Look("#808080", "P"))
+#: What everything else is held against: full precision, a bound. Legible on light and on dark pages.
+REFERENCE = Look("#808080", "", (0, (1, 1.5)))
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Apply this package's figure style inside the block, regardless of the user's settings."""
+def style(theme: str = "light") -> Iterator[None]:
+    """Apply this package's figure style inside the block, regardless of the user's settings.
+
+    Args:
+        theme: `"light"`: dark inks on white. `"dark"`: light inks on a transparent background, for dark pages.
+    """
+    ink, faint, colours = THEMES[theme]
+    inks = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, _STYLE))
+        matplotlib.rcParams.update(cast(Any, _STYLE | inks))
+        matplotlib.rcParams.update({"grid.color": faint, "axes.prop_cycle": cycler(color=colours), "savefig.transparent": theme == "dark"})
         yield
 
 
@@ -117,8 +120,58 @@ def legend(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend([handles[at] for at in order], [labels[at] for at in order], loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
-def save(figure: Figure, folder: Path, name: str) -> None:
-    """Write a figure as PNG and as SVG."""
+def row(count: int, *, width: float = 3.5, height: float = 2.8) -> tuple[list[Figure], list[Axes]]:
+    """Panels that are figures of their own: a page puts them next to one another where there is room, and elsewhere below."""
+    drawn = [panels(width=width, height=height) for _ in range(count)]
+    return [figure for figure, _ in drawn], [axes[0] for _, axes in drawn]
+
+
+def share_y(axes: Sequence[Axes]) -> None:
+    """Give panels the same range of values, so that they can be compared."""
+    limits = [panel.get_ylim() for panel in axes]
+    for panel in axes:
+        panel.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def label_ends(axes: Axes, *, apart: float = 0.085) -> None:
+    """Label each line at its right end, in its colour, instead of in a legend.
+
+    Args:
+        axes: The axes, with their final limits.
+        apart: The least distance between two labels, as a share of the height.
+    """
+    axes.set_ylim(axes.get_ylim())
+    axes.set_xlim(axes.get_xlim())
+    found = []
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        line: Any = handle[0] if isinstance(handle, tuple) else handle
+        points = [(x, y) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True) if math.isfinite(y)]
+        if points:
+            x, y = axes.transData.transform(points[-1])
+            found.append([*axes.transAxes.inverted().transform((x, y)), label, line.get_color()])
+    found.sort(key=lambda each: each[1])
+    places = _spread([min(max(each[1], 0.02), 0.98) for each in found], apart)
+    for (x, y, label, color), place in zip(found, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 2}
+        axes.annotate(label, (x, min(max(y, 0), 1)), (1.04, place), "axes fraction", "axes fraction", color=color, fontsize=8, va="center",
+                      arrowprops=arrow, annotation_clip=False)  # fmt: skip
+
+
+def _spread(places: Sequence[float], apart: float) -> list[float]:
+    """Move sorted places by as little as possible, until neighbours are far enough apart."""
+    found = list(places)
+    for _ in range(200):
+        for low in range(len(found) - 1):
+            missing = apart - (found[low + 1] - found[low])
+            if missing > 1e-9:
+                found[low] -= missing / 2
+                found[low + 1] += missing / 2
+    return found
+
+
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write a figure as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.png")
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    path = folder / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    return path

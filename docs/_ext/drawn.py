@@ -30,6 +30,8 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from qsim.figures import THEMES
+
 _SHARED = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -50,13 +52,6 @@ def _colours(ink: str, faint: str, cycle: list[str]) -> dict[str, Any]:
 
     inks = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     return dict.fromkeys(inks, ink) | {"grid.color": faint, "axes.prop_cycle": cycler(color=cycle)}
-
-
-#: Each theme's ink, its faint ink, and its colours: those of Okabe and Ito, which the colour-blind tell apart, darker or lighter.
-THEMES = {
-    "light": ("#222222", "#dddddd", ["#0072b2", "#c75000", "#00805c", "#a8508a", "#8a6d00"]),
-    "dark": ("#e6e6e6", "#444444", ["#56b4e9", "#f0883e", "#3fcf9f", "#e29ac8", "#e6c229"]),
-}
 
 
 class Drawn(SphinxDirective):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,19 +32,22 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, and its verdict.
+    """A claim of a paper, its test and its verdict.
 
     Attributes:
         source: The place in the paper.
-        paper: The claim.
+        paper: The claim, as the paper states it.
         measured: The measurement.
         agrees: Whether they agree; None if the runs do not decide it.
+        test: The quantity that tests the claim.
+        rule: The rule from the quantity to the verdict, and its reason.
+        power: The smallest effect that these runs would have found.
 
     Example:
         >>> from qsim import studies
-        >>> studies.Claim("Section 2", "the mean is exact", "0.300 instead of 0.3", agrees=True).verdict
+        >>> studies.Claim("Section 2", "the mean is exact", "0.300 instead of 0.3", agrees=True, test="the mean of a million draws").verdict
         'yes'
-        >>> studies.Claim("Section 3", "it is faster", "1.0 [0.9, 1.1] times", agrees=None).verdict
+        >>> studies.Claim("Section 3", "it is faster", "1.0 [0.9, 1.1] times", agrees=None, power="1.2 times").verdict
         'undecided'
     """
 
@@ -52,6 +55,9 @@ class Claim:
     paper: str
     measured: str
     agrees: bool | None
+    test: str = field(default="", kw_only=True)
+    rule: str = field(default="", kw_only=True)
+    power: str = field(default="", kw_only=True)
 
     @property
     def verdict(self) -> str:
@@ -88,7 +94,8 @@ class Picture:
     Attributes:
         name: The name of the files, without extension.
         caption: The caption.
-        draw: A function that draws it.
+        draw: A function that draws it, in colours of the cycle `C0`, `C1`, …: it is drawn for light and for dark pages. Several figures
+            are panels, next to one another where there is room.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -100,12 +107,21 @@ class Picture:
 
     name: str
     caption: str
-    draw: Callable[[], Figure]
+    draw: Callable[[], Figure | Sequence[Figure]]
+
+    def panels(self) -> Sequence[Figure]:
+        """Draw it, in the current style."""
+        drawn = self.draw()
+        return drawn if isinstance(drawn, Sequence) else [drawn]
+
+    def files(self, count: int) -> list[str]:
+        """The names of the files of its panels, without extension."""
+        return [self.name] if count == 1 else [f"{self.name}-{number}" for number in range(1, count + 1)]
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a study.
+    """The report of a study: the answer, the verdicts, the figures, and then how these were obtained.
 
     Attributes:
         study: The study.
@@ -130,41 +146,62 @@ class Report:
     def verdicts(self) -> Table:
         """The claims as a table."""
         rows = [[claim.source, claim.paper, claim.measured, claim.verdict] for claim in self.claims]
-        return Table("Claims of the paper", ["where", "claim", "measured here", "agrees"], rows)
+        return Table("Verdicts", ["where", "claim", "measured here", "agrees"], rows)
 
-    def markdown(self, origin: str) -> str:
+    @property
+    def tests(self) -> Table:
+        """The tests of the claims as a table."""
+        rows = [[claim.source, claim.test, claim.rule, claim.power] for claim in self.claims]
+        header = ["where", "quantity that tests the claim", "rule, and its reason", "smallest effect that would have been found"]
+        return Table("How each claim was judged", header, rows)
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures, in order."""
+        return [part for part in self.parts if isinstance(part, Picture)]
+
+    def markdown(self, origin: str, panels: Mapping[str, int] | None = None) -> str:
         """The report as a Markdown page.
 
         Args:
             origin: Provenance of the results: command, date, machine.
+            panels: The number of panels of each picture that has several, by its name.
         """
-        page = [f"# {self.study.name}", self.study.question, f"Source: {self.study.source}", f"**{self.meaning}**"]
-        for part in self.parts:
-            if isinstance(part, str):
-                page.append(part)
-            elif isinstance(part, Table):
+        page = [f"# {self.study.question}", f"**{self.meaning}**", f"Study `{self.study.name}`. Source: {self.study.source}."]
+        page += [f"## {self.verdicts.title}", self.verdicts.markdown(), "## Figures" if self.pictures else ""]
+        for picture in self.pictures:
+            names = picture.files((panels or {}).get(picture.name, 1))
+            page += ["\n".join(f"![{picture.caption}]({name}.svg)" for name in names), f"*{picture.caption}*"]
+        page.append("## Setting" if any(isinstance(part, str) for part in self.parts) else "")
+        page += [part for part in self.parts if isinstance(part, str)]
+        for part in (*self.parts, self.tests):
+            if isinstance(part, Table):
                 page += [f"## {part.title}", part.markdown()]
-            else:
-                page.append(f"![{part.caption}]({part.name}.svg)\n\n*{part.caption}*")
-        page += ["## How it was run", origin, f"## {self.verdicts.title}", self.verdicts.markdown()]
-        return "\n\n".join(page) + "\n"
+        page += ["## How it was run", origin]
+        return "\n\n".join(part for part in page if part) + "\n"
 
     def write(self, folder: Path, origin: str) -> list[Path]:
-        """Write the page and its pictures, each as PNG and SVG.
+        """Write the page and its pictures as SVG, each for light and, with the suffix `-dark`, for dark pages.
 
         Returns:
-            The page, then the pictures' PNG files.
+            The page, then the pictures for light pages.
         """
         from qsim import figures
 
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = [part for part in self.parts if isinstance(part, Picture)]
-        with figures.style():
-            for picture in pictures:
-                figures.save(picture.draw(), folder, picture.name)
+        drawn: dict[str, int] = {}
+        written: list[Path] = []
+        for theme, suffix in (("light", ""), ("dark", "-dark")):
+            with figures.style(theme):
+                for picture in self.pictures:
+                    panels = picture.panels()
+                    drawn[picture.name] = len(panels)
+                    for panel, name in zip(panels, picture.files(len(panels)), strict=True):
+                        path = figures.save(panel, folder, name + suffix)
+                        written += [] if suffix else [path]
         page = folder / "report.md"
-        page.write_text(self.markdown(origin))
-        return [page, *(folder / f"{picture.name}.png" for picture in pictures)]
+        page.write_text(self.markdown(origin, drawn))
+        return [page, *written]
 
 
 def origin(command: str, results: Sequence[Result[Any]]) -> str:
@@ -180,7 +217,8 @@ def origin(command: str, results: Sequence[Result[Any]]) -> str:
     seconds = sum(result.seconds for result in results)
     lines = [f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
-    return "\n".join([*lines, f"- {seconds:.0f} seconds in total over all runs"])
+    lines += [f"- {seconds:.0f} seconds in total over all runs", "- every result: [results.jsonl](results.jsonl)"]
+    return "\n".join(lines)
 
 
 def described(machine: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Means and slopes over several seeds, with intervals."""
+"""Means and slopes over several seeds, with intervals, the effects that these can show, and decisions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-CONFIDENCE = 0.95
+#: The confidence of intervals, and the probability with which an effect of the size `detects` is found.
+CONFIDENCE, POWER = 0.95, 0.8
 
 
 @dataclass(frozen=True)
 class Interval:
     """An estimate, and the bounds of its 95 % confidence interval.
+
+    Attributes:
+        value: The estimate.
+        low: The lower bound.
+        high: The upper bound.
+        detects: The smallest true value for which an interval of this kind excludes zero in four of five studies with as many seeds and
+            the same spread; for ratios, the smallest factor that is told from 1. NaN if it is not known.
 
     Example:
         >>> print(Interval(0.8124, 0.8012, 0.8231))
@@ -26,6 +34,7 @@ class Interval:
     value: float
     low: float
     high: float
+    detects: float = math.nan
 
     def __format__(self, spec: str) -> str:
         return " ".join((format(self.value, spec or ".4g"), f"[{format(self.low, spec or '.4g')}, {format(self.high, spec or '.4g')}]"))
@@ -36,19 +45,93 @@ class Interval:
     def __contains__(self, number: float) -> bool:
         return self.low <= number <= self.high
 
+    def __mul__(self, factor: float) -> Interval:
+        """The interval in another unit, by a factor above zero."""
+        return Interval(*(factor * number for number in (self.value, self.low, self.high, self.detects)))
+
 
 def mean(values: Sequence[float]) -> Interval:
     """The mean with Student's interval; with one value, the interval contains all numbers.
 
+    For quantities that may have any value. `proportion` and `positive` have intervals that stay within bounds.
+
     Example:
         >>> print(mean([1.0, 2.0, 3.0]))
         2 [-0.4841, 4.484]
+        >>> round(mean([1.0, 2.0, 3.0]).detects, 2)
+        3.1
     """
     count, center = len(values), float(np.mean(values))
     if count < 2:
-        return Interval(center, -math.inf, math.inf)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
-    return Interval(center, center - half, center + half)
+        return Interval(center, -math.inf, math.inf, math.inf)
+    error, t = float(np.std(values, ddof=1) / math.sqrt(count)), _student(count)
+    return Interval(center, center - t * error, center + t * error, (t + float(stats.t.ppf(POWER, count - 1))) * error)
+
+
+def proportion(values: Sequence[float]) -> Interval:
+    """The mean of shares, with Student's interval in log odds, which is between 0 and 1.
+
+    Example:
+        >>> print(f"{proportion([0.97, 0.99, 0.80]):.1%}")
+        92.0% [49.4%, 99.3%]
+    """
+    center, error = _center_and_error(values)
+    if not 0 < center < 1:
+        return Interval(center, center, center) if error == 0 else Interval(center, 0.0, 1.0)
+    half = _student(len(values)) * error / (center * (1 - center))
+    odds = math.log(center / (1 - center))
+    low, high = (1 / (1 + math.exp(min(-at, 700))) for at in (odds - half, odds + half))
+    return Interval(center, low, high)
+
+
+def positive(values: Sequence[float]) -> Interval:
+    """The mean of numbers above zero, with Student's interval in logarithms, which is above zero.
+
+    Example:
+        >>> print(positive([0.001, 0.002, 0.006]))
+        0.003 [0.0003355, 0.02682]
+    """
+    center, error = _center_and_error(values)
+    if not center > 0 or not math.isfinite(center):
+        return Interval(center, center, center)
+    half = _student(len(values)) * error / center
+    return Interval(center, center * math.exp(-half), center * math.exp(min(half, 700)))
+
+
+def _center_and_error(values: Sequence[float]) -> tuple[float, float]:
+    count = len(values)
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
+
+
+def _student(count: int) -> float:
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) if count > 1 else math.inf
+
+
+def above(found: Interval, bound: float = 0.0) -> bool | None:
+    """Whether an estimate is above a bound; None if the bound is in its interval.
+
+    Example:
+        >>> above(Interval(1.0, 0.5, 1.5)), above(Interval(-1.0, -1.5, -0.5)), above(Interval(0.1, -0.4, 0.6))
+        (True, False, None)
+    """
+    return True if found.low > bound else False if found.high < bound else None
+
+
+def below(found: Interval, bound: float = 0.0) -> bool | None:
+    """Whether an estimate is below a bound; None if the bound is in its interval."""
+    return True if found.high < bound else False if found.low > bound else None
+
+
+def within(found: Interval, low: float, high: float) -> bool | None:
+    """Whether a whole interval is inside bounds; None if only a part of it is.
+
+    Example:
+        >>> within(Interval(1.0, 0.9, 1.1), 0.8, 1.2), within(Interval(2.0, 1.9, 2.1), 0.8, 1.2), within(Interval(1.0, 0.5, 1.5), 0.8, 1.2)
+        (True, False, None)
+    """
+    if low <= found.low and found.high <= high:
+        return True
+    return False if found.high < low or found.low > high else None
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -64,7 +147,7 @@ def exponential(interval: Interval, most: float = math.inf) -> Interval:
         1 [0.3679, 2.718]
     """
     value, low, high = (min(math.inf if bound >= 700 else math.exp(bound), most) for bound in (interval.value, interval.low, interval.high))
-    return Interval(value, low, high)
+    return Interval(value, low, high, math.exp(min(interval.detects, 700)))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> Interval:

@@ -35,7 +35,7 @@ def test_a_study_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     out = said(capsys, "coins", "--out", str(tmp_path), "--workers", "1", "--sides", "heads", "--seeds", "2")
     assert out == (
         "the rim: heads | tails\n  measured: both\n  agrees: yes\n\nFair.\n\n"
-        f"figure: {tmp_path / 'tosses.png'}\nreport: {tmp_path / 'report.md'}\n"
+        f"figure: {tmp_path / 'tosses.svg'}\nreport: {tmp_path / 'report.md'}\n"
     )
     page = (tmp_path / "report.md").read_text()
     # The results' location depends on the machine; their content does not.
@@ -103,7 +103,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
         (("learning-rate", "--methods", "kahan"), "qsim: methods: must contain mixed and stochastic; got kahan\n"),
         (("learning-rate", "--lowest", "0.9"), "qsim: lowest, highest: must be two rates, the lower one first; got 0.9, 0.5\n"),
         (("cancelled-updates", "--formats", "bf16"), "qsim: formats: needs at least two, from fine to coarse; got bf16\n"),
-        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one per quarter, and at most the 300 steps; got 3\n"),
+        (("cancelled-updates", "--looks", "3"), "qsim: looks: must be at least 4, one per quarter, and at most the 400 steps; got 3\n"),
         (("random-bits", "--bits", "4,32"), "qsim: bits: must be from 1 to 31, because 32 is the reference; got 4,32\n"),
         (("stagnation", "--rates", "0.1"), "qsim: rates: must be at least two, from large to small; got 0.1\n"),
     ],

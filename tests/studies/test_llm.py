@@ -227,7 +227,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     findings = made_up(SETTINGS, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})
     assert findings.best(O1) == 1e-3
     paths = findings.report().write(tmp_path, "nowhere")
-    assert [path.name for path in paths] == ["report.md", "perplexity.png", "cost.png", "more-bits.png"]
+    assert [path.name for path in paths] == ["report.md", "perplexity.svg", "cost.svg", "more-bits.svg"]
     assert findings.report().claims[-1].agrees is None
 
 

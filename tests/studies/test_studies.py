@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from qsim import studies
+from qsim import figures, studies
 from qsim.studies import Part, Result, Study
 from qsim.studies.running import machine
 from qsim.studies.store import Store
@@ -30,15 +31,48 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
     report = studies.run(Coins(), out=tmp_path)
     assert report.meaning == "Fair."
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == [
-        "report.md", "results.jsonl", "tosses.png", "tosses.svg",
+        "report.md", "results.jsonl", "tosses-dark.svg", "tosses.svg",
     ]  # fmt: skip
     page = (tmp_path / "report.md").read_text()
-    assert page.splitlines()[0] == "# coins"
-    assert page.rstrip().endswith(
-        "| where | claim | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |"
-    )
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    assert headings == [
+        "# Is the coin fair?", "## Verdicts", "## Figures", "## Setting", "## Tosses", "## How each claim was judged", "## How it was run",
+    ]  # fmt: skip
+    assert page.splitlines()[2] == "**Fair.**"
+    assert "| where | claim | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |" in page
+    assert "| the rim | the side that is up | yes if it is up | a coin |" in page
+    assert "![Shares.](tosses.svg)" in page
     assert "`qsim study coins`" in page
     assert "- 6 runs on one core of" in page
+
+
+def test_figures_suit_light_and_dark_pages(tmp_path: Path) -> None:
+    studies.run(Coins(), out=tmp_path, settings={"seeds": 1})
+    light, dark = ((tmp_path / name).read_text() for name in ("tosses.svg", "tosses-dark.svg"))
+    assert "#0072b2" in light
+    assert "#0072b2" not in dark
+    # Only light pages have a background, so that they are legible in any viewer.
+    assert "fill: #ffffff" in light
+    assert "fill: #ffffff" not in dark
+
+
+def test_panels_are_files_of_their_own(tmp_path: Path) -> None:
+    def draw() -> list[Figure]:
+        drawn, axes = figures.row(2)
+        for panel, last in zip(axes, (1.0, 5.0), strict=True):
+            panel.plot([0, 1], [0, last], label="one")
+            panel.plot([0, 1], [0, last], label="two")
+        figures.share_y(axes)
+        assert axes[0].get_ylim() == axes[1].get_ylim()
+        for panel in axes:
+            figures.label_ends(panel)
+        places = [text.xyann[1] for text in axes[0].texts]
+        assert places[1] - places[0] == pytest.approx(0.085), "labels of equal lines do not overlap"
+        return drawn
+
+    report = studies.Report(Coins(), [studies.Picture("both", "Two.", draw)], [], "Fair.")
+    assert [path.name for path in report.write(tmp_path, "nowhere")] == ["report.md", "both-1.svg", "both-2.svg"]
+    assert "![Two.](both-1.svg)\n![Two.](both-2.svg)" in (tmp_path / "report.md").read_text()
 
 
 def test_no_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Coins(Study[Settings, Toss]):
 
     def report(self, settings: Settings, results: Sequence[Result[Toss]]) -> Report:
         rows = [[result.run.side, str(result.run.seed), f"{result['share']:.3f}"] for result in results]
-        claim = Claim("the rim", "heads | tails", "both", True)
+        claim = Claim("the rim", "heads | tails", "both", True, test="the side that is up", rule="yes if it is up", power="a coin")
         return Report(
             self, ["Coins.", Table("Tosses", ["side", "seed", "share"], rows), Picture("tosses", "Shares.", _draw)], [claim], "Fair."
         )

@@ -33,14 +33,14 @@ class Settings:
     """The settings of the study."""
 
     data: str = choice(DIGITS, "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m5", "e5m3"), "formats of the weights, from fine to coarse")
+    formats: tuple[str, ...] = choice(("fp16", "bf16", "e5m3"), "formats of the weights, from fine to coarse")
     mixed: str = choice("bf16", "the format for nets in which some layers have Kahan updates and the others stochastic ones")
-    rate: float = choice(0.1, "initial learning rate; it decays linearly to zero")
+    rate: float = choice(0.02, "initial learning rate; it decays linearly to zero")
     momentum: float = choice(0.9, "momentum of SGD")
-    steps: int = choice(300, "number of updates")
+    steps: int = choice(400, "number of updates")
     batch: int = choice(64, "images per update")
-    looks: int = choice(30, "number of steps whose updates are counted")
-    seeds: int = choice(3, "number of seeds")
+    looks: int = choice(20, "number of steps whose updates are counted")
+    seeds: int = choice(6, "number of seeds")
 
 
 @dataclass(frozen=True)
