@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 import qsim
 from qsim import FivePoint, Quantizer, figures, scaling
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
+from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, difference, mean
+from qsim.studies.statistics import Interval, above, below, difference, mean, proportion
 from qsim.studies.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FULL = "fp32"
+EXPONENT, MANTISSA = "exponent", "mantissa"
+#: The formats of 8 bits that hardware has, and the loss of accuracy up to which they count as enough.
+_EIGHT, _SAME = ("e4m3", "e5m2"), 0.01
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Formats(Study[Settings, Run]):
 
     name = "formats"
     question = "How many bits does a net need, and where: exponent or mantissa?"
-    source = "no paper: the frontier of bits against accuracy"
+    source = "no claim of a paper"
     settings = Settings
     run = Run
 
@@ -100,7 +105,7 @@ class Formats(Study[Settings, Run]):
         return nets.outcome(run.data, run.points, Training(run.steps, run.batch), run.rate, run.seed, device)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
-        """The grid, and its frontier."""
+        """The grid, and the gain of each bit."""
         return _Findings(self, settings, results).report()
 
 
@@ -108,105 +113,136 @@ class _Findings:
     def __init__(self, study: Formats, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {(result.run.format, result.run.rounding, result.run.seed): result for result in results}
-        self.bits = sorted({qsim.format(name).bits for name in settings.formats})
 
     def report(self) -> Report:
         chosen = self.settings
         text = (
-            f"Nets for {chosen.data} are trained for {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning "
-            f"rate of {chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer use one format with per-tensor "
-            "scales: with round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the "
-            f"rounding net on test images; in full precision it is {mean(self.accuracies(FULL, 'nearest')):.1%}. Intervals are 95 %, "
-            "over seeds. The best format of a width is chosen by the same test accuracy that is then reported for it, so this number is "
-            "slightly optimistic, more so for widths with many formats."
+            f"{described(chosen.data)}, in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of "
+            f"{chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer use one format with per-tensor scales: with "
+            "round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the rounding net on "
+            f"test images; in full precision it is {proportion(self.accuracies(FULL, 'nearest')):.1%}. No format is chosen by its result: "
+            "verdicts are about formats that were named before, and about averages over the grid. Intervals are 95 %, over seeds; those of "
+            "accuracies are computed in log odds, so that they stay within bounds."
         )
-        picture = Picture("frontier", "The best format of each width. Bars: 95 % intervals over seeds.", self._draw)
-        return Report(self.study, [text, *map(self._grid, chosen.roundings), self._frontier(), picture], self._claims(), self._meaning())
+        picture = Picture("frontier", "Accuracy lost by every format. Bars: 95 % intervals over seeds.", self._draw)
+        return Report(self.study, [text, picture, *map(self._grid, chosen.roundings), self._bits()], self._claims(), self._meaning())
 
     def accuracies(self, name: str, rounding: str) -> list[float]:
+        """The accuracy of each seed."""
         return [float(self._of[name, rounding, seed]["own_accuracy"]) for seed in range(self.settings.seeds)]
-
-    def best(self, bits: int, rounding: str) -> str:
-        """The format of a width with the highest accuracy under a rounding."""
-        names = [name for name in self.settings.formats if qsim.format(name).bits == bits]
-        return max(names, key=lambda name: mean(self.accuracies(name, rounding)).value)
-
-    def needed(self, rounding: str) -> int | None:
-        """The fewest bits with which a net certainly loses less than one percent of accuracy: the whole interval is below."""
-        for bits in self.bits:
-            if self.lost(self.best(bits, rounding), rounding).high < 0.01:
-                return bits
-        return None
 
     def lost(self, name: str, rounding: str) -> Interval:
         """The accuracy lost to a format."""
         return difference(self.accuracies(FULL, "nearest"), self.accuracies(name, rounding))
 
-    def _grid(self, rounding: str) -> Table:
-        rows = [
-            [
-                f"E{exponent}",
-                *(f"{mean(self.accuracies(f'e{exponent}m{mantissa}', rounding)).value:.1%}" for mantissa in self.settings.mantissas),
-            ]
+    def bit(self, kind: str, bits: int, rounding: str) -> Interval | None:
+        """The accuracy that one more bit of a kind gains, averaged over all formats of some width that the grid extends by it."""
+        pairs = [
+            (name, wider)
             for exponent in self.settings.exponents
+            for mantissa in self.settings.mantissas
+            if qsim.format(name := f"e{exponent}m{mantissa}").bits == bits
+            and (wider := f"e{exponent + (kind == EXPONENT)}m{mantissa + (kind == MANTISSA)}") in self.settings.formats
         ]
+        if not pairs:
+            return None
+        gains = [
+            [b - a for a, b in zip(self.accuracies(name, rounding), self.accuracies(wider, rounding), strict=True)] for name, wider in pairs
+        ]
+        return mean(np.mean(gains, 0).tolist())
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths of the grid's formats."""
+        return sorted({qsim.format(name).bits for name in self.settings.formats})
+
+    def _grid(self, rounding: str) -> Table:
+        rows = []
+        for exponent in self.settings.exponents:
+            names = [f"e{exponent}m{mantissa}" for mantissa in self.settings.mantissas]
+            rows.append([f"E{exponent}", *(f"{proportion(self.accuracies(name, rounding)):.1%}" for name in names)])
         return Table(f"Accuracy, {rounding}", ["exponent", *(f"M{mantissa}" for mantissa in self.settings.mantissas)], rows)
 
-    def _frontier(self) -> Table:
-        rows = [
-            [str(bits), *(f"{self.best(bits, rounding).upper()}: {mean(self.accuracies(self.best(bits, rounding), rounding)):.1%}"
-                          for rounding in self.settings.roundings)]
-            for bits in self.bits
-        ]  # fmt: skip
-        return Table("The best format of each width", ["bits", *self.settings.roundings], rows)
+    def _bits(self) -> Table:
+        rows = []
+        for bits in self.widths[:-1]:
+            cells = [self.bit(kind, bits, rounding) for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
+            rows.append([f"{bits} to {bits + 1}", *("-" if found is None else _points(found) for found in cells)])
+        header = [f"{kind} bit, {rounding}" for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
+        return Table("Points of accuracy gained by one more bit, averaged over formats of a width", ["bits", *header], rows)
 
-    def _draw(self) -> Figure:
-        figure, axes = figures.panels(1, 1, width=4.2, height=3.0)
-        for place, (look, rounding) in enumerate(zip(figures.LOOKS, self.settings.roundings, strict=False)):
-            points = [mean([100 * value for value in self.accuracies(self.best(bits, rounding), rounding)]) for bits in self.bits]
-            figures.band(axes[0], [bits + 0.08 * place for bits in self.bits], points, look, rounding)
-        first = self.settings.roundings[0]
-        full = 100 * mean(self.accuracies(FULL, "nearest")).value
-        axes[0].axhline(full, label="full precision", **figures.REFERENCE())
-        axes[0].set_xticks(self.bits, [f"{bits}\n{self.best(bits, first).upper()}" for bits in self.bits])
-        axes[0].set_xlabel(f"bits of the format, and the best one ({first})")
-        axes[0].set_ylabel("accuracy in %")
-        figures.legend(figure, axes[0], columns=3)
-        return figure
+    def _draw(self) -> list[Figure]:
+        drawn, axes = figures.row(len(self.settings.roundings), width=3.9)
+        for panel, rounding in zip(axes, self.settings.roundings, strict=True):
+            for place, (look, mantissa) in enumerate(zip(figures.LOOKS, self.settings.mantissas, strict=False)):
+                names = [f"e{exponent}m{mantissa}" for exponent in self.settings.exponents]
+                found = [self.lost(name, rounding) * 100 for name in names]
+                places = [qsim.format(name).bits + 0.1 * (place - 1.5) for name in names]
+                figures.band(panel, places, found, look, f"M{mantissa}, E{self.settings.exponents[0]} to E{self.settings.exponents[-1]}")
+            panel.axhline(0, **figures.REFERENCE())
+            panel.set_yscale("symlog", linthresh=1.0)
+            panel.set_ylim(-2, 100)
+            panel.set_yticks([-1, 0, 1, 3, 10, 30, 90], ["−1", "0", "1", "3", "10", "30", "90"])
+            panel.set_xticks(self.widths)
+            panel.set_xlabel("bits of the format")
+            panel.set_ylabel("points of accuracy lost")
+            panel.set_title(f"backward pass: {rounding}")
+        for figure, panel in zip(drawn, axes, strict=True):
+            figures.legend(figure, panel, columns=2)
+        return drawn
 
     def _claims(self) -> list[Claim]:
-        needed = {rounding: self.needed(rounding) for rounding in self.settings.roundings}
-        told = ", ".join(f"{rounding} {bits or 'more than were tried'}" for rounding, bits in needed.items())
-        first = self.settings.roundings[0]
-        ends = [self.best(bits, first) for bits in (self.bits[-1], self.bits[0])]
-        gain = difference(*(self.accuracies(name, first) for name in ends))
+        known = [name for name in _EIGHT if name in self.settings.formats]
         return [
-            Claim(
-                "expected",
-                "more bits, more accuracy",
-                f"{first}, from {ends[1].upper()} to {ends[0].upper()}: {gain:+.1%}",
-                True if gain.low > 0 else False if gain.high < 0 else None,
-            ),
-            Claim(
-                "expected",
-                "8 bits lose less than 1 % of accuracy",
-                f"bits needed: {told}",
-                self._eight_are_enough(needed),
-            ),
+            *(self._more_bits(rounding) for rounding in self.settings.roundings),
+            *(self._eight(name, rounding) for name in known for rounding in self.settings.roundings),
         ]
 
-    def _eight_are_enough(self, needed: Mapping[str, int | None]) -> bool | None:
-        if all(bits is not None and bits <= 8 for bits in needed.values()):
-            return True
-        worse = 8 in self.bits and any(self.lost(self.best(8, rounding), rounding).low > 0.01 for rounding in needed)
-        return False if worse else None
+    def _more_bits(self, rounding: str) -> Claim:
+        found = [each for bits in self.widths[:-1] for kind in (EXPONENT, MANTISSA) if (each := self.bit(kind, bits, rounding))]
+        narrowest, widest = (
+            [name for name in self.settings.formats if qsim.format(name).bits == bits] for bits in (self.widths[0], self.widths[-1])
+        )
+        ends = [np.mean([self.accuracies(name, rounding) for name in names], 0).tolist() for names in (widest, narrowest)]
+        gain = difference(*ends)
+        least = f"; the smallest gain of a bit: {_points(min(found, key=lambda each: each.high))}" if found else ""
+        return Claim(
+            "expected",
+            f"more bits, more accuracy ({rounding})",
+            f"from {self.widths[0]} to {self.widths[-1]} bits: {_points(gain)} points{least}",
+            above(gain),
+            test="mean accuracy of the widest formats minus that of the narrowest",
+            rule="the sign of the interval",
+            power=f"{100 * gain.detects:.1f} points",
+        )
+
+    def _eight(self, name: str, rounding: str) -> Claim:
+        lost = self.lost(name, rounding)
+        return Claim(
+            "expected",
+            f"FP8's {name.upper()} trains as well as full precision ({rounding})",
+            f"{_points(lost)} points lost",
+            below(lost, _SAME),
+            test="accuracy in full precision minus that in the format, seed by seed",
+            rule=f"yes if less than {100 * _SAME:g} point is lost, about what another thousand test images would change, no if more",
+            power=f"{100 * lost.detects:.1f} points",
+        )
 
     def _meaning(self) -> str:
         first = self.settings.roundings[0]
-        bits = self.needed(first)
-        if bits is None:
-            return f"No format in this grid reliably loses less than 1 % of accuracy, with {first} rounding in the backward pass."
-        return (
-            f"Formats lose less than 1 % of accuracy from {bits} bits on ({self.best(bits, first).upper()}), with {first} "
-            "rounding in the backward pass."
-        )
+        told = [f"{name.upper()} loses {_points(self.lost(name, first))}" for name in _EIGHT if name in self.settings.formats]
+        parts = [f"{' and '.join(told)} points of accuracy relative to full precision."] if told else []
+        for bits in self.widths[1:3]:
+            gains = [(kind, self.bit(kind, bits, first)) for kind in (EXPONENT, MANTISSA)]
+            shown = [
+                f"{_points(found)} points if it is an {kind} bit".replace("an mantissa", "a mantissa") for kind, found in gains if found
+            ]
+            parts += [f"At {bits} bits, one more gains {' and '.join(shown)}."] if shown else []
+        lost = {name: self.lost(name, first).value for name in self.settings.formats}
+        worst = max(lost, key=lambda name: lost[name])
+        parts = parts or [f"{worst.upper()} loses most: {100 * lost[worst]:.1f} points of accuracy."]
+        return f"{' '.join(parts)} (All with {first} rounding in the backward pass, gains averaged over formats.)"
+
+
+def _points(found: Interval) -> str:
+    return f"{found * 100:+.1f}"

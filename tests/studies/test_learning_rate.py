@@ -92,11 +92,11 @@ def test_rates_are_stable_up_to_the_first_failure() -> None:
     assert findings.stable(MIXED) == 2.0**-7
     assert findings.stable(STOCHASTIC) == 2.0**-6
     verdicts = {claim.paper.split(" ")[0] + claim.source: claim.agrees for claim in findings.report().claims}
-    assert verdicts["stochasticTable 3, Section 5.1"] is True
+    assert verdicts["atTable 3, Section 5.1"] is True
     assert verdicts["theTable 3"] is True
     reverse = report_on({STOCHASTIC: [2.5, 2.4, math.inf, 2.6], MIXED: [2.6, 2.4, 2.3, 3.4]})
     verdicts = {claim.paper.split(" ")[0] + claim.source: claim.agrees for claim in reverse.report().claims}
-    assert verdicts["stochasticTable 3, Section 5.1"] is False
+    assert verdicts["atTable 3, Section 5.1"] is False
     assert verdicts["theTable 3"] is False
     assert math.isnan(report_on({MIXED: [3.4] * 4, STOCHASTIC: [3.4] * 4}).stable(MIXED))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.random_bits import _SAMPLES, ACCURACY, BIAS, FULL, RandomBits, Run, Settings
+from qsim.studies.random_bits import BACKWARD, BIAS, FULL, SAMPLES, UPDATE, RandomBits, Run, Settings
 from qsim.studies.result import Result
 from support import made_up
 from support.bounds import bernstein
@@ -26,8 +26,8 @@ def found(quick_study: Callable[..., studies.Plan]) -> Found:
     return plan.report(), of
 
 
-def losses(found: Found, name: str, bits: int, correction: bool) -> list[float]:
-    return [found[1][ACCURACY, name, bits, correction, seed]["loss"] for seed in range(RandomBits().quick().seeds)]
+def losses(found: Found, name: str, bits: int, correction: bool, what: str = BACKWARD) -> list[float]:
+    return [found[1][what, name, bits, correction, seed]["loss"] for seed in range(RandomBits().quick().seeds)]
 
 
 def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +45,7 @@ def test_biases_are_those_of_the_number_of_bits(found: Found, bits: int, correct
     assert (up - place).mean().item() == pytest.approx(due, abs=1e-4)
     variance = (up * (1 - up)).mean().item() + (up - place).var().item()
     settings = RandomBits().quick()
-    off = bernstein(variance, 2.0, _SAMPLES, tests=2 * len(settings.bits) * settings.seeds)
+    off = bernstein(variance, 2.0, SAMPLES, tests=2 * len(settings.bits) * settings.seeds)
     assert correction or off < abs(due), "else 0 would do as well"
     for seed in range(settings.seeds):
         assert abs(found[1][BIAS, settings.formats[0], bits, correction, seed]["bias"] - due) <= off
@@ -69,19 +69,31 @@ def test_nets_lose_with_one_truncated_bit_and_not_with_a_corrected_one(found: Fo
         assert abs(losses(found, FULL, 32, False)[seed] - loss) < seeds
 
 
-@pytest.mark.parametrize(("lost", "noise", "verdict"), [(0.005, 0.0, True), (0.05, 0.0, False), (0.0, 0.2, None)])
-def test_whether_six_bits_do_follows_from_accuracies(lost: float, noise: float, verdict: bool | None) -> None:
-    def values(run: Run) -> dict[str, float]:
-        accuracy = 0.9 + 0.01 * run.seed + noise * made_up.noise(RandomBits(), run)
-        return {"bias": 0.0, "accuracy": accuracy - lost * (run.bits == 6)}
+def test_one_truncated_bit_loses_small_updates(found: Found) -> None:
+    """An update below half a gap never changes a weight with one truncated bit."""
+    cut, every = (losses(found, "e5m3", bits, False, UPDATE) for bits in (1, 32))
+    assert all(few > loss + 0.02 for few, loss in zip(cut, every, strict=True))
+    full = losses(found, FULL, 32, False, UPDATE)
+    assert all(abs(loss - own) < few - loss for few, loss, own in zip(cut, every, full, strict=True))
 
-    assert made_up.verdicts(RandomBits(), Settings(seeds=4), values)[0] is verdict
+
+@pytest.mark.parametrize(
+    ("one", "six", "noise", "verdict"),
+    [(0.5, 0.01, 0.0, True), (0.5, 0.2, 0.0, False), (0.5, 0.01, 0.3, None), (0.0, 0.0, 0.0, None)],
+    ids=["enough", "too few", "noise", "nothing can fail"],
+)
+def test_whether_six_bits_do_follows_from_losses(one: float, six: float, noise: float, verdict: bool | None) -> None:
+    def values(run: Run) -> dict[str, float]:
+        added = {1: one, 6: six}.get(run.bits, 0.0) + (noise if run.bits == 6 else 1e-4) * made_up.noise(RandomBits(), run)
+        return {"bias": 0.0, "loss": 0.9 + 0.01 * run.seed + added}
+
+    assert made_up.verdicts(RandomBits(), Settings(seeds=4), values)[:6] == [verdict] * 6
 
 
 @pytest.mark.parametrize(("cut", "corrected"), [(-0.25, 0.0), (-0.2505, 0.0005), (-0.252, 0.002), (0.0, -0.25)])
 def test_verdicts_about_biases_follow_from_them(cut: float, corrected: float) -> None:
     def values(run: Run) -> dict[str, float]:
-        return {"bias": corrected if run.correction else cut, "accuracy": 0.9}
+        return {"bias": corrected if run.correction else cut, "loss": 0.9}
 
     settings = replace(RandomBits().quick(), bits=(1, 6))
-    assert made_up.verdicts(RandomBits(), settings, values)[1:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]
+    assert made_up.verdicts(RandomBits(), settings, values)[-2:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]

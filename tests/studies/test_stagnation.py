@@ -12,6 +12,8 @@ import torch
 import qsim
 from qsim import studies
 from qsim.studies.stagnation import Stagnation
+from qsim.studies.stagnation.claims import claims
+from qsim.studies.stagnation.findings import Findings
 from qsim.studies.stagnation.least_squares import (
     ALL,
     COMPUTE,
@@ -26,7 +28,6 @@ from qsim.studies.stagnation.least_squares import (
     Weights,
     problems,
 )
-from qsim.studies.stagnation.report import Findings
 
 #: The relative error of rounding to bfloat16: the paper's machine epsilon.
 EPSILON = 2.0**-8
@@ -35,7 +36,7 @@ EPSILON = 2.0**-8
 @pytest.fixture(scope="module")
 def findings(quick_study: Callable[..., studies.Plan]) -> Findings:
     plan = quick_study("stagnation")
-    return Findings(plan.study, plan.settings, list(plan.store.results().values()))
+    return Findings(plan.settings, list(plan.store.results().values()))
 
 
 def test_nearest_stays_above_theorem_1_and_the_others_go_a_hundred_times_below(findings: Findings) -> None:
@@ -83,13 +84,12 @@ def test_theorem_2_holds_in_the_mean(findings: Findings) -> None:
 
 
 def test_claims_are_those_of_the_theorems(findings: Findings) -> None:
-    report = findings.report()
-    verdicts = {(claim.source, claim.paper[:40]): claim.agrees for claim in report.claims}
-    assert [claim.agrees for claim in report.claims if claim.source == "Theorem 1"] == [True]
-    assert [claim.agrees for claim in report.claims if claim.source == "Theorem 1, of a single weight"] == [False]
-    assert [claim.agrees for claim in report.claims if claim.source == "Theorem 2"] == [True]
-    assert [claim.agrees for claim in report.claims if "100 times below" in claim.paper] == [True] * 4
-    assert False not in [agrees for (source, _), agrees in verdicts.items() if source == "Figure 2"]
+    verdicts = [(claim.source, claim.agrees) for claim in claims(findings)]
+    assert [agrees for source, agrees in verdicts if source == "Theorem 1"] == [True, False]
+    assert [agrees for source, agrees in verdicts if source == "Theorem 2"] == [True]
+    beyond = [claim for claim in claims(findings) if "beyond where nearest rounding stops" in claim.paper]
+    assert [claim.agrees for claim in beyond] == [True] * 4
+    assert False not in [agrees for source, agrees in verdicts if source == "Figure 2"]
 
 
 def test_problems_can_be_fitted_perfectly_by_weights_of_the_format_unless_there_is_noise() -> None:

@@ -23,6 +23,9 @@ from qsim.studies.study import Study
 
 FULL = "fp32"
 PLAIN, IN_RANGE = "none", "in range"
+#: What all batch sizes have in common: the number of updates, or the number of images.
+STEPS, IMAGES = "steps", "images"
+DESIGNS = (STEPS, IMAGES)
 #: The number of batches, and of draws per batch, over which variances are measured.
 _BATCHES, _DRAWS = 24, 6
 _PAPER = "Liu et al., Training with Fewer Bits"
@@ -33,18 +36,23 @@ class Settings:
     """The settings of the study."""
 
     data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
-    formats: tuple[str, ...] = choice(("e4m0", "e4m1", "e4m2"), "formats of inputs and gradients in the backward pass, from coarse to fine")
+    formats: tuple[str, ...] = choice(("e4m0", "e4m1"), "formats of inputs and gradients in the backward pass, from coarse to fine")
     roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of both")
-    batches: tuple[int, ...] = choice((8, 32, 128, 512), "images per update, in increasing order")
+    batches: tuple[int, ...] = choice((16, 64, 256), "images per update, in increasing order")
+    designs: tuple[str, ...] = choice(DESIGNS, "what all batch sizes have in common: steps (the number of updates), images, or both")
     micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
-    steps: int = choice(200, "number of updates")
+    steps: int = choice(200, "number of updates; with equal images, those of the middle batch size")
     rate: float = choice(0.1, "constant learning rate of plain SGD")
-    seeds: int = choice(3, "number of seeds")
+    seeds: int = choice(6, "number of seeds")
 
     @property
     def middle(self) -> int:
-        """The batch size at which variances are measured."""
+        """The batch size at which variances are measured, and whose number of images all have if these are equal."""
         return self.batches[len(self.batches) // 2]
+
+    def updates(self, design: str, batch: int) -> int:
+        """The number of updates with a batch size."""
+        return self.steps if design == STEPS else max(1, round(self.steps * self.middle / batch))
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,8 @@ class Run:
         """Steps, batch and loss scale."""
         if self.loss_scale == PLAIN:
             return Training(self.steps, self.batch, self.micro_batches, 1.0)
-        return Training(self.steps, self.batch, self.micro_batches, nets.in_range(self.format) * self.batch / self.micro_batches)
+        # The loss of each image has the same factor, whatever the batch and its parts.
+        return Training(self.steps, self.batch, self.micro_batches, nets.in_range(self.format) * self.batch)
 
 
 def _backward(format: str, rounding: str) -> FivePoint:
@@ -91,12 +100,12 @@ class BatchSize(Study[Settings, Run]):
     run = Run
 
     def quick(self) -> Settings:
-        """Two formats, two batch sizes, few steps."""
-        return Settings(formats=("e4m0", "e4m1"), batches=(16, 128), steps=50, seeds=2)
+        """Two batch sizes, few steps."""
+        return Settings(batches=(16, 128), designs=(STEPS,), steps=50, seeds=2)
 
     def full(self) -> Settings:
         """Five batch sizes, for a GPU."""
-        return Settings(batches=(8, 32, 128, 512, 2048), steps=1000)
+        return Settings(formats=("e4m0", "e4m1", "e4m2"), batches=(8, 32, 128, 512, 2048), steps=1000, seeds=5)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
         """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
@@ -109,26 +118,11 @@ class BatchSize(Study[Settings, Run]):
         bits = [qsim.format(name).bits for name in settings.formats]
         if bits != sorted(bits):
             raise ValueError(f"formats: must be from coarse to fine; got {','.join(settings.formats)}")
-        rest = (settings.steps, settings.rate)
-        coarse, most, middle = settings.formats[0], settings.batches[-1], settings.middle
-        found = []
-        for seed in range(settings.seeds):
-            for batch in settings.batches:
-                found.append(Run(settings.data, "", FULL, "nearest", batch, 1, PLAIN, *rest, seed))
-                found += [
-                    Run(settings.data, "", name, rounding, batch, 1, scale, *rest, seed)
-                    for name in settings.formats
-                    for rounding in settings.roundings
-                    for scale in (PLAIN, IN_RANGE)
-                ]
-            if settings.micro_batches > 1:
-                found.append(Run(settings.data, "", coarse, "stochastic", most, settings.micro_batches, PLAIN, *rest, seed))
-            found += [
-                Run(settings.data, fine, few, "stochastic", middle, 1, scale, *rest, seed)
-                for few, fine in pairwise(settings.formats)
-                for scale in (PLAIN, IN_RANGE)
-            ]
-        return found
+        if not settings.designs or not set(settings.designs) <= set(DESIGNS):
+            raise ValueError(f"designs: must be of {', '.join(DESIGNS)}; got {','.join(settings.designs) or 'none'}")
+        found = [run for seed in range(settings.seeds) for run in _runs(settings, seed)]
+        # Both designs share the middle batch size.
+        return list(dict.fromkeys(found))
 
     def work(self, run: Run) -> float:
         """A constant per step, plus a term per image."""
@@ -144,9 +138,37 @@ class BatchSize(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and the batch that compensates for one bit."""
-        from qsim.studies.batch_size.report import Findings
+        from qsim.studies.batch_size.findings import Findings
+        from qsim.studies.batch_size.report import Writer
 
-        return Findings(self, settings, results).report()
+        return Writer(self, Findings(settings, results)).report()
+
+
+def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, seed: int, micro_batches: int = 1) -> Run:
+    """The run of a net that is trained. Full precision is the same with every rounding and loss scale."""
+    if format == FULL:
+        rounding, scale = "nearest", PLAIN
+    steps = settings.updates(design, batch)
+    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, settings.rate, seed)
+
+
+def _runs(settings: Settings, seed: int) -> list[Run]:
+    ways = [(FULL, "nearest", PLAIN)]
+    ways += [(name, rounding, scale) for name in settings.formats for rounding in settings.roundings for scale in (PLAIN, IN_RANGE)]
+    found = [
+        trained(settings, name, rounding, batch, scale, design, seed)
+        for design in settings.designs
+        for batch in settings.batches
+        for name, rounding, scale in ways
+    ]
+    if settings.micro_batches > 1:
+        most, design = settings.batches[-1], settings.designs[0]
+        found.append(trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, seed, settings.micro_batches))
+    return found + [
+        Run(settings.data, fine, few, "stochastic", settings.middle, 1, scale, settings.steps, settings.rate, seed)
+        for few, fine in pairwise(settings.formats)
+        for scale in (PLAIN, IN_RANGE)
+    ]
 
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class CancelledUpdates(Study[Settings, Run]):
 
     def quick(self) -> Settings:
         """Two formats, few steps."""
-        return Settings(formats=("bf16", "e5m3"), steps=60, looks=12, seeds=1)
+        return Settings(formats=("bf16", "e5m3"), rate=0.1, steps=60, looks=12, seeds=1)
 
     def full(self) -> Settings:
         """More steps and seeds."""
@@ -116,9 +116,10 @@ class CancelledUpdates(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Shares over time, and accuracy against memory."""
-        from qsim.studies.cancelled_updates.report import Findings
+        from qsim.studies.cancelled_updates.findings import Findings
+        from qsim.studies.cancelled_updates.report import Writer
 
-        return Findings(self, settings, results).report()
+        return Writer(self, Findings(settings, results)).report()
 
 
 def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:

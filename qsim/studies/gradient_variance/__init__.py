@@ -84,7 +84,7 @@ class GradientVariance(Study[Settings, Run]):
         return Settings(mantissas=tuple(range(8)), batches=(2, 4, 8, 16, 32, 64, 128), fractions=(1, 2, 3, 4, 5, 6, 7), draws=4, seeds=10)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """All bits at the middle batch size, and all batch sizes with the fewest and the middle bits; weights at three batch sizes."""
+        """All bits at the middle batch size, with both roundings; all batch sizes with the fewest and the middle bits; weights at three."""
         _check(settings)
         chosen, found = settings, []
         for seed in range(chosen.seeds):
@@ -94,6 +94,7 @@ class GradientVariance(Study[Settings, Run]):
                     # Equally many gradients at every size: the time is the same, and so is the precision.
                     draws = chosen.draws * batch // chosen.batches[0]
                     found.append(Run(chosen.data, BACKWARD, mantissa, "stochastic", batch, chosen.images, draws, *rest[2:]))
+                found.append(Run(chosen.data, BACKWARD, mantissa, "nearest", middle(chosen), chosen.images, 2, *rest[2:]))
             for fraction in chosen.fractions:
                 for rounding in ("nearest", "stochastic"):
                     found += [Run(chosen.data, WEIGHTS, fraction, rounding, batch, chosen.images, 2, *rest[2:]) for batch in ends(chosen)]

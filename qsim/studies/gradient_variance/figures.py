@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def by_batch(found: Findings) -> Figure:
+def by_batch(found: Findings) -> list[Figure]:
     """The variances of both gradients against the batch size, and the lemmas' predictions."""
-    figure, axes = figures.panels(1, 2)
+    drawn, axes = figures.row(2)
     batches = found.settings.batches
     for panel, what, power in zip(axes, ("rounding", "inputs_gradient"), (-1, 0), strict=True):
         for bits, look in zip(found.swept, figures.LOOKS, strict=False):
@@ -31,13 +31,14 @@ def by_batch(found: Findings) -> Figure:
         panel.set_xlabel("batch size in images")
     axes[0].set_ylabel("variance of rounding ∇W")
     axes[1].set_ylabel("variance of rounding ∇A\n÷ its squared norm")
-    figures.legend(figure, axes[0], columns=3)
-    return figure
+    for figure, panel in zip(drawn, axes, strict=True):
+        figures.legend(figure, panel, columns=2)
+    return drawn
 
 
-def by_bits(found: Findings) -> Figure:
+def by_bits(found: Findings) -> list[Figure]:
     """The variance against bits, and the bias of rounded weights against their step."""
-    figure, (left, right) = figures.panels(1, 2)
+    drawn, (left, right) = figures.row(2)
     bits, fractions = found.settings.mantissas, found.settings.fractions
     points = [_middle(found.backward("rounding", own, found.batch)) for own in bits]
     figures.band(left, bits, points, figures.LOOKS[0], "measured")
@@ -56,9 +57,9 @@ def by_bits(found: Findings) -> Figure:
     right.set_ylabel("norm of the bias of ∇W")
     for panel in (left, right):
         panel.set_yscale("log")
-    left.legend(handlelength=3.2)
-    figures.legend(figure, right, columns=4)
-    return figure
+    figures.legend(drawn[0], left, columns=2)
+    figures.legend(drawn[1], right, columns=2)
+    return drawn
 
 
 def _middle(values: Sequence[float]) -> Interval:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from qsim.studies.gradient_variance import BACKWARD, WEIGHTS, Run, Settings, ends, middle, swept
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, mean, slope
+from qsim.studies.statistics import Interval, mean, positive, slope
 
 
 class Findings:
@@ -27,9 +27,9 @@ class Findings:
         runs = ((result.run, result) for result in results)
         self._of = {(run.rounded, run.bits, run.rounding, run.batch, run.seed): result for run, result in runs}
 
-    def backward(self, what: str, mantissa: int, batch: int) -> list[float]:
+    def backward(self, what: str, mantissa: int, batch: int, rounding: str = "stochastic") -> list[float]:
         """One value of the backward pass for each seed."""
-        return [float(self._of[BACKWARD, mantissa, "stochastic", batch, seed][what]) for seed in range(self.settings.seeds)]
+        return [float(self._of[BACKWARD, mantissa, rounding, batch, seed][what]) for seed in range(self.settings.seeds)]
 
     def weights(self, what: str, fraction: int, rounding: str, batch: int) -> list[float]:
         """One value of rounded weights for each seed."""
@@ -49,6 +49,11 @@ class Findings:
         pairs = zip(*(self.backward("rounding", bits, self.batch) for bits in (fewer, more)), strict=True)
         return mean([(coarse / fine) ** (1 / (more - fewer)) for coarse, fine in pairs])
 
+    def bits(self, fewer: int, more: int) -> Interval:
+        """The same in bits for each bit: 1 is a factor of 4."""
+        pairs = zip(*(self.backward("rounding", bits, self.batch) for bits in (fewer, more)), strict=True)
+        return mean([math.log(coarse / fine, 4) / (more - fewer) for coarse, fine in pairs])
+
     def batch_factor(self, fewer: int, more: int) -> Interval:
         """The factor by which the batch must grow per bit less, for gradients with the same total variance."""
         totals = [
@@ -64,10 +69,10 @@ class Findings:
         )
         return mean([whole / (one + other) - 1 for whole, one, other in zip(both, inputs, gradients, strict=True)])
 
-    def bias_beside_noise(self) -> Interval:
-        """The squared bias of stochastic rounding relative to the variance that it adds."""
-        columns = [(self.backward("squared_bias", bits, self.batch), self.backward("rounding", bits, self.batch)) for bits in self.swept]
-        return mean([bias / noise for biases, noises in columns for bias, noise in zip(biases, noises, strict=True)])
+    def squared_bias(self, mantissa: int, rounding: str) -> Interval:
+        """The squared bias of the backward pass relative to the squared gradient."""
+        squares = (self.backward(what, mantissa, self.batch, rounding) for what in ("squared_bias", "squared_gradient"))
+        return mean([bias / gradient for bias, gradient in zip(*squares, strict=True)])
 
     def slope_of_bias(self, fraction: int, rounding: str) -> Interval:
         """The power of the batch size with which the squared bias scales."""
@@ -78,9 +83,9 @@ class Findings:
     def share_of_bound(self, fraction: int, rounding: str) -> Interval:
         """The bias of rounded weights relative to the bound."""
         bias, bound = (self.weights(what, fraction, rounding, self.batch) for what in ("squared_bias", "bound"))
-        return mean([math.sqrt(max(square, 0.0)) / limit for square, limit in zip(bias, bound, strict=True)])
+        return positive([math.sqrt(max(square, 0.0)) / limit for square, limit in zip(bias, bound, strict=True)])
 
     def relative_bias(self, fraction: int, rounding: str) -> Interval:
         """The bias of rounded weights relative to the gradient."""
         squares = (self.weights(what, fraction, rounding, self.batch) for what in ("squared_bias", "squared_gradient"))
-        return mean([math.sqrt(max(bias, 0.0) / gradient) for bias, gradient in zip(*squares, strict=True)])
+        return positive([math.sqrt(max(bias, 0.0) / gradient) for bias, gradient in zip(*squares, strict=True)])

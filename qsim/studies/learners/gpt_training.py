@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.gpt import GPT, language_loss, size
-from qsim.studies.learners.text import VOCABULARY, Text
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text
 
 #: Everything in bfloat16, named by the update of weights; or float32 weights and updates, with products in bfloat16.
 STOCHASTIC, KAHAN, NEAREST = "stochastic", "kahan", "nearest"
@@ -81,6 +81,19 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     if how.method == MIXED:
         return model, torch.optim.AdamW(groups, lr=how.rate, betas=BETAS, fused=device.type == "cuda")
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
+
+
+def described(name: str, vocabulary: int, context: int, data: str) -> str:
+    """A GPT and its text, with its number of parameters.
+
+    Example:
+        >>> described("tiny", 256, 64, "library")
+        "A GPT (tiny, 120,576 parameters) learns bytes of the sources of Python's standard library"
+    """
+    with torch.device("meta"):
+        parameters = sum(weight.numel() for weight in GPT(size(name), vocabulary, context).parameters())
+    text = "the sources of Python's standard library" if data == LIBRARY else data
+    return f"A GPT ({name}, {parameters:,} parameters) learns bytes of {text}"
 
 
 def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:

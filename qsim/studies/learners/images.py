@@ -72,6 +72,28 @@ def images(data: str, device: torch.device) -> Images:
     return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
 
 
+def described(data: str) -> str:
+    """The data and the net for them, with its number of parameters; only the name if this machine does not have the data.
+
+    Example:
+        >>> described("digits")
+        'A perceptron with 4,810 parameters learns digits: 898 training and 899 test images of 8 × 8 pixels in 10 classes'
+    """
+    try:
+        found = images(data, torch.device("cpu"))
+    except ValueError:
+        return f"A net learns {data}"
+    _, channels, height, width = found.x.shape
+    net = found.net()
+    kind = "WideResNet-16-4" if channels == 3 else "perceptron" if height < 16 else "net of two convolutions and two linear layers"
+    size = sum(weight.numel() for weight in net.parameters())
+    colours = " in colour" if channels == 3 else ""
+    return (
+        f"A {kind} with {size:,} parameters learns {Path(data).name}: {len(found.y):,} training and {len(found.test_y):,} test images of "
+        f"{height} × {width} pixels{colours} in {found.classes} classes"
+    )
+
+
 def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), nn.ReLU()]
 

@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint
-from qsim.studies.learners.images import Images, images
-from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, train
+from qsim.studies.learners.images import images
+from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, test_loss, train
 
 #: Loss scale per image: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
@@ -63,14 +62,8 @@ def outcome(
         judge.load_state_dict(model.state_dict())
         return {
             "accuracy": accuracy(judge, found),
-            "loss": _loss(judge, found),
+            "loss": test_loss(judge, found),
             "own_accuracy": accuracy(model, found),
-            "own_loss": _loss(model, found),
+            "own_loss": test_loss(model, found),
             "squared_gradient": sum(norms) / len(norms),
         }
-
-
-@torch.no_grad()
-def _loss(model: torch.nn.Module, found: Images) -> float:
-    model.eval()
-    return F.cross_entropy(model(found.test_x), found.test_y).item()

@@ -72,6 +72,15 @@ def accuracy(model: nn.Module, images: Images) -> float:
     return right / len(images.test_y)
 
 
+@torch.no_grad()
+def test_loss(model: nn.Module, images: Images) -> float:
+    """The mean loss on the test images."""
+    model.eval()
+    found = F.cross_entropy(model(images.test_x), images.test_y).item()
+    model.train()
+    return found
+
+
 def squared_gradient(model: nn.Module, images: Images) -> float:
     """The squared norm of the loss's gradient over all training images; without points, this is the true gradient.
 

@@ -1,11 +1,7 @@
 """Learning rates at which training is stable, in mixed precision and in BF16 with stochastic rounding; Proposition 1, measured.
 
-Proposition 1 is about weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn again, both are 0 or 1. The
-correlation of such gradients from one step to the next, over weights, is `var X / (var X + var Y)`. Stochastic rounding adds a
-perturbation `Z` to each step. By Lemma 1, for an update `g` shorter than the distance `D` between levels, in units of gradients, `Z` has
-mean 0 and variance `|g| * (D - |g|)`, whatever `g` is: it is correlated with nothing, and the correlation falls to `var X / (var X + var
-Y + E |g| (D - |g|))`. The paper assumes that `Z` is independent of the gradient; a mean of 0 for each gradient is enough. If `X` and `Y`
-have mean 1/2, then `E |g| = 1` and `E g**2 = 3/2`, so that this is `(1/4) / (1/2 + D - 3/2)`.
+Proposition 1 is about weights whose gradient is `X + Y`: `X` is the same at every step, `Y` is drawn again. Stochastic rounding reduces
+the correlation of their gradients in time, by a formula that `docs/derivations.md` derives.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ class Settings:
     validation: int = choice(256, "number of held-out sequences")
     levels: tuple[float, ...] = choice((4.0, 16.0, 64.0), "distance between levels in the toy, divided by the learning rate")
     weights: int = choice(1 << 18, "number of weights in the toy")
-    seeds: int = choice(3, "number of seeds")
+    seeds: int = choice(6, "number of seeds")
 
     @property
     def rates(self) -> list[float]:

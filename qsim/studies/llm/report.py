@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from qsim import figures
-from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SAME, SAME_SPEED = 0.01, 0.03
 #: Up to this factor counts as marginally faster.
 MARGINALLY = 1.1
+_RATIO = "ratio of perplexities, each method at its best rate, seed by seed"
+_TUNED = "the side of 1 on which the interval is, if both best rates are inside of the grid: at its edge a method is not tuned"
 _KEPT = {
     STOCHASTIC: "all in BF16",
     KAHAN: "all in BF16, and the compensation",
@@ -69,6 +71,10 @@ class Findings:
         means = {rate: mean(self.losses(method, rate)).value for rate in self.settings.rates}
         return min(means, key=lambda rate: means[rate] if math.isfinite(means[rate]) else math.inf)
 
+    def inside(self, *methods: str) -> bool:
+        """Whether the best rate of each method has lower and higher ones next to it, which may be better otherwise."""
+        return not {self.settings.rates[0], self.settings.rates[-1]} & {self.best(method) for method in methods}
+
     def beside(self, method: str, other: str) -> Interval:
         """The ratio of two methods' perplexities, each at its best rate."""
         return exponential(difference(self.losses(method, self.best(method)), self.losses(other, self.best(other))))
@@ -79,7 +85,7 @@ class Findings:
 
     def more_bits(self, states: str, gradients: str) -> Interval:
         """The ratio of the perplexity with other states and gradients to that with everything in BF16, under stochastic updates."""
-        rate = self.settings.rates[-1]
+        rate = self.settings.middle
         return exponential(difference(self.losses(STOCHASTIC, rate, states, gradients), self.losses(STOCHASTIC, rate)))
 
     def cost(self, method: str, what: str) -> list[float]:
@@ -92,15 +98,15 @@ class Findings:
 
     def _setting(self) -> str:
         chosen = self.settings
-        data = "the sources of Python's standard library" if chosen.data == "library" else chosen.data
         where = (
             "Peak memory is the most that torch had allocated at one time. "
             if self.on_gpu
             else "These runs used a CPU without BF16 products: the speed of methods there says nothing about a GPU. "
         )
         return (
-            f"A GPT (size {chosen.size}, {chosen.vocabulary} tokens, context {chosen.context}) learns {data}, byte by byte, in "
-            f"{chosen.steps} updates of {chosen.batch} sequences in {chosen.micro_batches} micro-batches: {self.tokens:,} tokens, by "
+            f"{described(chosen.size, chosen.vocabulary, chosen.context, chosen.data)}, with {chosen.vocabulary} tokens and contexts of "
+            f"{chosen.context}, in {chosen.steps} updates of {chosen.batch} sequences in {chosen.micro_batches} micro-batches: "
+            f"{self.tokens:,} tokens, by "
             "AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1, and a learning rate that rises for a tenth of the "
             f"steps and decays along a cosine to a tenth. There are {chosen.seeds} seeds; all methods begin with the same weights and "
             "see the same sequences. Perplexity is per byte of held-out text, in the method's own precision. Tokens per second are "
@@ -132,7 +138,7 @@ class Findings:
         return Table("Speed and memory" if self.on_gpu else "Speed on a processor", header, rows)
 
     def _more_bits(self) -> Table:
-        rate = self.settings.rates[-1]
+        rate = self.settings.middle
         rows = [["BF16", "BF16", f"{exponential(mean(self.losses(STOCHASTIC, rate))):.3f}", "-"]]
         for states, gradients in MORE_BITS:
             perplexity = exponential(mean(self.losses(STOCHASTIC, rate, states, gradients)))
@@ -163,8 +169,8 @@ class Findings:
             ),
         ]
 
-    def _draw_perplexity(self) -> Figure:
-        figure, (over, end) = figures.panels(1, 2, sharey=True)
+    def _draw_perplexity(self) -> list[Figure]:
+        drawn_panels, (over, end) = figures.row(2)
         drawn: list[Interval] = []
         others = [(look, method) for look, method in zip(figures.LOOKS, METHODS, strict=False) if method != O1]
         for place, (look, method) in enumerate(others):
@@ -173,21 +179,24 @@ class Findings:
             figures.band(over, tokens, ratios, look, METHODS[method])
             at = [number + 0.15 * (place - 1.5) for number in range(len(self.settings.rates))]
             ends = [_in_percent(self.beside_at(rate, method, O1)) for rate in self.settings.rates]
-            figures.band(end, at, ends, look.alone())
+            figures.band(end, at, ends, look.alone(), METHODS[method])
             drawn += ratios + ends
         for panel in (over, end):
             panel.axhline(0, label=METHODS[O1], **figures.REFERENCE())
         over.set_xlabel("tokens in thousands")
-        over.set_ylabel("perplexity relative\nto O1, in %")
+        for panel in (over, end):
+            panel.set_ylabel("perplexity relative\nto O1, in %")
         # Some intervals are so wide that nothing else would be visible, and a method that diverged has none.
         values = [each.value for each in drawn if abs(each.value) < 1e3] or [0.0]
         aside = 0.75 * max(1.0, max(values) - min(values))
-        over.set_ylim(min(values) - aside, max(values) + aside)
+        for panel in (over, end):
+            panel.set_ylim(min(values) - aside, max(values) + aside)
         end.set_xticks(range(len(self.settings.rates)), [f"{rate:g}" for rate in self.settings.rates])
         end.set_xlim(-0.5, len(self.settings.rates) - 0.5)
         end.set_xlabel("peak learning rate of both")
-        figures.legend(figure, over, columns=3)
-        return figure
+        for figure, panel in zip(drawn_panels, (over, end), strict=True):
+            figures.legend(figure, panel, columns=2)
+        return drawn_panels
 
     def _over_training(self, method: str) -> tuple[list[int], list[Interval]]:
         """The steps at which models were validated, and their perplexity then relative to O1, each at its best rate, in percent."""
@@ -196,8 +205,8 @@ class Findings:
         ahead = [difference(*([curve[at][1] for curve in curves] for curves in (own, other))) for at in range(len(steps))]
         return steps, [_in_percent(exponential(each)) for each in ahead]
 
-    def _draw_cost(self) -> Figure:
-        figure, axes = figures.panels(1, 2, height=2.2, sharey=True)
+    def _draw_cost(self) -> list[Figure]:
+        drawn, axes = figures.row(2, height=2.2)
         wanted: tuple[tuple[str, str, Callable[[float], float]], ...] = (
             ("tokens_per_second", "thousand tokens per second", lambda value: value / 1e3),
             ("peak_mib", "peak memory in GiB", lambda value: value / 1024),
@@ -208,13 +217,13 @@ class Findings:
                 error = [[found.value - found.low], [found.high - found.value]]
                 panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw={"capsize": 2, "elinewidth": 0.9})
             panel.set_xlabel(label)
-        axes[0].set_yticks(range(len(METHODS)), list(METHODS.values()))
-        axes[0].invert_yaxis()
-        return figure
+            panel.set_yticks(range(len(METHODS)), list(METHODS.values()))
+            panel.invert_yaxis()
+        return drawn
 
     def _draw_more_bits(self) -> Figure:
-        figure, (axes,) = figures.panels(1, 1, width=4.2, height=2.6)
-        axes.axhspan(-100 * SAME, 100 * SAME, color="#e4e4e4", linewidth=0)
+        (figure,), (axes,) = figures.row(1)
+        axes.axhspan(-100 * SAME, 100 * SAME, color="#808080", alpha=0.25, linewidth=0)
         axes.axhline(0, **figures.REFERENCE())
         found = [_in_percent(self.more_bits(*bits)) for bits in MORE_BITS]
         figures.band(axes, range(len(MORE_BITS)), found, figures.LOOKS[0].alone())
@@ -231,20 +240,26 @@ class Findings:
         found = self.beside(STOCHASTIC, O1)
         return Claim(
             "Table 2",
-            "BF16 with stochastic updates ends at a perplexity no higher than mixed precision: 14.07 to 14.45 with 350 million parameters, "
-            "10.05 to 10.11 with 6.7 billion",
+            "BF16 with stochastic updates slightly outperforms mixed precision: 14.07 to 14.45 with 350 million parameters, 10.05 to 10.11 "
+            "with 6.7 billion",
             self._compared(STOCHASTIC, O1),
-            True if found.high <= 1 else False if found.low > 1 else None,
+            below(found, 1.0) if self.inside(STOCHASTIC, O1) else None,
+            test=_RATIO,
+            rule=_TUNED,
+            power=_by(found),
         )
 
     def _nearest_worse(self) -> Claim:
         found = self.beside(NEAREST, STOCHASTIC)
         return Claim(
             "Table 2",
-            "with updates rounded to nearest it ends at a higher one: 16.38 to 14.07 with 350 million parameters, 11.64 to 10.05 with "
-            "6.7 billion",
+            "it significantly outperforms BF16 with updates rounded to nearest: 14.07 to 16.38 with 350 million parameters, 10.05 to 11.64 "
+            "with 6.7 billion",
             self._compared(NEAREST, STOCHASTIC),
-            True if found.low > 1 else False if found.high < 1 else None,
+            above(found, 1.0) if self.inside(NEAREST, STOCHASTIC) else None,
+            test=_RATIO,
+            rule=_TUNED,
+            power=_by(found),
         )
 
     def _compared(self, method: str, other: str) -> str:
@@ -257,27 +272,38 @@ class Findings:
         found = self.beside(KAHAN, O1)
         return Claim(
             "Zamirai et al., Revisiting BFloat16 Training, Section 4",
-            f"BF16 with Kahan summation matches training with weights in FP32 (here: within {SAME:.0%} of perplexity)",
+            "BF16 with Kahan summation matches training with weights in FP32",
             f"relative to O1: {_percent(found)}",
-            _same([found], SAME),
+            _same([found], SAME) if self.inside(KAHAN, O1) else None,
+            test=_RATIO,
+            rule=f"equal if the interval is within {SAME:.0%}, less than half of what the paper reports as an improvement, and both best "
+            "rates are inside of the grid",
+            power=_by(found),
         )
 
     def _speeds(self) -> list[Claim]:
         o1, o2, nearest = (self.ratio(STOCHASTIC, other, "tokens_per_second") for other in (O1, O2, NEAREST))
         # Speed on a processor is reported, but decides nothing.
-        verdicts = (
-            True if o1.low > 1 else False if o1.high < 1 else None,
-            True if o2.low > 1 and o2.high < MARGINALLY else False if o2.high < 1 or o2.low > MARGINALLY else None,
-            _same([nearest], SAME_SPEED),
-        )
-        papers = (
-            ("Table 4", "faster than O1: 1.07 times with 350 million parameters, 1.54 times with 6.7 billion"),
-            ("Table 6", f"marginally faster than O2: 1.03 to 1.06 times, 1.3 to 6.7 billion parameters (here: up to {MARGINALLY:g} times)"),
-            ("Section 3", f"as fast as BF16 with updates rounded to nearest (here: within {SAME_SPEED:.0%})"),
-        )
+        cases = (
+            ("Table 4", "faster than O1: 1.07 times with 350 million parameters, 1.54 times with 6.7 billion", o1, above(o1, 1.0),
+             "yes if the interval is above 1"),
+            ("Table 6", "marginally faster than O2: 1.03 to 1.06 times, 1.3 to 6.7 billion parameters", o2, within(o2, 1.0, MARGINALLY),
+             f"yes if the interval is from 1 to {MARGINALLY:g}, a tenth, which is between this and the gains that it calls considerable"),
+            ("Section 3", "practically no overhead: as fast as BF16 with updates rounded to nearest", nearest, _same([nearest], SAME_SPEED),
+             f"equal if the interval is within {SAME_SPEED:.0%}, the smallest gain that the paper reports"),
+        )  # fmt: skip
+        where = "" if self.on_gpu else ", on a processor"
         return [
-            Claim(source, paper, f"{found:.3f} times{'' if self.on_gpu else ', on a processor'}", verdict if self.on_gpu else None)
-            for (source, paper), found, verdict in zip(papers, (o1, o2, nearest), verdicts, strict=True)
+            Claim(
+                source,
+                paper,
+                f"{found:.3f} times{where}",
+                verdict if self.on_gpu else None,
+                test="ratio of tokens per second, over seeds and rates",
+                rule=rule,
+                power=_by(found) if self.on_gpu else "none: a processor has no BF16 units",
+            )
+            for source, paper, found, verdict, rule in cases
         ]
 
     def _memories(self) -> list[Claim]:
@@ -285,13 +311,14 @@ class Findings:
             O1: ("Table 5", "less memory than mixed precision: 186 GB to 234 with 350 million parameters, 208 to 298 with 770 million"),
             O2: ("Section 5.2", "the least memory of all, because all tensors are BF16: less than O2"),
         }
+        told = {"test": "ratio of peak memory, over seeds and rates", "rule": "yes if the interval is below 1, no if above"}
         claims = []
         for other, (source, paper) in papers.items():
             if not self.on_gpu:
-                claims.append(Claim(source, paper, "not measured on a processor", None))
+                claims.append(Claim(source, paper, "not measured on a processor", None, **told, power="none"))
                 continue
             found = self.ratio(STOCHASTIC, other, "peak_mib")
-            claims.append(Claim(source, paper, f"{found:.3f} times", True if found.high < 1 else False if found.low > 1 else None))
+            claims.append(Claim(source, paper, f"{found:.3f} times", below(found, 1.0), **told, power=_by(found)))
         return claims
 
     def _no_difference(self) -> Claim:
@@ -302,22 +329,33 @@ class Findings:
         )
         return Claim(
             "Figure 4",
-            f"moments and gradients with more bits change virtually nothing under stochastic updates (here: {SAME:.0%} of perplexity)",
+            "moments and gradients with more bits change virtually nothing under stochastic updates",
             told,
             _same(found, SAME),
+            test="ratio of perplexities with the same seeds, at one rate",
+            rule=f"equal if all intervals are within {SAME:.0%}, less than half of what the paper reports as an improvement",
+            power=_by(max(found, key=lambda each: each.detects)),
         )
 
     def _meaning(self) -> str:
-        ends = {method: exponential(mean(self.losses(method, self.best(method)))).value for method in (STOCHASTIC, O1, NEAREST)}
+        rate = self.settings.rates[0]
+        against = {other: self.beside_at(rate, STOCHASTIC, other) for other in (O1, NEAREST)}
         found = (
-            f"After {self.tokens:,} tokens a GPT ({self.settings.size}) in BF16 with stochastic updates has a perplexity of "
-            f"{ends[STOCHASTIC]:.3f} per byte, one in mixed precision (O1) of {ends[O1]:.3f}, and one in BF16 with updates rounded to "
-            f"nearest of {ends[NEAREST]:.3f}"
+            f"At a rate of {rate:g}, a GPT ({self.settings.size}) in BF16 with stochastic updates ends {self.tokens:,} tokens with a "
+            f"perplexity {_percent(against[O1])} relative to mixed precision (O1), and {_percent(against[NEAREST])} relative to BF16 with "
+            "updates rounded to nearest"
         )
+        edges = [METHODS[method] for method in METHODS if not self.inside(method)]
+        tuned = f" The best rate is at the edge of the grid for {', '.join(edges)}: tuned methods are not compared." if edges else ""
         if not self.on_gpu:
-            return f"{found}; savings in time and memory can only be measured on a GPU."
+            return f"{found}; savings in time and memory can only be measured on a GPU.{tuned}"
         speed, memory = (self.ratio(STOCHASTIC, O1, what).value for what in ("tokens_per_second", "peak_mib"))
-        return f"{found}; stochastic updates run at {speed:.2f} times the speed of O1 with {memory:.2f} times its memory."
+        return f"{found}; it runs at {speed:.2f} times the speed of O1 with {memory:.2f} times its memory.{tuned}"
+
+
+def _by(found: Interval) -> str:
+    """The smallest deviation of a ratio from 1 that would have been found."""
+    return f"{found.detects - 1:.1%}"
 
 
 def _same(ratios: Sequence[Interval], share: float) -> bool | None:

@@ -1,24 +1,7 @@
 """Steps of weights to a level, with updates smaller than the distance between levels: exact, and rounded stochastically.
 
-Everything is in units of that distance. Step `t = 0, 1, …` adds `p[t] <= 1`. Exact weights have gone `k` levels after the first step at
-which the sum of updates reaches `k`. A weight that is rounded stochastically is always on a level: an update of `p[t]` would take an
-exact weight that fraction of the way to the next level, and rounding moves it there with this probability, or else leaves it,
-independently of all other steps.
-
-So, for the next level, the number of steps `T` is greater than `t` with probability `S(t) = (1 - p[0]) … (1 - p[t - 1])`, and its mean is
-`E T = S(0) + S(1) + …`:
-
-- Constant updates `p`: `S(t) = (1 - p)**t` and `E T = 1 / p`. Exact updates take as many steps if `1 / p` is an integer. Rounding costs
-  nothing on average, but the standard deviation is `sqrt(1 - p) / p`: as large as the mean itself.
-- Updates that decay to a floor `f` after `n` steps: `E T = S(0) + … + S(n - 1) + S(n) / f`. A weight that has not arrived by then, which
-  has probability `S(n)`, needs `1 / f` more steps on average. If updates start at 1/2 and are halved at each step, the exact weight
-  arrives after one step at the floor, but 29 % of the stochastic ones are late.
-- Updates that decay to zero: the mean can be infinite. With `p[t] = 1 / (2 * (t + 1))`, exact weights arrive after 4 steps. But `S(t)` is
-  `binomial(2 * t, t) / 4**t`, about `1 / sqrt(pi * t)`, whose sum diverges.
-
-For `k` levels, let `q(t, j)` be the probability of having gone `j < k` levels after `t` steps: `q(t + 1, j)` is `q(t, j) * (1 - p[t]) +
-q(t, j - 1) * p[t]`, `S(t)` is the sum over `j`, and the rest is as before. For constant updates `E T = k / p`. Up to a last step `h`, `E
-min(T, h) = S(0) + … + S(h - 1)`, which is always finite and can be measured.
+Everything is in units of that distance, and step `t = 0, 1, …` adds `p[t] <= 1`. A weight that is rounded stochastically goes to the next
+level with probability `p[t]`, independently of all other steps; `docs/derivations.md` derives the rest.
 """
 
 from __future__ import annotations

@@ -1,17 +1,7 @@
 """Descents compared with the bounds of the theorems of *Revisiting BFloat16 Training*.
 
-Theorem 1 is a lower bound of the distance from the optimum for weights that are rounded to nearest: `e * (1 - a) / (a + e) * m`, where
-`a` is the learning rate times the Lipschitz constant L, `m` the smallest magnitude in the optimum, and `e` the largest relative rounding
-error. Two steps of its proof do not hold as published:
-
-- It assumes that updates up to `e * |w|` are lost. But neighbours may be as close as `e * |w|`, and only half of that is certain to be
-  lost. With `h = e / 2`, the ball of weights that do not move has radius `h / (a + h) * m`.
-- It considers the step that enters this ball before rounding. Rounding to nearest can at most double it: the old weight is a level as
-  well, so the new one is no farther from the exact one than the old one is. So a step from outside the ball ends no closer to the optimum
-  than `1 - 2 * a` times its initial distance.
-
-The bound that holds is `h * (1 - 2 * a) / (a + h) * m`, about half of the published one. In ten dimensions weights reach neither: the
-norm over all dimensions is compared with the smallest weight only. With a single weight the difference is visible.
+Theorem 1 is a lower bound of the distance from the optimum for weights that are rounded to nearest. Two steps of its proof do not hold as
+published; `docs/derivations.md` derives the bound that does, about half as large.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""Accuracies, gradients and factors of the study `batch-size`, with intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, difference, exponential, mean
+
+SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
+EQUAL = {STEPS: "equal steps", IMAGES: "equal images"}
+
+
+class Findings:
+    """The results of a study, grouped by format, rounding, batch, loss scale and design.
+
+    Args:
+        settings: The study's settings.
+        results: The results of all runs.
+    """
+
+    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.settings = settings
+        self._of = {result.run: result for result in results}
+        self.coarse, self.fine = settings.formats[0], settings.formats[-1]
+        self.least, self.most = settings.batches[0], settings.batches[-1]
+        self.middle, self.design = settings.middle, settings.designs[0]
+
+    def seeds(
+        self, what: str, format: str, rounding: str, batch: int, scale: str, design: str = "", *, micro_batches: int = 1
+    ) -> list[float]:
+        """One value for each seed; without a design, of the first."""
+        ways = (format, rounding, batch, scale, design or self.design)
+        return [float(self._of[trained(self.settings, *ways, seed, micro_batches)][what]) for seed in range(self.settings.seeds)]
+
+    def factor(self, coarse: str, fine: str, scale: str) -> Interval:
+        """The factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
+        found = [
+            result for result in self._of.values() if (result.run.like, result.run.format, result.run.loss_scale) == (fine, coarse, scale)
+        ]
+        return exponential(mean([math.log(result["factor"]) for result in found]))
+
+    def gain(self, format: str, rounding: str, scale: str, design: str) -> list[float]:
+        """The accuracy with the largest batch minus that with the smallest, for each seed."""
+        most, least = (self.seeds("accuracy", format, rounding, batch, scale, design) for batch in (self.most, self.least))
+        return [a - b for a, b in zip(most, least, strict=True)]
+
+    def beyond(self, rounding: str, scale: str, design: str) -> Interval:
+        """By how much more accuracy the coarsest format gains from the largest batch than full precision does."""
+        return difference(self.gain(self.coarse, rounding, scale, design), self.gain(FULL, rounding, scale, design))
+
+    def excess(self, format: str, rounding: str, batch: int, scale: str, design: str) -> list[float]:
+        """The logarithm of the squared norm of the true gradient relative to that in full precision, for each seed."""
+        own, full = (np.log(self.seeds("squared_gradient", name, rounding, batch, scale, design)) for name in (format, FULL))
+        return [float(a - b) for a, b in zip(own, full, strict=True)]
+
+    def slope(self, rounding: str, scale: str, design: str) -> Interval:
+        """The factor of that excess, in the coarsest format, for every doubling of the batch: least squares for each seed."""
+        found = [self.excess(self.coarse, rounding, batch, scale, design) for batch in self.settings.batches]
+        slopes = np.polyfit(np.log2(self.settings.batches), found, 1)[0]
+        return mean(slopes.tolist())
+
+    def ahead(self, scale: str) -> Interval:
+        """The accuracy of stochastic rounding minus that of nearest, in the coarsest format with the largest batch."""
+        return difference(*(self.seeds("accuracy", self.coarse, rounding, self.most, scale) for rounding in ("stochastic", "nearest")))
+
+    def learnt(self, scale: str) -> Interval:
+        """What nearest learns in the coarsest format with the largest batch: 0 is guessing, 1 is full precision."""
+        own, full = (self.seeds("accuracy", name, "nearest", self.most, scale) for name in (self.coarse, FULL))
+        return mean([(a - 0.1) / (b - 0.1) for a, b in zip(own, full, strict=True)])
+
+
+def points(found: Interval) -> str:
+    """A difference of accuracies in points."""
+    return f"{found * 100:+.1f}"

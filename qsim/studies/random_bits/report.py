@@ -1,0 +1,182 @@
+"""The report of the study `random-bits`: the bias of the rounding, and the loss that few random bits add in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from qsim import figures
+from qsim.studies.learners.images import described
+from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBits, Run, Settings
+from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, above, difference, mean, positive, within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The bits of the paper's hardware, and the share of what the fewest bits cost up to which a loss counts as none.
+_SIX, _SHARE = 6, 0.1
+_WAYS = ((False, "truncated"), (True, "corrected"))
+_OF_CONTRACT = "this library's contract"
+
+
+class Findings:
+    """The results of a study, grouped by the place of the rounding, its format and its bits."""
+
+    def __init__(self, study: RandomBits, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.study, self.settings = study, settings
+        self._of = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in results}
+        self.places = [*((BACKWARD, name) for name in settings.formats), (UPDATE, settings.weights)]
+        self.least = settings.bits[0]
+        self.six = min(settings.bits, key=lambda bits: abs(bits - _SIX))
+
+    def report(self) -> Report:
+        """The complete report."""
+        pictures = [
+            Picture("loss", "Test loss added by few random bits. Bars: 95 % intervals over seeds.", self._draw_loss),
+            Picture("bias", "Mean error of one rounding, in gaps between neighbours. Bars: 95 % intervals over seeds.", self._draw_bias),
+        ]
+        parts: list[str | Table | Picture] = [*pictures, self._setting(), *(self._losses(*place) for place in self.places), self._biases()]
+        return Report(self.study, parts, self._claims(), self._meaning())
+
+    def bias(self, bits: int, correction: bool) -> Interval:
+        """The mean error, in units of the gap."""
+        name = self.settings.formats[0]
+        return mean([float(self._of[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
+
+    def losses(self, what: str, name: str, bits: int, correction: bool) -> list[float]:
+        """The test loss of each seed."""
+        return [float(self._of[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
+
+    def added(self, what: str, name: str, bits: int, correction: bool) -> Interval:
+        """The test loss that few random bits add to that with 32."""
+        return difference(self.losses(what, name, bits, correction), self.losses(what, name, 32, False))
+
+    def enough(self, what: str, name: str, bits: int, correction: bool) -> bool | None:
+        """Whether a number of bits adds no loss, on the scale of what the fewest bits add; None if these add none either."""
+        yardstick = self.added(what, name, self.least, False)
+        margin = _SHARE * yardstick.value
+        return within(self.added(what, name, bits, correction), -margin, margin) if above(yardstick) else None
+
+    def _setting(self) -> str:
+        chosen = self.settings
+        return (
+            "With r random bits the probability of rounding up is truncated to a multiple of 2^-r, so that numbers between two neighbours "
+            "lose 2^-(r+1) of their gap on average; with correction, it is rounded to the nearest multiple, and they lose nothing. Both "
+            f"are measured on {SAMPLES:,} numbers per seed. {described(chosen.data)}, in {chosen.steps} steps of plain SGD with "
+            f"{chosen.batch} images each. Either the backward pass rounds inputs and gradients, at a learning rate of {chosen.rate:g}, "
+            f"with a loss scale that keeps them in range; or weights are values of {chosen.weights.upper()} and only their update rounds, "
+            f"at a rate of {chosen.update_rate:g}: updates are then small parts of the gap, and those below 2^-r of it never change a "
+            f"weight. There are {chosen.seeds} seeds; loss is compared with that of 32 bits, seed by seed. Intervals are 95 %. The paper "
+            "estimates the cost of a six-bit generator in hardware and claims nothing about accuracy, so the verdicts on it answer this "
+            "study's question."
+        )
+
+    def _losses(self, what: str, name: str) -> Table:
+        rows = []
+        for bits in self.settings.bits:
+            cells = [str(bits)]
+            for correction, _ in _WAYS:
+                cells += [f"{positive(self.losses(what, name, bits, correction)):.3f}", f"{self.added(what, name, bits, correction):+.3f}"]
+            rows.append(cells)
+        rows.append(["32", f"{positive(self.losses(what, name, 32, False)):.3f}", "-", "the same", "-"])
+        return Table(f"Test loss, {_where(what, name)}", ["random bits", "truncated", "added", "corrected", "added"], rows)
+
+    def _biases(self) -> Table:
+        rows = [
+            [str(bits), f"{-(0.5 ** (bits + 1)):.3g}", f"{self.bias(bits, False):.3g}", f"{self.bias(bits, True):.1e}"]
+            for bits in self.settings.bits
+        ]
+        return Table("Mean error in units of the gap", ["random bits", "truncated, in theory", "truncated", "corrected"], rows)
+
+    def _draw_bias(self) -> Figure:
+        (figure,), (axes,) = figures.row(1)
+        bits = self.settings.bits
+        for look, (correction, label) in zip(figures.LOOKS, _WAYS, strict=False):
+            figures.band(axes, bits, [self.bias(count, correction) for count in bits], look, label)
+        axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **figures.REFERENCE())
+        axes.set_yscale("symlog", linthresh=1e-3)
+        axes.set_xticks(bits)
+        axes.set_xlabel("random bits r")
+        axes.set_ylabel("mean error in gaps")
+        figures.legend(figure, axes, columns=3)
+        return figure
+
+    def _draw_loss(self) -> list[Figure]:
+        bits = self.settings.bits
+        drawn, axes = figures.row(len(self.places))
+        for figure, panel, (what, name) in zip(drawn, axes, self.places, strict=True):
+            for place, (look, (correction, label)) in enumerate(zip(figures.LOOKS, _WAYS, strict=False)):
+                found = [self.added(what, name, count, correction) for count in bits]
+                figures.band(panel, [count * 1.05**place for count in bits], found, look, label)
+            panel.axhline(0, **figures.REFERENCE())
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(bits, [str(count) for count in bits])
+            panel.minorticks_off()
+            panel.set_xlabel("random bits")
+            panel.set_ylabel("test loss added to that of 32 bits")
+            panel.set_title(_where(what, name))
+            figures.legend(figure, panel, columns=2)
+        return drawn
+
+    def _claims(self) -> list[Claim]:
+        ways = [(*place, correction) for place in self.places for correction in (False, True)]
+        return [*(self._six_are_enough(*way) for way in ways), self._truncated(), self._corrected()]
+
+    def _six_are_enough(self, what: str, name: str, correction: bool) -> Claim:
+        fewest, found = self.added(what, name, self.least, False), self.added(what, name, self.six, correction)
+        how = "rounded to the nearest multiple" if correction else "truncated"
+        return Claim(
+            "question of this study",
+            f"{self.six} random bits, {how}, train as well as 32 ({_where(what, name)})",
+            f"{found:+.4f} added to the test loss; {self.least} truncated bit: {fewest:+.4f}",
+            self.enough(what, name, self.six, correction),
+            test="test loss added to that of 32 random bits, seed by seed",
+            rule=f"yes if the interval is within a tenth of what {self.least} truncated bit adds, no if it is beyond; undecided if that "
+            "bit adds no loss that shows, because then nothing can fail",
+            power=f"{found.detects:.4f} in loss, {found.detects / abs(fewest.value) if fewest.value else float('inf'):.0%} of what "
+            f"{self.least} bit adds",
+        )
+
+    def _truncated(self) -> Claim:
+        bias = self.bias(self.least, False)
+        return Claim(
+            _OF_CONTRACT,
+            "truncated to r bits, a number loses 2^-(r+1) gaps on average",
+            f"{self.least} random bit(s): {bias:.4f}",
+            abs(bias.value + 0.5 ** (self.least + 1)) < 1e-3,
+            test="mean error over numbers anywhere between two neighbours",
+            rule="yes if it is within 0.001 of that: a million errors below one gap have a mean within it, at five standard deviations",
+            power="0.001 gaps",
+        )
+
+    def _corrected(self) -> Claim:
+        bias = self.bias(self.least, True)
+        return Claim(
+            _OF_CONTRACT,
+            "with correction, it loses nothing on average",
+            f"{self.least} random bit(s): {bias:.1e}",
+            abs(bias.value) < 1e-3,
+            test="the same",
+            rule="the same, around zero",
+            power="0.001 gaps",
+        )
+
+    def _meaning(self) -> str:
+        told = []
+        for what, name in self.places:
+            if above(self.added(what, name, self.least, False)) is not True:
+                told.append(f"{_where(what, name)}: not even {self.least} bit adds a loss that shows")
+                continue
+            fewest = [self._fewest(what, name, correction) for correction, _ in _WAYS]
+            told.append(f"{_where(what, name)}: {fewest[0]} truncated, {fewest[1]} corrected")
+        return f"Random bits that train as well as 32, among those that were tried: {'; '.join(told)}."
+
+    def _fewest(self, what: str, name: str, correction: bool) -> str:
+        enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction)]
+        return str(min(enough)) if enough else "none"
+
+
+def _where(what: str, name: str) -> str:
+    return f"backward pass in {name.upper()}" if what == BACKWARD else f"updates of {name.upper()} weights"

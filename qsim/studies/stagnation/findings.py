@@ -1,0 +1,45 @@
+"""The descents of the study `stagnation`, grouped by method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import qsim
+from qsim.studies.result import Result
+from qsim.studies.stagnation import Run, Settings, single, whole
+from qsim.studies.stagnation.bounds import Array, Curves
+from qsim.studies.stagnation.least_squares import NEAREST
+from qsim.studies.statistics import Interval, exponential, mean
+
+
+class Findings:
+    """The results of a study, grouped by method."""
+
+    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.settings = settings
+        self._of = {result.run: result for result in results}
+        # The epsilon of formats is the distance between 1 and the next number; the rounding error is at most half of it.
+        self.epsilon = qsim.format(settings.format).epsilon / 2
+
+    def whole(self, method: str, rate: float) -> Curves:
+        """Runs with the gradient of all samples."""
+        return self._curves([whole(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
+
+    def single(self, method: str, noise: float = 0.0) -> Curves:
+        """Runs with the gradient of one sample."""
+        return self._curves([single(self.settings, method, noise, seed) for seed in range(self.settings.seeds)])
+
+    def lone(self, rate: float) -> Curves:
+        """Runs of single weights, rounded to nearest."""
+        runs = [whole(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
+        return self._curves([Run(**{**vars(run), "dimensions": 1}) for run in runs])
+
+    def _curves(self, runs: Sequence[Run]) -> Curves:
+        return Curves([self._of[run] for run in runs], self.epsilon)
+
+
+def geometric(values: Array) -> Interval:
+    """The geometric mean and its interval."""
+    return exponential(mean(np.log(values).tolist()))
