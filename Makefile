@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## does a larger batch buy back bits? a study with figures, in under three minutes
+demo: $(READY) ## does a larger batch buy back bits? a study with figures, in under two minutes
 	$(BIN)/qsim study batch-size
 
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error

@@ -17,7 +17,7 @@ from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
 from qsim.random.shards import local
 from qsim.text.columns import aligned
-from qsim.text.percentages import per_cent
+from qsim.text.percentages import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -205,5 +205,5 @@ def _sum(step: int, entries: Sequence[Updates]) -> Updates:
 
 def _cells(entry: Updates) -> tuple[str, ...]:
     shares = [] if not entry.updates else [entry.share, entry.carried / entry.updates, entry.lost]
-    told = [per_cent(share) for share in shares] or ["-"] * 3
+    told = [percent(share) for share in shares] or ["-"] * 3
     return (entry.parameter, str(entry.elements), str(entry.updates), *told)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsim.text.columns import aligned
-from qsim.text.percentages import per_cent
+from qsim.text.percentages import percent
 from qsim_kernels import tallies
 
 #: The text before the first sample.
@@ -209,7 +209,7 @@ class Sample:
 
 def _cells(counts: Counts) -> tuple[str, ...]:
     of_all = {**counts.shares, "zero": counts.zero / (counts.elements or math.nan)}
-    shares = [per_cent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
+    shares = [percent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
     sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
     return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place
 from qsim.figures import LOOKS, style
-from qsim.text.percentages import per_cent
+from qsim.text.percentages import percent
 
 #: Each line also has its own dashes.
 COLOURS = tuple(look.color for look in LOOKS)
@@ -79,7 +79,7 @@ def draw_exponents(axes: Axes, counts: Counts) -> None:
         axes.bar([e for e, _ in chosen], [share for _, share in chosen], label=f"magnitudes {label} it", **bars)
     facts = counts.shares
     zeros = counts.zero / counts.elements if counts.elements else math.nan
-    told = f"saturated {per_cent(facts['saturated'])}, underflowed {per_cent(facts['underflowed'])}, zeros {per_cent(zeros)}"
+    told = f"saturated {percent(facts['saturated'])}, underflowed {percent(facts['underflowed'])}, zeros {percent(zeros)}"
     axes.set_title(f"{counts.point}: {counts.quantizer}\n{told}", loc="left", fontsize=8)
     axes.set_ylim(bottom=0)
 

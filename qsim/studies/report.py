@@ -128,6 +128,7 @@ class Report:
         parts: Paragraphs, tables and pictures, in order.
         claims: The paper's claims, and their verdicts.
         meaning: The result in one sentence.
+        title: The heading; by default the study's question.
 
     Example:
         >>> from qsim import studies
@@ -141,6 +142,7 @@ class Report:
     parts: Sequence[str | Table | Picture]
     claims: Sequence[Claim]
     meaning: str
+    title: str = ""
 
     @property
     def verdicts(self) -> Table:
@@ -167,7 +169,7 @@ class Report:
             origin: Provenance of the results: command, date, machine.
             panels: The number of panels of each picture that has several, by its name.
         """
-        page = [f"# {self.study.question}", f"**{self.meaning}**", f"Study `{self.study.name}`. Source: {self.study.source}."]
+        page = [f"# {self.title or self.study.question}", f"**{self.meaning}**", f"Study `{self.study.name}`. Source: {self.study.source}."]
         page += [f"## {self.verdicts.title}", self.verdicts.markdown(), "## Figures" if self.pictures else ""]
         for picture in self.pictures:
             names = picture.files((panels or {}).get(picture.name, 1))

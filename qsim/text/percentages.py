@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def per_cent(share: float) -> str:
+def percent(share: float) -> str:
     """A share for people: only none at all is shown as 0 %, and only all as 100 %.
 
     Example:
-        >>> per_cent(0.0), per_cent(1e-7), per_cent(0.25), per_cent(0.99999), per_cent(1.0)
+        >>> percent(0.0), percent(1e-7), percent(0.25), percent(0.99999), percent(1.0)
         ('0 %', '<0.01 %', '25.00 %', '>99.99 %', '100 %')
     """
     if share in (0, 1):

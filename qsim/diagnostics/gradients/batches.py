@@ -13,7 +13,7 @@ from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_o
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat, percent
+from qsim.diagnostics.gradients.text import flat, in_percent
 from qsim.formats import Float
 from qsim.nn.converting.layers import Layer, check
 from qsim.nn.modules import resolve_points
@@ -103,7 +103,7 @@ class BatchFactors:
         rows = [(f.layer, *map(str, (f.factor, f.sampling, f.rounding, f.like, f.bias, f.gradient))) for f in self.factors]
         titles = ("layer", "batch ×", "sampling", "rounding", "like", "|bias|²", "|gradient|²")
         lines = [aligned([titles, *rows]), f"points: {self.points}", f"like: {self.like}"]
-        lines.append(f"squared norms, with intervals of {percent(self.level)}; batch × is (sampling + rounding) / like")
+        lines.append(f"squared norms, with intervals of {in_percent(self.level)}; batch × is (sampling + rounding) / like")
         if self.bound is not None:
             lines.append(f"Theorem 1: at most {self.bound:g} times, 4 for each mantissa bit, to leading order")
         return "\n".join([*lines, _of_bias(self.factors[-1])])
@@ -112,7 +112,7 @@ class BatchFactors:
 def _of_bias(factor: BatchFactor) -> str:
     if factor.bias.low > 0:
         share = max(factor.bias.value, 0.0) ** 0.5 / factor.gradient.value**0.5 if factor.gradient.value > 0 else float("nan")
-        return f"no batch size removes the bias: {percent(float(f'{share:.2g}'))} of the gradient's norm"
+        return f"no batch size removes the bias: {in_percent(float(f'{share:.2g}'))} of the gradient's norm"
     return "no bias found: the interval of the squared bias contains 0"
 
 

@@ -14,7 +14,7 @@ from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_o
 from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
 from qsim.diagnostics.gradients.statistics import Moments, rounding, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat, percent
+from qsim.diagnostics.gradients.text import flat, in_percent
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.text.columns import aligned
@@ -92,7 +92,7 @@ class GradientErrors:
         errors = (self.errors if by is None else self.worst(by))[:rows]
         cells = [(e.layer, e.point, *map(str, (e.bias, e.sampling, e.rounding, e.gradient))) for e in errors]
         titles = ("layer", "point", "|bias|²", "sampling", "rounding", "|gradient|²")
-        note = f"squared norms, with intervals of {percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
+        note = f"squared norms, with intervals of {in_percent(self.level)}, from {self.batches} batches, each drawn {self.draws} times"
         return f"{aligned([titles, *cells])}\n{note}"
 
     def __str__(self) -> str:

@@ -22,11 +22,11 @@ def flat(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def percent(share: float) -> str:
+def in_percent(share: float) -> str:
     """A share as text.
 
     Example:
-        >>> percent(0.95)
+        >>> in_percent(0.95)
         '95 %'
     """
     return f"{100 * share:.6g} %"

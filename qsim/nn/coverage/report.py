@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qsim.text.columns import aligned
-from qsim.text.percentages import per_cent
+from qsim.text.percentages import percent
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Coverage:
 
     def headline(self) -> str:
         """The shares in one line."""
-        shares = f"both operands rounded: {per_cent(self.share)}, one of them: {per_cent(self.partial_share)}"
+        shares = f"both operands rounded: {percent(self.share)}, one of them: {percent(self.partial_share)}"
         return f"{self.multiply_adds:,} multiply-adds; {shares}"
 
     def table(self) -> str:

@@ -10,7 +10,7 @@ from qsim import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSize
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import EQUAL, SCALES, Findings, points
-from qsim.studies.learners.images import described
+from qsim.studies.learners.images import DIGITS, described
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import Interval, exponential, mean, proportion
 
@@ -37,7 +37,8 @@ class Writer:
             *map(self._accuracies, self._settings.designs),
             self._factors(),
         ]
-        return Report(self._study, parts, claims(self._found), self._meaning())
+        data = "" if self._settings.data == DIGITS else f" On {self._settings.data}"
+        return Report(self._study, parts, claims(self._found), self._meaning(), f"{self._study.question}{data}")
 
     def _setting(self) -> str:
         chosen = self._settings

@@ -127,9 +127,9 @@ class Writer:
             panel.set_xticks(place, [name.upper() for name in self._settings.formats])
             panel.set_xlabel("format of the weights")
             panel.set_ylabel(label)
-        right.set_yscale("log")
-        figures.plain_numbers(right.yaxis)
         for figure, panel in zip(drawn, (left, right), strict=True):
+            panel.set_yscale("log")
+            figures.plain_numbers(panel.yaxis)
             figures.legend(figure, panel, columns=2)
         return drawn
 
