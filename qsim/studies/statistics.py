@@ -22,7 +22,7 @@ class Interval:
         low: The lower bound.
         high: The upper bound.
         detects: The smallest true value for which an interval of this kind excludes zero in four of five studies with as many seeds and
-            the same spread; for ratios, the smallest factor that is told from 1. NaN if it is not known.
+            the same spread; for ratios, the smallest factor whose interval excludes 1. NaN if it is not known.
 
     Example:
         >>> print(Interval(0.8124, 0.8012, 0.8231))

@@ -69,7 +69,7 @@ class Findings:
         return difference(*(self.seeds("accuracy", self.coarse, rounding, self.most, scale) for rounding in ("stochastic", "nearest")))
 
     def learnt(self, scale: str) -> Interval:
-        """What nearest learns in the coarsest format with the largest batch: 0 is guessing, 1 is full precision."""
+        """The accuracy of nearest in the coarsest format with the largest batch: 0 is guessing, 1 is full precision."""
         own, full = (self.seeds("accuracy", name, "nearest", self.most, scale) for name in (self.coarse, FULL))
         return mean([(a - 0.1) / (b - 0.1) for a, b in zip(own, full, strict=True)])
 

@@ -27,7 +27,7 @@ def claims(found: Findings) -> list[Claim]:
 
 
 def _rare(count: int) -> str:
-    """What remains possible if none of so many fails: at 95 %, a share of three by their number."""
+    """The largest share of failures with which none of so many fails once in twenty times: three by their number."""
     return f"failures in more than {3 / count:.1%} of descents"
 
 
