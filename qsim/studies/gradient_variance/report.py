@@ -86,7 +86,7 @@ class Writer:
     def _pictures(self) -> list[Picture]:
         by_batch = "Variance of rounding against batch size. Bars: 95 % intervals over seeds. Dotted: the paper's prediction."
         by_bits = (
-            f"Left: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Right: bias of the gradient from "
+            f"First: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Second: bias of the gradient from "
             "rounded weights; dashed, the bounds of Lemma 1. Bars: 95 % intervals over seeds."
         )
         return [

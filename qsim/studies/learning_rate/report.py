@@ -105,7 +105,7 @@ class Findings:
             ),
             Picture(
                 "correlation",
-                "Proposition 1. Left: the toy, measured (marks) and by the formula (lines). Right: gradients in training with those of the "
+                "Proposition 1. First: the toy, measured (marks) and by the formula (lines). Second: gradients in training with those of the "
                 "step before. Bars: 95 %.",
                 self._correlations,
             ),

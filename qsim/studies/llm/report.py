@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import matplotlib
+
 from qsim import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
@@ -156,8 +158,8 @@ class Findings:
         return [
             Picture(
                 "perplexity",
-                "Perplexity of held-out text relative to O1 with the same seed. Left: over training, each method at its best rate. "
-                "Right: at the end, both at the same rate. Bars: 95 % intervals over seeds.",
+                "Perplexity of held-out text relative to O1 with the same seed. First: over training, each method at its best rate. "
+                "Second: at the end, both at the same rate. Bars: 95 % intervals over seeds.",
                 self._draw_perplexity,
             ),
             *([cost] if self.on_gpu else []),
@@ -211,11 +213,12 @@ class Findings:
             ("tokens_per_second", "thousand tokens per second", lambda value: value / 1e3),
             ("peak_mib", "peak memory in GiB", lambda value: value / 1024),
         )
+        bars = {"capsize": 2, "elinewidth": 0.9, "ecolor": matplotlib.rcParams["text.color"]}
         for panel, (what, label, unit) in zip(axes, wanted, strict=True):
             for place, (look, method) in enumerate(zip(figures.LOOKS, METHODS, strict=False)):
                 found = mean([unit(value) for value in self.cost(method, what)])
                 error = [[found.value - found.low], [found.high - found.value]]
-                panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw={"capsize": 2, "elinewidth": 0.9})
+                panel.barh(place, found.value, 0.65, xerr=error, color=look.color, error_kw=bars)
             panel.set_xlabel(label)
             panel.set_yticks(range(len(METHODS)), list(METHODS.values()))
             panel.invert_yaxis()
