@@ -105,8 +105,8 @@ class Findings:
             ),
             Picture(
                 "correlation",
-                "Proposition 1. First: the toy, measured (marks) and by the formula (lines). Second: gradients in training with those of the "
-                "step before. Bars: 95 %.",
+                "Proposition 1. First: the toy, measured (marks) and by the formula (lines). Second: gradients in training with those of "
+                "the step before. Bars: 95 %.",
                 self._correlations,
             ),
         ]

@@ -129,12 +129,12 @@ class Findings:
         how = "rounded to the nearest multiple" if correction else "truncated"
         return Claim(
             "question of this study",
-            f"{self.six} random bits, {how}, train as well as 32 ({_where(what, name)})",
+            f"{self.six} random bits, {how}, lose at most a tenth of what {self.least} truncated bit loses ({_where(what, name)})",
             f"{found:+.4f} added to the test loss; {self.least} truncated bit: {fewest:+.4f}",
             self.enough(what, name, self.six, correction),
             test="test loss added to that of 32 random bits, seed by seed",
-            rule=f"yes if the interval is within a tenth of what {self.least} truncated bit adds, no if it is beyond; undecided if that "
-            "bit adds no loss that shows, because then nothing can fail",
+            rule="yes if the interval is within that tenth, no if it is beyond: what few bits cost is known on the scale of the fewest; "
+            f"undecided if {self.least} bit adds no loss that shows, because then nothing can fail",
             power=f"{found.detects:.4f} in loss, {found.detects / abs(fewest.value) if fewest.value else float('inf'):.0%} of what "
             f"{self.least} bit adds",
         )
@@ -171,7 +171,7 @@ class Findings:
                 continue
             fewest = [self._fewest(what, name, correction) for correction, _ in _WAYS]
             told.append(f"{_where(what, name)}: {fewest[0]} truncated, {fewest[1]} corrected")
-        return f"Random bits that train as well as 32, among those that were tried: {'; '.join(told)}."
+        return f"Random bits that lose at most a tenth of what {self.least} truncated bit loses, among those that were tried: {'; '.join(told)}."
 
     def _fewest(self, what: str, name: str, correction: bool) -> str:
         enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction)]
