@@ -171,7 +171,8 @@ class Findings:
                 continue
             fewest = [self._fewest(what, name, correction) for correction, _ in _WAYS]
             told.append(f"{_where(what, name)}: {fewest[0]} truncated, {fewest[1]} corrected")
-        return f"Random bits that lose at most a tenth of what {self.least} truncated bit loses, among those that were tried: {'; '.join(told)}."
+        found = "; ".join(told)
+        return f"Random bits that lose at most a tenth of what {self.least} truncated bit loses, among those that were tried: {found}."
 
     def _fewest(self, what: str, name: str, correction: bool) -> str:
         enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction)]
