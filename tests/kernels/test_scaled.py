@@ -90,10 +90,10 @@ def test_products_times_scales(shape: tuple[int, ...], dtype: torch.dtype) -> No
     product, rows, columns = torch.randn(shape), torch.rand(shape[-2], 1), torch.rand(1, shape[-1])
     product.view(-1)[0] = math.nan
     one, tiny = torch.tensor(0.3), torch.tensor(2.0**-120)
-    products = ([one], [one, tiny], [rows], [rows, columns], [columns, one], [one, columns.flatten()], [rows, columns, one])
-    biases = (None, torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16())
+    products = ([], [one], [one, tiny], [rows], [rows, columns], [columns, one], [one, columns.flatten()], [rows, columns, one])
+    biases = (None, torch.randn(shape[-1]), torch.randn(shape[-1]).bfloat16(), torch.randn(shape[-1]).double())
     for number, factors in enumerate(products):
-        for bias in dealt(biases, number + shape[-1] + dtype.itemsize + (dtype == torch.float16), 3):
+        for bias in dealt(biases, number + shape[-1] + dtype.itemsize + (dtype == torch.float16), 4):
             expected = REFERENCE.rescaled(product, factors, bias, dtype)
             there = [factor.to(DEVICE) for factor in factors], None if bias is None else bias.to(DEVICE)
             assert equal(product, expected, KERNELS.rescaled(product.to(DEVICE), *there, dtype))

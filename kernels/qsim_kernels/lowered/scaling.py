@@ -82,11 +82,12 @@ class _Rounding(NamedTuple):
 
 def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Multiply a float32 product by the scales that its operands were divided by and add a bias; return None for float64."""
-    if product.dtype != torch.float32 or dtype == torch.float64:
+    if product.dtype != torch.float32 or torch.float64 in (dtype, None if bias is None else bias.dtype):
         return None
     for factor in factors:
         product = product * factor
-    product = one_nan(product)
+    if factors:
+        product = one_nan(product)
     return _rounded_to(product if bias is None else product + bias, dtype)
 
 

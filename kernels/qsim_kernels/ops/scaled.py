@@ -103,7 +103,7 @@ class Implementation(OnBackend):
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Multiply a float32 or float64 product by the scales left out of its operands, one after the other, and add a bias."""
+        """Multiply a float32 or float64 product by the scales left out of its operands, if any, add a bias, and round once."""
         out = torch.empty_like(product, dtype=dtype)
         self._backend.rescaled_into(out, product, factors, bias)
         return out

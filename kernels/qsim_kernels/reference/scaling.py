@@ -177,19 +177,22 @@ def under_whole(scales: Tensor, whole: Tensor) -> Tensor:
 
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
-    """Write a product times the scales left out of its operands.
+    """Write a product times the scales left out of its operands, plus a bias, rounded once.
 
     It is multiplied by them one after the other, because their own product could leave float32's range where the result does not.
 
     Args:
         out: Of `product`'s shape.
         product: float32 or float64.
-        factors: Scales, which broadcast to it.
+        factors: Scales, which broadcast to it; none if nothing was left out.
         bias: Numbers to add at the end, one per index of the last dimension.
     """
     for factor in factors:
         product = product * factor
-    out.copy_(product if bias is None else product + bias)
+    if bias is None:
+        out.copy_(product)
+    else:
+        torch.add(product, bias, out=out)
 
 
 def spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:

@@ -55,10 +55,8 @@ class Arithmetic(NamedTuple):
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
-    if how.factors:
+    if how.factors or bias is not None:
         return rescaled(multiply(a, b, how.widened()), how.factors, how.dtype, bias)
-    if bias is not None:
-        return in_dtype(multiply(a, b, how.widened()) + bias, how.dtype)
     if how.adder is not None:
         adder = how.adder
         return accumulated(a, b, adder.seed, adder.how, adder.stream, dtype=how.dtype, chip=adder.chip)
@@ -73,7 +71,7 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
 
 
 def rescaled(product: Tensor, factors: tuple[Tensor, ...], dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """A product of float32 or float64 times scales that were left out of its operands, plus a bias, in the result's dtype."""
+    """A product of float32 or float64 times scales that were left out of its operands, plus a bias, rounded once to the result's dtype."""
     return torch.ops.qsim.rescaled.default(product, factors, bias, dtype)  # type: ignore[no-any-return]
 
 

@@ -61,11 +61,16 @@ def test_a_linear_layer_is_its_products_written_out(points: FivePoint, shape: tu
     assert torch.equal(found[2], gradient.sum(0))
 
 
-def test_half_precision_results_are_rounded_from_the_sum() -> None:
-    a, w = torch.randn(4, 70).bfloat16(), torch.randn(3, 70).bfloat16()
-    y = functional.linear(a, w, points=FivePoint(accumulate=("h100_bf16", None, None)))
-    assert y.dtype == torch.bfloat16
-    assert torch.equal(y, qsim.matmul(a, w.t(), "h100_bf16").bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_results_are_rounded_once(dtype: torch.dtype) -> None:
+    a, w, bias = torch.randn(40, 70).to(dtype), torch.randn(30, 70).to(dtype), torch.randn(30).to(dtype)
+    unit = "h100_bf16" if dtype == torch.bfloat16 else "h100_fp16"
+    points, total = FivePoint(accumulate=(unit, None, None)), qsim.matmul(a, w.t(), unit)
+    for added, exact in ((None, total), (bias, total + bias.float())):
+        y = functional.linear(a, w, added, points)
+        assert y.dtype == dtype
+        assert torch.equal(y, exact.to(dtype))
+    assert not torch.equal(y, total.to(dtype) + bias), "the sum was rounded before"
 
 
 @pytest.mark.parametrize("scale", [scaling.Tensor(), scaling.Tensor("e8m0", "ceil"), scaling.Channel(0)], ids=str)

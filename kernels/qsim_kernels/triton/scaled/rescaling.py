@@ -1,4 +1,4 @@
-"""Multiplication of a product by scales left out of its operands, plus a bias, in one read."""
+"""Multiplication of a product by scales left out of its operands, if any, plus a bias, in one read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from qsim_kernels.triton.device.regions import narrowed
 from qsim_kernels.triton.host.launcher import Launcher
 
 _WIDTH = 1024
+#: The dtypes of biases and results that the kernel computes.
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @triton.jit
@@ -44,7 +46,8 @@ def rescale_kernel(
     here = place < left
     column = tl.minimum(start + place, columns - 1)
     values = tl.load(product + begin + place, mask=here, other=0)
-    values *= factor_of(first, row, column, FIRST)
+    if first is not None:
+        values *= factor_of(first, row, column, FIRST)
     if second is not None:
         values *= factor_of(second, row, column, SECOND)
     if bias is not None:
@@ -55,16 +58,17 @@ def rescale_kernel(
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
     """Write a product times scales; see `reference.scaling.rescaled_into`."""
     places = [_place(factor, product) for factor in factors]
-    plain = product.dtype == torch.float32 and product.is_contiguous() and 1 <= len(factors) <= 2 and bool(product.numel())
-    if not plain or None in places or product.numel() >= 2**40 or out.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    plain = product.dtype == torch.float32 and product.is_contiguous() and len(factors) <= 2 and 0 < product.numel() < 2**40
+    fits = out.dtype in _NARROW and (bias is None or bias.dtype in _NARROW)
+    if not plain or not fits or None in places:
         reference.rescaled_into(out, product, factors, bias)
         return
     columns = product.shape[-1]
     rows = product.numel() // columns
-    first, second = factors[0], factors[1] if len(factors) > 1 else None
-    launcher = _rescaler(places[0], places[-1], columns % 16 == 0, out.dtype)
+    (first, second), (one, other) = [*factors, None, None][:2], [*places, None, None][:2]
+    launcher = _rescaler(one, other, columns % 16 == 0, out.dtype)
     given = (first, second, None if bias is None else bias.contiguous(), rows, columns)
-    absent = (second is None, None if bias is None else bias.dtype)
+    absent = (len(factors), None if bias is None else bias.dtype)
     launcher.launch(rows * -(-columns // _WIDTH), product, out, *given, absent=absent)
 
 
@@ -81,6 +85,6 @@ def _place(factor: Tensor, product: Tensor) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _rescaler(first: str, second: str, even: bool, target: torch.dtype) -> Launcher:
+def _rescaler(first: str | None, second: str | None, even: bool, target: torch.dtype) -> Launcher:
     # The bias is added to a rounded product, as in plain torch.
     return Launcher(rescale_kernel, (), (first, second, even, _WIDTH), _WIDTH, enable_fp_fusion=False)
