@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qsim.accumulators.chips import Chip
 from qsim.formats import E2M1, E4M3
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
@@ -12,7 +13,7 @@ from qsim.scaling import Tensor
 from qsim.scaling.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
 
 
-def mxfp8(*, accumulate: Accumulate = None) -> Recipe:
+def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """E4M3 for everything, including gradients, in blocks of 32 with power-of-two scales that are rounded up.
 
     OCP's own rule takes the floor, so that the largest elements of a block may saturate: the paper saw training diverge that way. Every
@@ -20,6 +21,7 @@ def mxfp8(*, accumulate: Accumulate = None) -> Recipe:
 
     Args:
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -27,11 +29,11 @@ def mxfp8(*, accumulate: Accumulate = None) -> Recipe:
         Blocks(size=32, dim=-1, format='e8m0', rule='ceil')
     """
     block = Block(E4M3, 32, rule="ceil")
-    points = FivePoint(block, block, block, block, block, accumulate=accumulate)
+    points = FivePoint(block, block, block, block, block, accumulate=accumulate, chip=chip)
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
-def mxfp6(*, accumulate: Accumulate = None) -> Recipe:
+def mxfp6(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
 
     Values get precision, gradients get range; the assignment of the two formats is this recipe's choice. With OCP's rule the largest
@@ -39,17 +41,18 @@ def mxfp6(*, accumulate: Accumulate = None) -> Recipe:
 
     Args:
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.mxfp6())
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate)
+    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 
-def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None) -> Recipe:
+def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """FP4 in blocks of 32, with unbiased gradients: both backward products stochastic, after a Hadamard transform of 32.
 
     The transform spreads outliers over their blocks, which keeps the noise of stochastic rounding small. Scales of stochastically rounded
@@ -60,6 +63,7 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None) -> R
         forward: The format to which inputs and weights are rounded in the forward pass, with round-to-nearest. `None` keeps them in high
             precision, as the paper does.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -67,11 +71,11 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None) -> R
         True
     """
     noisy = Quantizer(Block(E2M1, 32, rule="ceil"), "stochastic", transform=Hadamard(32))
-    points = FivePoint(forward, forward, noisy, noisy, noisy, accumulate=accumulate)
+    points = FivePoint(forward, forward, noisy, noisy, noisy, accumulate=accumulate, chip=chip)
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
+def nvfp4(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -83,6 +87,7 @@ def nvfp4(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
     Args:
         last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -94,5 +99,5 @@ def nvfp4(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))
-    points = FivePoint(NVFP4, weight, transformed, "same", grad, grad_w, accumulate=accumulate)
+    points = FivePoint(NVFP4, weight, transformed, "same", grad, grad_w, accumulate=accumulate, chip=chip)
     return Recipe("nvfp4", points, last=last, source="NVIDIA, Pretraining Large Language Models with NVFP4, arXiv 2509.25149")

@@ -98,8 +98,10 @@ class Recipe:
         # Both products share one gradient unless the second has its own.
         rows = [row for row in rows if row[0] != "grad_w" or self.points.grad_w is not None]
         lines = [self.name, aligned(rows, indent="  ", width=width)]
-        named = self.points.to_dict().get("accumulate")
+        points = self.points.to_dict()
+        named = points.get("accumulate")
         sums = named if isinstance(named, str) else ", ".join(map(str, named or ()))
+        sums += f"; chip: {points['chip']}" if "chip" in points else ""
         facts = [f"high precision: {self._kept()}", *([f"source: {self.source}"] if self.source else [])]
         facts = [f"sums: {sums}", *facts] if sums else facts
         return "\n".join([*lines, *(aligned([[fact]], indent="  ", width=width) for fact in facts)])

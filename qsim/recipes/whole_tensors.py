@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qsim import scaling
+from qsim.accumulators.chips import Chip
 from qsim.formats import E4M3, E5M2, Float, Int
 from qsim.functional.quantizer import Quantizer
 from qsim.recipes.five_point import Accumulate, FivePoint
@@ -11,7 +12,7 @@ from qsim.scaling import Channel, Scaling, Tensor
 from qsim.scaling.block import FP8_1X128, FP8_128X128
 
 
-def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = None) -> Recipe:
+def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """E4M3 for inputs and weights, which need precision, and E5M2 for gradients, which need range.
 
     With one scale per tensor the backward pass reuses the tensors that the forward pass rounded. With one scale per row, `Channel(0)`,
@@ -20,6 +21,7 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
     Args:
         scale: The scale of every point: `Tensor()`, the default; `Delayed(…)`; `Channel(0)`; or the `repr` of one.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -29,11 +31,11 @@ def fp8_hybrid(scale: Scaling | str | None = None, *, accumulate: Accumulate = N
     chosen = scaling.resolve(scale) or Tensor()
     operand, gradient = Quantizer(E4M3, scale=chosen), Quantizer(E5M2, scale=chosen)
     back = operand if chosen.is_directed else "same"
-    points = FivePoint(operand, operand, back, back, gradient, accumulate=accumulate)
+    points = FivePoint(operand, operand, back, back, gradient, accumulate=accumulate, chip=chip)
     return Recipe("fp8_hybrid", points, source="Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433")
 
 
-def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
+def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """E4M3 everywhere: inputs and gradients in blocks of 128 along the summed dimension, weights in tiles of 128 × 128.
 
     A square tile is the same in both directions, so the backward pass reuses the forward pass's weight. Scales are powers of two, rounded
@@ -44,17 +46,18 @@ def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None) -> Recipe:
         last: Number of final layers left in high precision: the paper leaves out the output head, embeddings and the products of attention;
             the latter two are not converted anyway.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
         >>> print(qsim.recipes.fp8_blockwise())
         fp8_blockwise: act=fp8_1x128, weight=fp8_128x128, act_bwd=fp8_1x128, weight_bwd=same, grad=fp8_1x128; high precision: the last layer
     """
-    points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128, accumulate=accumulate)
+    points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128, accumulate=accumulate, chip=chip)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
 
 
-def hfp8(*, accumulate: Accumulate = None) -> Recipe:
+def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
     There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss. The paper adds
@@ -63,6 +66,7 @@ def hfp8(*, accumulate: Accumulate = None) -> Recipe:
 
     Args:
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -71,18 +75,19 @@ def hfp8(*, accumulate: Accumulate = None) -> Recipe:
         Float(4, 3, bias=4) 1 1
     """
     operand = Float(4, 3, bias=4)
-    points = FivePoint(operand, operand, "same", "same", E5M2, accumulate=accumulate)
+    points = FivePoint(operand, operand, "same", "same", E5M2, accumulate=accumulate, chip=chip)
     source = "Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019"
     return Recipe("hfp8", points, first=1, last=1, source=source)
 
 
-def int8(*, accumulate: Accumulate = None) -> Recipe:
+def int8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """Integers from -127 to 127 with one scale per row, that is per sum of a product; gradients are rounded stochastically.
 
     -128 is left out: the largest magnitude of a row becomes 127 with either sign, and rounding is symmetric about zero.
 
     Args:
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
+        chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
@@ -92,6 +97,6 @@ def int8(*, accumulate: Accumulate = None) -> Recipe:
     """
     integers = Int(8, symmetric=True)
     nearest, noisy = Quantizer(integers, scale=Channel(0)), Quantizer(integers, "stochastic", scale=Channel(0))
-    points = FivePoint(nearest, nearest, nearest, nearest, noisy, accumulate=accumulate)
+    points = FivePoint(nearest, nearest, nearest, nearest, noisy, accumulate=accumulate, chip=chip)
     source = "after Chen et al., A Statistical Framework for Low-bitwidth Training of Deep Neural Networks, arXiv 2010.14298"
     return Recipe("int8", points, source=source)
