@@ -18,6 +18,7 @@ from qsim.accumulators import Promoted, Rounded
 from qsim_kernels.chip.library import Hopper
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.verified import CHIP, VerifiedChip
+from qsim_kernels.ops import accumulate
 from qsim_kernels.sums import read_sum
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -193,6 +194,16 @@ def test_products_that_the_chip_does_not_have() -> None:
     ):
         assert multiplied(chip, left, right, accumulator) == reason
     assert Hopper().obstacle(torch.device("cpu")) == "the operands are on cpu, not on an H100 or H200"
+
+
+def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "CHIP", VerifiedChip(FakeLibrary("h100_fp8")))
+    x = torch.ones(16, 32, requires_grad=True)
+    for chip, fits, by in (("auto", 32, "chip"), ("never", 32, "emulator"), ("auto", 24, "emulator")):
+        points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip=chip)  # type: ignore[arg-type]
+        found = qsim.coverage(qsim.nn.Linear(32, fits, points=points), x, backward=False)
+        assert [product["by"] for product in found.to_dict()["products"]] == [by]
+        assert f"accumulate ({by})" in str(found)
 
 
 def test_a_call_can_require_the_chip() -> None:

@@ -91,11 +91,11 @@ class VerifiedChip:
         return self._library.multiply(left, right, case.product, found).to(dtype)
 
     def obstacle(self, a: Tensor, b: Tensor, how: Sum, dtype: torch.dtype) -> str:
-        """The reason why the chip does not compute a product, as far as it is known without comparing; empty if there is none."""
+        """The reason why the chip does not compute a product; empty if it does, because such a product has been compared."""
         case = self._case(a, b, how, dtype)
         if isinstance(case, str):
             return case
-        found = self._known.get(case, "")
+        found = self._known.get(case, f"no product of {case} has been compared with the emulator yet")
         return found if isinstance(found, str) else ""
 
     def _case(self, a: Tensor, b: Tensor, how: Sum, dtype: torch.dtype) -> Case | str:

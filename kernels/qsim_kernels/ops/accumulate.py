@@ -85,6 +85,16 @@ def _checked(a: Tensor, b: Tensor, seed: Tensor | None, how: str) -> Sum:
     return described
 
 
+def multiplied_by(
+    a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, dtype: torch.dtype | None = None, chip: str = "auto"
+) -> str:
+    """Who multiplied when the operator ran with these arguments: `chip`, `emulator`, or nobody on the meta device."""
+    if a.is_meta:
+        return ""
+    described = read_sum(how)
+    return "emulator" if chip == "never" or CHIP.obstacle(a, b, described, dtype or _own_dtype(described)) else "chip"
+
+
 def _own_dtype(how: Sum) -> torch.dtype:
     """The dtype that holds every value of a sum."""
     return torch.float32 if is_single(how) else torch.float64

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils import flop_counter
 from torch.utils._pytree import tree_leaves
 
+from qsim_kernels.ops.accumulate import multiplied_by
+
 Formula = Callable[..., int]
 Shape = Sequence[int]
 
@@ -39,6 +41,11 @@ def operands(operator: Any, args: Sequence[Any]) -> list[Tensor]:
     else:
         chosen = list(args[: 3 if name == "aten::_trilinear" else 2])
     return [x for x in tree_leaves(chosen) if isinstance(x, Tensor)]
+
+
+def multiplier(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """Who computed a product with an accumulator, the chip or its emulator; empty for others."""
+    return multiplied_by(*args, **kwargs) if _name(operator) == "qsim::accumulate" else ""
 
 
 def _name(operator: Any) -> str:

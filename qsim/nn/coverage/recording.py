@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from qsim.functional.quantizer import short
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
-from qsim.nn.coverage.formulas import multiply_adds, operands
+from qsim.nn.coverage.formulas import multiplier, multiply_adds, operands
 from qsim.nn.coverage.origins import Origins
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node
 from qsim.nn.coverage.report import CountedProduct, Coverage
@@ -34,6 +34,7 @@ class Key(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     points: tuple[str, ...]
     reason: str
+    by: str
 
 
 class Recorder(TorchDispatchMode):
@@ -67,14 +68,14 @@ class Recorder(TorchDispatchMode):
         self._recorded_in.setdefault(recorded_node(), self._path(self.paths.is_backward))
         count = multiply_adds(operator, args, given, result)
         if count is not None:
-            self._record(operator, operands(operator, args), count)
+            self._record(operator, operands(operator, args), count, multiplier(operator, args, given))
         elif _may_multiply(func, args):
             self._opaque[str(operator).replace(".", "::")] = None
         if isinstance(func, OpOverload):
             self._origins.follow(func, (args, given), result)
         return result
 
-    def _record(self, operator: Any, multiplied: list[Tensor], count: int) -> None:
+    def _record(self, operator: Any, multiplied: list[Tensor], count: int, by: str) -> None:
         """Record a product, with the sites that were announced for it."""
         sites, self._sites = self._sites, None
         is_backward = self.paths.is_backward if sites is None else sites[0].name.startswith("grad")
@@ -90,7 +91,7 @@ class Recorder(TorchDispatchMode):
             reason = known_reason or self._reason_of_call(name, multiplied)
         self._recorded_why.setdefault(recorded_node(), reason)
         shapes = tuple(tuple(x.shape) for x in multiplied)
-        key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason)
+        key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason, by)
         calls, total = self._found.get(key, (0, 0))
         self._found[key] = calls + 1, total + count
 

@@ -23,6 +23,7 @@ class CountedProduct:
         multiply_adds: The multiply-adds of all calls.
         points: The points that rounded its operands, such as `act=e4m3`.
         reason: Why an operand was not rounded; empty if all were.
+        by: Who multiplied, if the product has an accumulator: `chip` or `emulator`; empty for others, and on the meta device.
 
     Example:
         >>> import torch, qsim
@@ -40,6 +41,7 @@ class CountedProduct:
     multiply_adds: int
     points: tuple[str, ...]
     reason: str
+    by: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Coverage:
             (
                 product.module or "(the model)",
                 product.direction,
-                product.operator,
+                f"{product.operator} ({product.by})" if product.by else product.operator,
                 ", ".join("×".join(map(str, shape)) or "scalar" for shape in product.shapes),
                 str(product.calls),
                 f"{product.multiply_adds:>{width},}",

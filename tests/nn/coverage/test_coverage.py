@@ -161,6 +161,10 @@ def test_products_with_an_accumulator() -> None:
         model = qsim.convert(nn.Linear(8, 5), FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate=accumulate))
         found = qsim.coverage(model, x)
         counts.append((found.multiply_adds, found.share))
+        by = "" if accumulate is None else "emulator"
+        assert {product.by for product in found.products} == {by}
+        assert str(found).count("accumulate (emulator)") == (3 if by else 0)
+        assert not {product.by for product in qsim.coverage(model.to("meta"), x.to("meta")).products} - {""}
     assert counts == [(3 * 3 * 8 * 5, 1.0)] * 3
 
 
@@ -370,6 +374,7 @@ def test_plain_values_and_a_table() -> None:
         "multiply_adds": 96,
         "points": ["act=e4m3", "weight=e4m3"],
         "reason": "",
+        "by": "",
     }
     lines = str(found).splitlines()
     assert lines[0] == "432 multiply-adds; both operands rounded: 100 %, one of them: 0 %"
