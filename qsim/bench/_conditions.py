@@ -45,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
     parser.add_argument("--dtype", metavar="NAME", help=f"dtype of the model: {', '.join(DTYPES)} (default: bf16; on the CPU fp32)")
     parser.add_argument("--format", default="e4m3", metavar="NAME", help="the format of all five points (default: %(default)s)")
-    parser.add_argument("--backward", default="stochastic", metavar="NAME", help="rounding of the backward points (default: %(default)s)")
+    parser.add_argument(
+        "--backward",
+        default="stochastic",
+        metavar="NAME",
+        help="rounding of the backward points, or same: the forward pass's operands, and a gradient that is rounded to nearest "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--accumulate", metavar="NAME", help="the accumulator of all products; see qsim accumulators (default: none)")
     parser.add_argument("--recipe", metavar="NAME", help=f"the points of a recipe instead: {', '.join(recipes.NAMED)}")
     parser.add_argument(
         "--seconds", type=float, default=seconds, metavar="S", help="duration of each of three turns in seconds (default: %(default)s)"
@@ -66,6 +73,13 @@ def _points(args: argparse.Namespace) -> FivePoint:
     if args.recipe is not None:
         if args.peers:
             raise ValueError("--peers: QPyTorch has no scales; omit --recipe or --peers")
+        if args.accumulate is not None:
+            raise ValueError("--accumulate: a recipe takes it as an argument, as in --recipe \"fp8_hybrid(accumulate='h100_fp8')\"")
         return recipes.resolve(args.recipe, args.format).points
-    forward, backward = Quantizer(args.format), Quantizer(args.format, args.backward)
-    return FivePoint(act=forward, weight=forward, act_bwd=backward, weight_bwd=backward, grad=backward)
+    if args.peers and (args.accumulate is not None or args.backward == "same"):
+        raise ValueError("--peers: QPyTorch has no accumulators and rounds five times; omit --accumulate, --backward same or --peers")
+    forward = Quantizer(args.format)
+    if args.backward == "same":
+        return FivePoint(forward, forward, "same", "same", forward, accumulate=args.accumulate)
+    backward = Quantizer(args.format, args.backward)
+    return FivePoint(forward, forward, backward, backward, backward, accumulate=args.accumulate)

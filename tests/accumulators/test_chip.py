@@ -121,8 +121,7 @@ def test_a_product_is_compared_once_and_then_computed_by_the_chip(accumulator: s
 
 
 @pytest.mark.parametrize(("accumulator", "dtype"), UNITS)
-@pytest.mark.parametrize(("parts", "whole"), [(2, 0), (4, 112)])
-@pytest.mark.parametrize("result", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("parts", "whole", "result"), [(2, 0, torch.bfloat16), (4, 112, torch.float32)])
 def test_sums_that_the_library_splits_are_noticed(
     accumulator: str, dtype: torch.dtype, parts: int, whole: int, result: torch.dtype
 ) -> None:

@@ -128,6 +128,8 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
         assert layer.weight.shape == (3, 4)
     assert seen[1][0].points == FivePoint("e5m2", "e5m2", up, up, up)
     assert found["heading"].endswith("act=e5m2, weight=e5m2, act_bwd=e5m2 up, weight_bwd=e5m2 up, grad=e5m2 up")
+    bench(capsys, *LINEAR, "--shapes", "5x4x3", "--backward", "same", "--accumulate", "h100_fp8")
+    assert seen[3][0].points == FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8")
 
 
 def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
@@ -224,6 +226,9 @@ def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[
         (["linear", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
         (["linear", "--format", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
         (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
+        (["linear", "--accumulate", "h100_fp9"], "FivePoint: accumulate: unknown accumulator 'h100_fp9'"),
+        (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: a recipe takes it as an argument, as in --recipe "),
+        (["linear", "--backward", "same", "--peers"], "--peers: QPyTorch has no accumulators and rounds five times; omit"),
         (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
         (["linear", "--seconds", "-1"], "--seconds: -1 is not a duration: write 0.3"),
         (["train", "--models", "gtp"], "--models: 'gtp' is not one of gpt, conv"),

@@ -9,8 +9,8 @@ from torch import Tensor
 from qsim import Quantizer, Stochastic
 from qsim_kernels.ops import transposes
 from qsim_kernels.ops.transposes import Implementation
+from support.side_by_side import DEVICE, dealt
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNEL = Implementation("qsim_kernels.triton.quantize.transposes")
 STREAMS = 5, 2**40 + 1
 NEAREST, NOISY, FEW = Quantizer("e4m3"), Quantizer("e5m2", "stochastic"), Quantizer("e4m3", Stochastic(5, correction=True))
@@ -38,9 +38,12 @@ def arguments(point: Quantizer, stream: int) -> tuple[str, str, str, int]:
     return point.spelt.grid, point.spelt.rule, point.format.spelling[1], stream
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+#: Whole tiles, rows of which the last tile is partly filled, columns that no wide load fits, and numbers that are rounded in float64.
+MATRICES = [((64, 128), torch.bfloat16), ((9, 72), torch.float32), ((67, 5), torch.bfloat16), ((3, 9), torch.float64)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((64, 128), torch.bfloat16), ((9, 72), torch.float32), ((67, 5), torch.bfloat16), ((3, 9), torch.float64)]
+    ("pair", "shape", "dtype"), [(pair, *matrix) for turn, pair in enumerate(PAIRS) for matrix in dealt(MATRICES, turn, 2)]
 )
 def test_the_kernel_writes_the_codes_of_plain_torch(pair: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     one, other, shares = PAIRS[pair]

@@ -41,7 +41,7 @@ class CountedProduct:
     multiply_adds: int
     points: tuple[str, ...]
     reason: str
-    by: str = ""
+    by: str
 
 
 @dataclass(frozen=True)
