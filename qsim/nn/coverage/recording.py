@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
     def result(self) -> Coverage:
         """The products recorded so far."""
         never = (layer.title for layer in self._layers if reason_left(layer) is None and layer.module not in self.paths.called)
-        products = (CountedProduct(*key[:4], *counts, *key[4:]) for key, counts in self._found.items())
+        products = (CountedProduct(**key._asdict(), calls=calls, multiply_adds=count) for key, (calls, count) in self._found.items())
         return Coverage(tuple(products), tuple(never), tuple(self._opaque))
 
     def multiplies(self, first: Site, second: Site) -> None:
