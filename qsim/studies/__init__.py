@@ -9,7 +9,7 @@ Needs the extra `study`: `pip install 'qsim-torch[study]'`.
 Example:
     >>> from qsim import studies
     >>> studies.names()[:2]
-    ['batch-size', 'cancelled-updates']
+    ['accumulator', 'batch-size']
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
 _STUDIES = {
+    "accumulator": "accumulator.Accumulator",
     "batch-size": "batch_size.BatchSize",
     "cancelled-updates": "cancelled_updates.CancelledUpdates",
     "formats": "formats.Formats",

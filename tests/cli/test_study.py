@@ -73,7 +73,7 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("dice",), "qsim: no study is called 'dice'. There are: batch-size, "),
+        (("dice",), "qsim: no study is called 'dice'. There are: accumulator, batch-size, "),
         (("coins", "--part", "3/2"), "qsim: part: must be i/n with 1 <= i <= n, such as 2/4; got '3/2'\n"),
         (("coins", "--device", "tpu"), "qsim: device: must be cpu, cuda or cuda:N; got 'tpu'\n"),
         (("coins", "--workers", "0"), "qsim: workers: must be at least 1, got 0\n"),

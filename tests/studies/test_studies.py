@@ -226,7 +226,7 @@ def test_errors(options: dict[str, object], message: str, tmp_path: Path) -> Non
 
 
 def test_unknown_studies_are_named() -> None:
-    with pytest.raises(ValueError, match=r"no study is called 'batchsize'. There are: batch-size"):
+    with pytest.raises(ValueError, match=r"no study is called 'batchsize'. There are: accumulator, batch-size"):
         studies.named("batchsize")
 
 

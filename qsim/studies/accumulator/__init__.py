@@ -1,0 +1,144 @@
+"""Accumulators: the error of narrow sums against their length, and what it does to a GPT that trains in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qsim import accumulators
+from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors
+from qsim.studies.choices import choice
+from qsim.studies.report import Report
+from qsim.studies.result import Result
+from qsim.studies.study import Study
+
+#: The kinds of runs.
+SUMS, TRAINING = "sums", "training"
+#: Training with torch's own float32 sums, and without rounding.
+SINGLE, UNROUNDED = "fp32 sums", "no rounding"
+#: The accumulators of the papers: the H100's chain, its promotion every 128 products, 16-bit sums of products and of chunks of 64.
+CHAIN, PROMOTED, NARROW, CHUNKED = "h100_fp8", "h100_fp8_promoted", "Rounded('e6m9')", "Rounded('e6m9', chunk=64)"
+#: Sums with two bits of mantissa, whose effect the study must be able to see.
+CONTROL = "Rounded('e8m2')"
+#: The accumulators of trained models.
+TRAINED = (CHAIN, PROMOTED, NARROW, CHUNKED, CONTROL)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the study."""
+
+    units: tuple[str, ...] = choice(tuple(accumulators.NAMED), "accumulators whose sums are measured, next to the papers'")
+    lengths: tuple[int, ...] = choice((128, 512, 1024, 4096, 16384), "products in a sum, from few to many")
+    repeats: int = choice(4, "seeds of the sums")
+    data: str = choice("library", "library (the sources of Python's standard library), a text file, or a folder of text files")
+    layers: int = choice(2, "blocks of the GPT")
+    width: int = choice(32, "width of the GPT")
+    heads: int = choice(2, "heads of its attention")
+    context: int = choice(64, "length of sequences in bytes")
+    batch: int = choice(16, "sequences per update; times their length, the products in the sums of weight gradients")
+    steps: int = choice(30, "number of updates")
+    rate: float = choice(5e-3, "peak learning rate")
+    seeds: int = choice(6, "number of seeds of the training")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sums of one kind of operands, or one GPT that is trained; fields that do not apply are zero or empty."""
+
+    what: str
+    operands: str
+    accumulate: str
+    lengths: tuple[int, ...]
+    layers: int
+    width: int
+    heads: int
+    context: int
+    batch: int
+    steps: int
+    rate: float
+    seed: int
+
+
+class Accumulator(Study[Settings, Run]):
+    """Measure sums of E4M3 products in every named unit and in 16-bit sums, and train a GPT in FP8 with them."""
+
+    name = "accumulator"
+    question = "How wide must a sum of FP8 products be, by itself and in training?"
+    source = (
+        "DeepSeek-AI, DeepSeek-V3 Technical Report, Section 3.3.2; Wang et al., Training Deep Neural Networks with 8-bit Floating Point "
+        "Numbers, 2018; Sun et al., Hybrid 8-bit Floating Point Training and Inference, 2019"
+    )
+    settings = Settings
+    run = Run
+
+    def quick(self) -> Settings:
+        """One more unit, short sums, few steps."""
+        return Settings(units=("h100_bf16",), lengths=(128, 1024), repeats=2, width=16, context=16, batch=4, steps=2, seeds=2)
+
+    def full(self) -> Settings:
+        """A larger GPT with sums of 8192 products, for a GPU."""
+        return Settings(layers=4, width=128, heads=4, context=256, batch=32, steps=500, rate=2e-3, seeds=6)
+
+    def runs(self, settings: Settings) -> Sequence[Run]:
+        """Sums of every unit for each kind of operands, and a GPT for each accumulator of the papers."""
+        _check(settings)
+        narrow, every = (NARROW, WANG), (EXACT, *adders(settings))
+        kinds = ((NORMAL, every), (POSITIVE, every), (MEAN_ONE, narrow))
+        found = [sums_of(settings, kind, name, seed) for seed in range(settings.repeats) for kind, names in kinds for name in names]
+        found += [training_of(settings, name, seed) for seed in range(settings.seeds) for name in (SINGLE, UNROUNDED, *TRAINED)]
+        return found
+
+    def work(self, run: Run) -> float:
+        """Proportional to products; emulated ones take longer."""
+        if run.what == SUMS:
+            return float(sum(run.lengths)) * 1024
+        products = 36 * run.layers * run.width**2 * run.context * run.batch * run.steps
+        return products * (0.02 if run.accumulate in (SINGLE, UNROUNDED) else 1.0) + 1e6
+
+    def measure(self, run: Run, device: torch.device) -> dict[str, Any]:
+        """Errors of sums, or the loss on held-out text and errors of gradients."""
+        if run.what == SUMS:
+            return errors(run.operands, run.accumulate, run.lengths, run.seed, device)
+        from qsim.studies.accumulator.training import outcome
+
+        return outcome(run, device)
+
+    def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
+        """Errors against length, and the loss with each accumulator."""
+        from qsim.studies.accumulator.report import Findings
+
+        return Findings(self, settings, results).report()
+
+
+def adders(settings: Settings) -> list[str]:
+    """The accumulators whose sums of E4M3 products are measured, each once."""
+    return list(dict.fromkeys((CHAIN, PROMOTED, *settings.units, NARROW, CHUNKED, WANG)))
+
+
+def sums_of(settings: Settings, operands: str, accumulate: str, seed: int) -> Run:
+    """The run that measures sums."""
+    return Run(SUMS, operands, accumulate, tuple(settings.lengths), 0, 0, 0, 0, 0, 0, 0.0, seed)
+
+
+def training_of(settings: Settings, accumulate: str, seed: int) -> Run:
+    """The run that trains a GPT."""
+    chosen = settings
+    shape = (chosen.layers, chosen.width, chosen.heads, chosen.context, chosen.batch)
+    return Run(TRAINING, chosen.data, accumulate, (), *shape, chosen.steps, chosen.rate, seed)
+
+
+def _check(settings: Settings) -> None:
+    lengths = ",".join(map(str, settings.lengths))
+    if len(settings.lengths) < 2 or sorted(set(settings.lengths)) != list(settings.lengths) or settings.lengths[0] < 1:
+        raise ValueError(f"lengths: must be at least two, from few to many; got {lengths}")
+    if settings.heads < 1 or settings.width % settings.heads:
+        raise ValueError(f"heads: must divide the width of {settings.width}; got {settings.heads}")
+    for name in settings.units:
+        accumulators.resolve(name)
+    for name in ("repeats", "seeds"):
+        if getattr(settings, name) < 2:
+            raise ValueError(f"{name}: must be at least 2, for an interval; got {getattr(settings, name)}")
