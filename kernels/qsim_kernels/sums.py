@@ -27,6 +27,11 @@ from `inf - inf` and `inf * 0`.
 **Promoted.** A fresh `inner` sum for each `every` products, and a last one for the rest; their results are added in float32 with
 round-to-nearest, in order, to a total that starts at +0.
 
+**Scales.** The operator `qsim::accumulate_scaled` computes a `Promoted` sum of operands that were divided by scales, float32 numbers
+`p[m, i]` of the left operand and `q[n, i]` of the right one for short sum `i`. Its result `c` is multiplied by the float32 product of both
+and added to the total with one rounding: `t = fl(t + fl(p * q) * c)`, a fused multiply-add. Short sum `i` of `n` results then owns the
+random numbers from `offset + i * n * noise_indices(inner, every)`, and counts through them as a sum of its own.
+
 **Random bits.** Element `e` of the result, in logical order over all batches, owns the indices `offset + e * S + i` of the seed's stream
 for `i` below `S = noise_indices(sum, K)`, a multiple of 8. Its roundings use them in the order in which they are described above: term
 `j` of `n` uses `roundings_per_term` of them from `roundings_per_term * j`, first the product's if that is rounded. With `order=PAIRWISE`

@@ -19,7 +19,8 @@ class Promoted(Accumulator):
     """A fresh inner sum for every so many products; the results are added in float32 with round-to-nearest.
 
     This keeps sums of narrow units short: DeepSeek-V3 promotes every 128 products (section 3.3.2 of arXiv 2412.19437), as NVIDIA's library
-    does without fast accumulation.
+    does without fast accumulation. In a layer, scales of blocks and tiles whose extent along the sum is a multiple of `every` do not
+    change within an inner sum. They are not part of the operands then: they multiply its result, which is added with one rounding.
 
     Args:
         inner: The short sums: a `Rounded`, an `Aligned`, or the name of a unit.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qsim import scaling
 from qsim.accumulators.chips import Chip
 from qsim.formats import E4M3, E5M2, Float, Int
@@ -55,6 +57,28 @@ def fp8_blockwise(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = 
     """
     points = FivePoint(FP8_1X128, FP8_128X128, FP8_1X128, "same", FP8_1X128, accumulate=accumulate, chip=chip)
     return Recipe("fp8_blockwise", points, last=last, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437")
+
+
+def deepseek_v3(last: int = 1, *, accumulate: Accumulate = "h100_fp8_promoted", chip: Chip = "auto") -> Recipe:
+    """`fp8_blockwise` with the sums of the paper: an H100's, promoted every 128 products, where scales enter in float32.
+
+    The sum of 128 products of E4M3 numbers comes from the matrix unit. It is multiplied by the scales of both operands, which do not
+    change within it, and added in float32. (Scales are powers of two everywhere, see `fp8_blockwise`; the paper has float32 ones in most
+    places.)
+
+    Args:
+        last: See `fp8_blockwise`.
+        accumulate: The accumulator of all products, or three, as `FivePoint` takes them. Scales of blocks are part of the operands of sums
+            that are not promoted at multiples of the blocks' size.
+        chip: Whether an H100 or H200 may compute the short sums itself, as `FivePoint` takes it.
+
+    Example:
+        >>> import qsim
+        >>> print(qsim.recipes.deepseek_v3().points.accumulate)
+        Promoted('h100_fp8', 128)
+    """
+    recipe = fp8_blockwise(last, accumulate=accumulate, chip=chip)
+    return replace(recipe, name="deepseek_v3", source=f"{recipe.source}, section 3.3")
 
 
 def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:

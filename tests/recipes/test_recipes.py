@@ -11,6 +11,7 @@ from torch import nn
 
 import qsim
 from qsim import Block, FivePoint, Float, Int, Quantizer, Recipe, recipes
+from qsim.accumulators import Promoted
 from qsim.cli import main
 from qsim.nn import functional
 from qsim.recipes.named import SHOWN_IN
@@ -44,6 +45,10 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     (
         recipes.fp8_blockwise(),
         FivePoint(WIDE, Quantizer("e4m3", scale=Tiles(128, 128, format="e8m0", rule="ceil")), WIDE, "same", WIDE),
+    ),
+    (
+        recipes.deepseek_v3(),
+        FivePoint(WIDE, "fp8_128x128", WIDE, "same", WIDE, accumulate=Promoted("h100_fp8", 128)),
     ),
     (recipes.hfp8(), FivePoint(IBM, IBM, "same", "same", "e5m2")),
     (recipes.mxfp8(), FivePoint(MX8, MX8, MX8, MX8, MX8)),
@@ -87,7 +92,7 @@ class TestPoints:
 
     def test_which_recipes_keep_layers(self) -> None:
         kept = {name: (recipe.first, recipe.last) for name, recipe in ALL.items() if recipe.first or recipe.last}
-        assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1)}
+        assert kept == {"hfp8": (1, 1), "nvfp4": (0, 1), "fp8_blockwise": (0, 1), "deepseek_v3": (0, 1)}
         assert recipes.nvfp4(last=3).last == recipes.fp8_blockwise(last=3).last == 3
 
     @pytest.mark.parametrize("name", ["act", "weight", "grad"])

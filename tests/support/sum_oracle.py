@@ -148,3 +148,35 @@ def _exponent(x: float) -> int:
 
 def _of_product(x: float, y: float, lows: tuple[int, int]) -> int:
     return max(_exponent(x), lows[0]) + max(_exponent(y), lows[1])
+
+
+def exact_scaled_sum(
+    how: Promoted,
+    a: Sequence[float],
+    b: Sequence[float],
+    p: Sequence[float],
+    q: Sequence[float],
+    lows: tuple[int, int],
+    draws: Sequence[Draw],
+) -> float:
+    """The result of one element of operands with scales, which are finite; see `exact_sum`.
+
+    Args:
+        how: The accumulator.
+        a: The elements of the left operand's row.
+        b: Those of the right operand's column.
+        p: The scales of the row, one for each short sum.
+        q: Those of the column.
+        lows: The exponents that subnormal numbers of the operands count with.
+        draws: The source of random bits of each short sum.
+    """
+    total = 0.0
+    for i, k in enumerate(range(0, len(a), how.every)):
+        part = exact_sum(how.inner, a[k : k + how.every], b[k : k + how.every], lows, draws[i])
+        scale = round_exact(Fraction(p[i]) * Fraction(q[i]), FP32, "nearest", "nonfinite")
+        if not all(map(math.isfinite, (total, part, scale))):
+            total += scale * part
+            continue
+        exact = Fraction(total) + Fraction(scale) * Fraction(part)
+        total = round_exact(exact or total + scale * part, FP32, "nearest", "nonfinite")
+    return total

@@ -135,7 +135,7 @@ def _rounded(operands: Operands, how: Rounded, bits: Bits | None) -> Tensor:
         case Order.KAHAN:
             return _compensated(terms, onto, each, total)
     for j, term in enumerate(terms):
-        total = onto(_added(total, term), (j + 1) * each - 1)
+        total = onto(added(total, term), (j + 1) * each - 1)
     return total
 
 
@@ -158,7 +158,7 @@ def _in_a_tree(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], e
 
     def join() -> None:
         (first, size, left), (middle, more, right) = waiting[-2:]
-        waiting[-2:] = [(first, size + more, onto(_added(left, right), middle * each - 1))]
+        waiting[-2:] = [(first, size + more, onto(added(left, right), middle * each - 1))]
 
     for j, term in enumerate(terms):
         waiting.append((j, 1, onto(term, j * each + each - 2)))
@@ -174,15 +174,15 @@ def _compensated(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor],
     lost = torch.zeros_like(total)
     for j, term in enumerate(terms):
         first = (j + 1) * each - 4
-        due = onto(_added(term, -lost), first)
-        after = onto(_added(total, due), first + 1)
-        gained = onto(_added(after, -total), first + 2)
-        lost = torch.where(after.isfinite(), onto(_added(gained, -due), first + 3), 0.0)
+        due = onto(added(term, -lost), first)
+        after = onto(added(total, due), first + 1)
+        gained = onto(added(after, -total), first + 2)
+        lost = torch.where(after.isfinite(), onto(added(gained, -due), first + 3), 0.0)
         total = after
     return total
 
 
-def _added(x: Tensor, y: Tensor) -> Tensor:
+def added(x: Tensor, y: Tensor) -> Tensor:
     """The sum of float64 tensors, rounded to odd."""
     near = x + y
     from_y = near - x

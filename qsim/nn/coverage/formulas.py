@@ -111,7 +111,7 @@ def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, 
 
 #: Torch's formulas do not take the overloads of these with a dtype of the result, which layers use on GPUs.
 _MATRICES = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
-_OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", *(f"aten::{name}" for name in _MATRICES)}
+_OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled", *(f"aten::{name}" for name in _MATRICES)}
 _OWN: dict[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_grouped_mm": _grouped,

@@ -10,6 +10,7 @@ from torch import Tensor
 from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
+from qsim_kernels.reference.scaled_sums import ChainScales
 
 
 class Adder(NamedTuple):
@@ -20,12 +21,27 @@ class Adder(NamedTuple):
         seed: Needed only for stochastic rounding.
         stream: The stream of random bits.
         chip: Whether the chip may multiply, if it adds like this.
+        chains: The scales of the short sums of the left operand and of the right one, if they have any.
     """
 
     how: str
     seed: Tensor | None
     stream: int
     chip: Chip = "auto"
+    chains: tuple[ChainScales | None, ChainScales | None] = (None, None)
+
+    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product of two matrices, or of batches of them."""
+        if self.chains == (None, None):
+            return accumulated(a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip)
+        # An operand without scales has a single one.
+        one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
+        left, right = (chains or one for chains in self.chains)
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        operands = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, left.values, right.values))
+        shared = [left.lines, left.sums, right.lines, right.sums]
+        given = (shared, self.seed, self.how, self.stream, 0, self.chip)
+        return in_dtype(torch.ops.qsim.accumulate_scaled.default(*operands, *given), dtype)
 
 
 class Arithmetic(NamedTuple):
@@ -58,8 +74,7 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
     if how.factors or bias is not None:
         return rescaled(multiply(a, b, how.widened()), how.factors, how.dtype, bias)
     if how.adder is not None:
-        adder = how.adder
-        return accumulated(a, b, adder.seed, adder.how, adder.stream, dtype=how.dtype, chip=adder.chip)
+        return how.adder.product(a, b, how.dtype)
     if how.exact:
         return in_dtype(float32.matmul(a, b), how.dtype)
     if a.dtype == how.dtype:

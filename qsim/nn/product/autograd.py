@@ -77,7 +77,7 @@ class FivePointProduct(torch.autograd.Function):
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
         ctx.save_for_backward(seed, weight_seed, *kept_a, *kept_w, beyond_a, beyond_w)
-        how = plan.arithmetic(0, rounded_a.factors + rounded_w.factors, seed)
+        how = plan.arithmetic(0, rounded_a, rounded_w, seed)
         return plan.product.forward(rounded_a.values, rounded_w.values, bias if plan.adds_bias else None, how)
 
     @staticmethod
@@ -125,7 +125,7 @@ def _gradient(ctx: Any, index: int, upstream: Upstream, kept: Kept, seed: Tensor
     if observer is not None:
         other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
         observer.multiplies(site, other.backward)
-    how = plan.arithmetic(index, rounded_g.factors + rounded.factors, upstream.seed)
+    how = plan.arithmetic(index, rounded_g, rounded, upstream.seed)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
     found = multiply(rounded_g.values, rounded.values, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 from qsim.scaling import Blocks, Channel, Scaling, Tiles
 from qsim.scaling.geometry import tiles_of_blocks, tiles_of_channels
 from qsim_kernels import scales as numbers
+from qsim_kernels.reference.scaled_sums import ChainScales
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,14 @@ class Direction:
             return scales.sum()  # an empty tensor has no scales
         return scales.view([-1 if dim == self.result else 1 for dim in range(len(shape))])
 
+    def step(self, scaling: Scaling) -> int:
+        """The number of neighbours along the sum that share a scale of blocks or tiles; 0 where short sums cannot have scales."""
+        return 0
+
+    def chains(self, scales: Tensor, tiles: numbers.Tiles, shape: Sequence[int], chain: int) -> ChainScales:
+        """The scales of blocks or tiles of a tensor of a shape for short sums of `chain` products."""
+        raise NotImplementedError
+
     def summed_dims(self, dims: int, merges: bool) -> Sequence[int]:
         """The dimensions summed over as one, for an operand with `dims` dimensions."""
         return (self.summed,)
@@ -73,6 +82,18 @@ class MatrixDirection(Direction):
         if scales.numel() <= 1:
             return scales.sum()  # an empty tensor has no scales
         return scales.view(*shape[:-2], shape[self.kept]).unsqueeze(-1 if self.result == -2 else -2)
+
+    def step(self, scaling: Scaling) -> int:  # noqa: D102 (documented above)
+        if isinstance(scaling, Blocks):
+            return scaling.size
+        return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, Tiles) else 0
+
+    def chains(self, scales: Tensor, tiles: numbers.Tiles, shape: Sequence[int], chain: int) -> ChainScales:  # noqa: D102 (documented above)
+        if self.summed == -1:
+            # Blocks along the last dimension are tiles of matrices of one row each.
+            held = scales.view(*shape[:-1], scales.shape[2]) if tiles.rows == 1 else scales.view(*shape[:-2], *scales.shape[1:])
+            return ChainScales(held, tiles.height, tiles.width // chain)
+        return ChainScales(scales.view(*shape[:-2], *scales.shape[1:]).mT, tiles.width, tiles.height // chain)
 
     def summed_dims(self, dims: int, merges: bool) -> Sequence[int]:  # noqa: D102 (documented above)
         rows, columns = self.matrix_dims(dims, merges)

@@ -18,8 +18,8 @@ from qsim.nn.product.chip import CodedOperand, CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
-from qsim.nn.product.sites import SharedOperand, Site, leaves_factor, values_of
-from qsim.nn.product.sums import spelled_sums
+from qsim.nn.product.sites import Rounded, SharedOperand, Site, leaves_factor, values_of
+from qsim.nn.product.sums import chain_of, spelled_sums
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
@@ -119,11 +119,19 @@ class ProductPlan:
     sum_streams: tuple[int, int, int] = (0, 0, 0)
     chip: Chip = "auto"
 
-    def arithmetic(self, index: int, factors: tuple[Tensor, ...], seed: Tensor | None) -> Arithmetic:
-        """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients."""
+    def arithmetic(self, index: int, one: Rounded, other: Rounded, seed: Tensor | None) -> Arithmetic:
+        """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients.
+
+        Args:
+            index: The product.
+            one: The first operand forward, and the result's gradient backward.
+            other: The other operand.
+            seed: Needed only for stochastic sums.
+        """
         how = self.sums[index] if self.sums else None
-        adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip)
-        return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, factors, adder)
+        left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
+        adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
+        return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, one.factors + other.factors, adder)
 
     def gradient_operands(self, index: int) -> tuple[Site, Operand]:
         """The factors of the gradient of an operand, 1 or 2: the site of the result's gradient, and the other operand."""
@@ -164,7 +172,7 @@ def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
 def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
     points, product, of_a, of_w = setting.points, setting.product, a.dtype, w.dtype
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
-    first, second, grad, grad_w = _tensors(setting, product.merges_rows(w.dim()), rank)
+    first, second, grad, grad_w = _with_chains(points, *_tensors(setting, product.merges_rows(w.dim()), rank))
 
     def held(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
         # Results still to be multiplied by scales must not be rounded to 16 bits before.
@@ -187,7 +195,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         carriers,
         setting.two_inputs,
         adds_bias=setting.draws is None or setting.draws.adds_bias,
-        rounds_gradient_once=grad.stream == grad_w.stream,
+        rounds_gradient_once=grad.stream == grad_w.stream and not (grad.chain or grad_w.chain),
         # A chip rounds the gradient in another read, and the bias's gradient must not depend on who multiplies.
         sums_gradient=points.accumulate is None
         and product.sums_rows
@@ -241,6 +249,20 @@ def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operan
         number = rank_stream(GRAD_W, draws.gradient)
     name = "grad" if points.grad_w is None else "grad_w"
     return first, second, grad, Site(name, own_grad_w, number, WHOLE, lies.grad_w, merges, of_grad_w, shares.result)
+
+
+def _with_chains(points: FivePoint, first: Operand, second: Operand, grad: Site, grad_w: Site) -> tuple[Operand, Operand, Site, Site]:
+    """The sites, whose scales enter with the short sums of each product's accumulator where it has them."""
+
+    def of(site: Site, index: int) -> Site:
+        chain = chain_of(site, points.sums[index])
+        return replace(site, chain=chain, layouts={}) if chain else site
+
+    if points.accumulate is None:
+        return first, second, grad, grad_w
+    first = replace(first, forward=of(first.forward, 0), backward=of(first.backward, 2))
+    second = replace(second, forward=of(second.forward, 0), backward=of(second.backward, 1))
+    return first, second, of(grad, 1), of(grad_w, 2)
 
 
 def _operand(

@@ -1,7 +1,8 @@
 """Sites: the points of a layer, with everything about the rounding that is known before the tensor.
 
-Scales of blocks and tiles are multiplied into the operand of a product. Those of channels and of the whole tensor are not: they divide all
-terms of a sum equally, so the sum is multiplied by them.
+Scales of blocks and tiles are multiplied into the operand of a product, unless its accumulator promotes short sums in which they do not
+change: then they enter with these. Those of channels and of the whole tensor divide all terms of a sum equally, so the sum is multiplied
+by them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
 from qsim.random.places import WHOLE, Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
+from qsim_kernels.reference.scaled_sums import ChainScales
 from qsim_kernels.reference.scaling import under_whole
 from qsim_kernels.scales import Restore
 
@@ -47,11 +49,13 @@ class Rounded(NamedTuple):
         values: The values, in the tensor's shape.
         factors: Factors for the result of a product, if any.
         scales: The scales that were not multiplied in.
+        chains: The scales that enter with short sums.
     """
 
     values: Tensor
     factors: tuple[Tensor, ...] = ()
     scales: Tensor | None = None
+    chains: ChainScales | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Site:
         transform: The transform applied before rounding; both operands of a product have the same.
         shared: This process's shard, if the tensor is distributed.
         multiplies: Whether the tensor is an operand of a product, whose result can be multiplied by its scales.
+        chain: The number of products in the short sums with which scales of blocks and tiles enter; 0 if they are multiplied in.
     """
 
     name: str
@@ -79,6 +84,7 @@ class Site:
     transform: Hadamard | None = None
     shared: SharedOperand | None = None
     multiplies: bool = True
+    chain: int = 0
     #: Cached layouts of scales, by tensor shape.
     layouts: dict[torch.Size, Layout] = field(default_factory=dict, compare=False, repr=False)
 
@@ -145,7 +151,7 @@ def values_of(site: Site, dtype: torch.dtype) -> Values:
     if site.quantizer is None:
         return None, dtype
     scale = site.quantizer.scale
-    if not isinstance(scale, (Blocks, Tiles)):
+    if not isinstance(scale, (Blocks, Tiles)) or site.chain:
         return site.quantizer.format, dtype
     find = _values if torch.compiler.is_compiling() else _known_values
     return find(site.quantizer.format, scale.format, dtype), dtype
@@ -197,14 +203,15 @@ def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | No
     if how.scale is None:
         transformed = torch.ops.qsim.hadamard.default(seen, turn_of(site, seen.shape))
         return Rounded(round_plainly(transformed, how, seed, site.stream, dtype, site.place).view(x.shape))
-    goes_in = isinstance(how.scale, (Blocks, Tiles))
-    restore = Restore.ALL if not site.multiplies else Restore.SCALE if goes_in else Restore.NOTHING
+    is_local = isinstance(how.scale, (Blocks, Tiles))
+    restore = Restore.ALL if not site.multiplies else Restore.SCALE if is_local and not site.chain else Restore.NOTHING
     values, scales, under = quantized(seen, site, how, seed, dtype, restore, known)
     values = values.reshape(x.shape)
     if restore == Restore.ALL:
         return Rounded(values)
-    if goes_in:
-        return Rounded(values, () if under is None else (under,))
+    if is_local:
+        chains = None if scales is None else site.direction.chains(scales, layout_of(site, how, seen.shape).tiles, seen.shape, site.chain)
+        return Rounded(values, () if under is None else (under,), chains=chains)
     assert scales is not None  # only scales of blocks and tiles are not returned
     return Rounded(values, (site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from qsim import accumulators
-from qsim.accumulators import Accumulator
+from qsim.accumulators import Accumulator, Promoted
 from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
 from qsim.nn.product.operands import Operand
 from qsim.nn.product.sites import Site, values_of
@@ -46,6 +46,15 @@ def spelled_sums(
     return forward, grad_a, of_weight
 
 
+def chain_of(site: Site, accumulator: Accumulator | None) -> int:
+    """The number of products in the accumulator's short sums, if the scales of the site's blocks or tiles do not change within one."""
+    scale = None if site.quantizer is None else site.quantizer.scale
+    if not isinstance(accumulator, Promoted) or scale is None or not site.multiplies:
+        return 0
+    step = site.direction.step(scale)
+    return accumulator.every if step and step % accumulator.every == 0 else 0
+
+
 def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtype], other: tuple[Site, torch.dtype]) -> str:
     return _sum_text(accumulator.text, product, *_facts(*one), *_facts(*other))
 
@@ -53,7 +62,7 @@ def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtyp
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
     found = values_of(site, dtype)[0] or _OWN.get(dtype)
-    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles))
+    in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles)) and not site.chain
     name = f"{site.name} times its blocks' scales" if in_blocks else site.name
     return name, str(dtype) if found is None else found.__repr__()
 

@@ -1,0 +1,82 @@
+"""The operator that multiplies matrices whose operands have scales along the sum: schema, fake implementation, one for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.ops.backend import library
+from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
+from qsim_kernels.sums import Promoted, read_sum
+
+library.define(
+    "accumulate_scaled(Tensor a, Tensor b, Tensor scales_a, Tensor scales_b, SymInt[] shared, Tensor? seed, str how, SymInt stream, "
+    "SymInt offset, str chip='auto') -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _result(
+    a: Tensor,
+    b: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
+    shared: Sequence[int],
+    seed: Tensor | None,
+    how: str,
+    stream: int,
+    offset: int,
+    chip: str = "auto",
+) -> Tensor:
+    """An empty result; raise an error for scales that do not fit."""
+    described = read_sum(how)
+    if not isinstance(described, Promoted):
+        raise ValueError(f"accumulate_scaled: scales enter a promoted sum, got {how!r}")
+    sums = -(-a.shape[-1] // described.every)
+    operands = (("a", scales_a, a.shape[:-1], shared[:2]), ("b", scales_b, (*b.shape[:-2], b.shape[-1]), shared[2:]))
+    for name, scales, kept, (lines, each) in operands:
+        shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))
+        if scales.dtype != torch.float32 or scales.shape != shape:
+            raise ValueError(f"accumulate_scaled: scales_{name} must be float32 of shape {tuple(shape)}, got {tuple(scales.shape)}")
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
+
+
+def accumulate_scaled(
+    a: Tensor,
+    b: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
+    shared: Sequence[int],
+    seed: Tensor | None,
+    how: str,
+    stream: int,
+    offset: int,
+    chip: str = "auto",
+) -> Tensor:
+    """The product of matrices `[…, M, K]` and `[…, K, N]` with scales of their short sums; see `qsim_kernels.sums`.
+
+    Args:
+        a: The left matrices.
+        b: The right matrices.
+        scales_a: The scales of the left operand, `[…, lines, sums]`.
+        scales_b: Those of the right operand.
+        shared: How many rows and how many short sums share a scale of the left operand, and how many columns and short sums one of the
+            right operand.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: A promoted sum, spelled.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first random number.
+        chip: Whether the chip itself may compute the short sums, as for `accumulate`.
+    """
+    out = _result(a, b, scales_a, scales_b, shared, seed, how, stream, offset)
+    described = read_sum(how)
+    assert isinstance(described, Promoted)
+    held = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
+    accumulate_scaled_into(out, a, b, *held, seed, described, stream, offset, chip)
+    return out
+
+
+library.impl("accumulate_scaled", accumulate_scaled, "CompositeExplicitAutograd")
+torch.library.register_fake("qsim::accumulate_scaled", _result, lib=library)
