@@ -12,7 +12,7 @@ from qsim.nn.arguments import check_bias, operands, rounds
 from qsim.nn.dispatch import product_of
 from qsim.nn.product.convolution import Convolution
 from qsim.nn.product.plans import Setting
-from qsim.nn.product.scaled_checks import check_groups, refuse_sums
+from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
 Sizes = int | tuple[int, ...]
@@ -177,7 +177,6 @@ def _conv(
     name = f"conv{'_transpose' if transposed else ''}{dims}d"
     if weight.dim() != dims + 2 or x.dim() not in (dims + 1, dims + 2):
         raise ValueError(f"{name}: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    refuse_sums(name, points)
     if groups > 1 and points.is_scaled:
         check_groups(name, points, transposed)
     check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])

@@ -137,11 +137,6 @@ class Linear(FivePointModule, nn.Linear):
 class _Convolution(FivePointModule):
     """Base class of convolutions: torch's classes compute in `_conv_forward`, after every kind of padding."""
 
-    @classmethod
-    def check_points(cls, points: FivePoint) -> None:
-        """Raise an error for accumulators, which sum products of matrices only."""
-        refuse_sums(cls.__name__, points)
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         module: Any = self
         padding = module.padding
@@ -189,11 +184,6 @@ class Conv3d(_Convolution, nn.Conv3d):
 
 class _TransposedConvolution(FivePointModule):
     """Base class of transposed convolutions."""
-
-    @classmethod
-    def check_points(cls, points: FivePoint) -> None:
-        """Raise an error for accumulators, which sum products of matrices only."""
-        refuse_sums(cls.__name__, points)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """The rounded transposed convolution."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from qsim.nn.product import float32
-from qsim.nn.product.arithmetic import Arithmetic, in_dtype, rescaled
+from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
 from qsim.nn.product.convolution_gradients import convolution_gradient
 from qsim.nn.product.directions import CONVOLUTION, TRANSPOSED, Directions
+from qsim.nn.product.unfolding import Multiply, Unfolding
 
 
 @dataclass(frozen=True)
@@ -52,24 +53,49 @@ class Convolution:
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result, with the bias added."""
+        if how.adder is not None:
+            return self._with_bias(_times(self._result(a, w, how), how), bias, how)
         given = bias if a.dtype == how.dtype and not how.factors else None
         convolution = float32.convolution if how.exact else torch.ops.aten.convolution
         result = _times(convolution(a, w, given, *self._numbers()), how)
-        if bias is not None and given is None:
-            result = result + bias.view(-1, *[1] * len(self.stride))
-        return in_dtype(result, how.dtype)
+        return self._with_bias(result, None if given is bias else bias, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
+        if how.adder is not None:
+            gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
+            return _times(gradient(g, w, a_shape[2:], _by_adder(how)), how).to(how.dtype)
         return _times(self._gradient(g, w, a_shape, False, how.exact), how).to(how.dtype)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
+        if how.adder is not None:
+            images, gradient = (g, a) if self.transposed else (a, g)
+            found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
+            return _times(found, how).to(how.dtype)
         return _times(self._gradient(g, a, w_shape, True, how.exact), how).to(how.dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
         return g.sum([0, *range(2, g.dim())])
+
+    @property
+    def _unfolding(self) -> Unfolding:
+        return Unfolding(self.stride, self.padding, self.dilation, self.groups)
+
+    def _result(self, a: Tensor, w: Tensor, how: Arithmetic) -> Tensor:
+        """The result by an accumulator, before factors."""
+        if not self.transposed:
+            return self._unfolding.result(a, w, None, _by_adder(how))
+        numbers = zip(a.shape[2:], self.stride, self.padding, self.dilation, w.shape[2:], self.output_padding, strict=True)
+        sizes = [(count - 1) * step - 2 * padding + gap * (size - 1) + more + 1 for count, step, padding, gap, size, more in numbers]
+        return self._unfolding.of_input(a, w, sizes, _by_adder(how))
+
+    def _with_bias(self, result: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
+        """A result in at least float32, or without a bias, in its dtype."""
+        if bias is not None:
+            result = result + bias.view(-1, *[1] * len(self.stride))
+        return in_dtype(result, how.dtype)
 
     def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, second: bool, exact: bool) -> Tensor:
         """The gradient of one operand, from the other one."""
@@ -78,6 +104,12 @@ class Convolution:
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return list(self.stride), list(self.padding), list(self.dilation), self.transposed, list(self.output_padding), self.groups
+
+
+def _by_adder(how: Arithmetic) -> Multiply:
+    """Products of matrices by the accumulator; before factors and biases they must not be rounded to 16 bits."""
+    wide = how.widened()
+    return lambda a, b: multiply(a, b, wide)
 
 
 def _times(result: Tensor, how: Arithmetic) -> Tensor:

@@ -38,7 +38,8 @@ def refuse_sums(name: str, points: FivePoint) -> None:
     """Raise an error for accumulators where an operation does not have them."""
     if points.accumulate is not None:
         raise ValueError(
-            f"{name}: accumulate is for products of matrices, in linear layers, matmul and attention, got {points.accumulate!r}. {_HELP}"
+            f"{name}: accumulate is for linear layers, convolutions, matmul and attention: a lookup has no products, got "
+            f"{points.accumulate!r}. {_HELP}"
         )
 
 
