@@ -155,7 +155,7 @@ def values(claimed: dict[str, object], noise: float = 0.0) -> Callable[[Run], di
     return of
 
 
-SETTINGS = Settings(units=(), lengths=(4096, 16384), repeats=3, seeds=3)
+SETTINGS = Settings(units=(), lengths=(4096, 16384), repeats=3, batch=64, seeds=3)
 
 
 def test_verdicts_can_come_out_either_way() -> None:
@@ -170,6 +170,11 @@ def test_verdicts_can_come_out_either_way() -> None:
 def test_without_a_visible_control_nothing_follows_from_training() -> None:
     verdicts = made_up.verdicts(Accumulator(), SETTINGS, values({**PAPER, "loss": {CHAIN: 1.05}}))
     assert verdicts[4:] == [False] + [None] * 4
+
+
+def test_short_sums_that_do_no_harm_decide_nothing_about_long_ones() -> None:
+    short = replace(SETTINGS, batch=16)
+    assert made_up.verdicts(Accumulator(), short, values({**OTHER, "loss": OTHER_TRAINING}))[5:] == [None, False, None, False]
 
 
 def test_a_model_that_diverged_is_one_that_knows_nothing() -> None:

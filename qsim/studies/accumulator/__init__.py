@@ -21,8 +21,8 @@ SUMS, TRAINING = "sums", "training"
 SINGLE, UNROUNDED = "fp32 sums", "no rounding"
 #: The accumulators of the papers: the H100's chain, its promotion every 128 products, 16-bit sums of products and of chunks of 64.
 CHAIN, PROMOTED, NARROW, CHUNKED = "h100_fp8", "h100_fp8_promoted", "Rounded('e6m9')", "Rounded('e6m9', chunk=64)"
-#: Sums with one bit of mantissa, whose effect the study must be able to see.
-CONTROL = "Rounded('e8m1')"
+#: Sums in E4M3, which end at 448: an effect that the study must be able to see.
+CONTROL = "Rounded('e4m3', overflow='saturate')"
 #: The accumulators of trained models.
 TRAINED = (CHAIN, PROMOTED, NARROW, CHUNKED, CONTROL)
 

@@ -46,7 +46,7 @@ _LABELS = {
     NARROW: "1-6-9, every product",
     CHUNKED: "1-6-9, every 64 products",
     WANG: "1-6-9, chunks of 64 and their sum",
-    CONTROL: "1-8-1, every product (control)",
+    CONTROL: "E4M3, ends at 448 (control)",
     UNROUNDED: "no rounding",
     SINGLE: "FP32 sums",
 }
@@ -65,13 +65,28 @@ class Findings:
     def __init__(self, study: Accumulator, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {result.run: result for result in results}
+        #: The number of products in the longest sums of the training: those of weight gradients, over all tokens.
+        self.longest = settings.batch * settings.context
         #: The index of the length that is closest to the papers'.
         self.usual = min(range(len(settings.lengths)), key=lambda at: abs(settings.lengths[at] - LENGTH))
 
     def report(self) -> Report:
         """The complete report."""
-        text = [self._about_sums(), self._about_training()]
-        return Report(self.study, [*text, self._sums(), self._trained(), *self._pictures()], self._claims(), self._meaning())
+        text = self._about_sums(), self._about_training()
+        title = "Rounding to FP8 costs more than an H100's narrow sums, unless all terms have one sign"
+        return Report(
+            self.study,
+            [*text, self._sums(), self._trained(), *self._pictures()],
+            self._claims(),
+            self._meaning(),
+            title if self._rounding_costs_more() else "",
+        )
+
+    def _rounding_costs_more(self) -> bool:
+        chain, rounding = (
+            {kind: mean(self.sums("error", kind, name, self.usual)) for kind in (NORMAL, POSITIVE)} for name in (CHAIN, EXACT)
+        )
+        return chain[NORMAL].high < rounding[NORMAL].low and chain[POSITIVE].low > rounding[POSITIVE].high
 
     def sums(self, what: str, operands: str, accumulate: str, at: int) -> list[float]:
         """A measured value of sums at one of the lengths, for each seed."""
@@ -115,10 +130,9 @@ class Findings:
             f"{chosen.steps} updates of {chosen.batch} sequences of {chosen.context} bytes by AdamW, with a peak learning rate of "
             f"{chosen.rate:g}. All linear layers of its blocks take inputs, weights and gradients in E4M3 with per-tensor scales, and add "
             "all three products with the accumulator; the longest sums, those of weight gradients, have "
-            f"{chosen.batch * chosen.context} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and "
+            f"{self.longest} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and "
             "see the same sequences. The change of a gradient includes roundings that come out otherwise behind a changed sum. Intervals "
-            "are 95 %, over seeds. A difference of the loss counts if it is beyond 0.25 %, which "
-            "DeepSeek-V3 takes for the randomness of training. The smallest visible effect is half the width of the interval."
+            "are 95 %, over seeds."
         )
 
     def _sums(self) -> Table:
@@ -143,21 +157,21 @@ class Findings:
         return [
             Picture(
                 "errors",
-                "Root mean square error of sums of E4M3 products, in units of the exact sums. Left: normal operands. Right: positive ones. "
-                "Dotted: the error that rounding the operands to E4M3 causes by itself. Bars: 95 % intervals over seeds.",
+                "Root mean square error of sums of E4M3 products, in units of the exact sums. First: normal operands. Second: positive "
+                "ones. Dotted: the error that rounding the operands to E4M3 causes by itself. Bars: 95 % intervals over seeds.",
                 self._draw_errors,
             ),
             Picture(
                 "training",
-                "Left: loss on held-out text relative to FP32 sums with the same seed; grey: differences that count as none. Right: change "
-                "of the trained model's gradient against FP32 sums; dotted: its change if nothing is rounded. Bars: 95 % intervals over "
-                "seeds.",
+                "First: loss on held-out text relative to FP32 sums with the same seed; grey: differences that count as none. Second: "
+                "change of the trained model's gradient against FP32 sums; dotted: its change if nothing is rounded. Bars: 95 % intervals "
+                "over seeds.",
                 self._draw_training,
             ),
         ]
 
-    def _draw_errors(self) -> Figure:
-        figure, panels = figures.panels(1, 2, sharey=True)
+    def _draw_errors(self) -> Sequence[Figure]:
+        drawn, panels = figures.row(2, width=4.8)
         lengths = self.settings.lengths
         for panel, operands in zip(panels, (NORMAL, POSITIVE), strict=True):
             for look, name in zip(figures.LOOKS, _DRAWN, strict=False):
@@ -168,29 +182,32 @@ class Findings:
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.set_xlabel("products in a sum")
+            panel.set_ylabel("relative error of a sum")
             panel.set_title(f"{operands} operands")
-        panels[0].set_ylabel("relative error of a sum")
-        figures.legend(figure, panels[0], columns=2)
-        return figure
+        figures.share_y(panels)
+        for panel in panels:
+            figures.label_ends(panel)
+        return drawn
 
-    def _draw_training(self) -> Figure:
-        figure, (loss, gradient) = figures.panels(1, 2, height=2.4, sharey=True)
-        at = range(len(TRAINED))
-        loss.axvspan(-100 * SAME, 100 * SAME, color="#e4e4e4", linewidth=0)
+    def _draw_training(self) -> Sequence[Figure]:
+        drawn, (loss, gradient) = figures.row(2, width=4.2, height=2.4)
+        loss.axvspan(-100 * SAME, 100 * SAME, color="#808080", alpha=0.25, linewidth=0)
         loss.axvline(0, **figures.REFERENCE())
         gradient.axvline(100 * self.gradients(UNROUNDED).value, **figures.REFERENCE())
-        for panel, of, scale in ((loss, self.lost, 100.0), (gradient, self.gradients, 100.0)):
-            for place, name in zip(at, TRAINED, strict=True):
+        for panel, of in ((loss, self.lost), (gradient, self.gradients)):
+            for place, name in enumerate(TRAINED):
                 found = of(name)
-                bars = [[scale * (found.value - found.low)], [scale * (found.high - found.value)]]
-                panel.errorbar([scale * found.value], [place], xerr=bars, capsize=2, elinewidth=0.9, **figures.LOOKS[0].alone()())
-        loss.set_yticks(at, [_label(name) for name in TRAINED])
-        loss.invert_yaxis()
+                bars = [[100 * (found.value - found.low)], [100 * (found.high - found.value)]]
+                panel.errorbar([100 * found.value], [place], xerr=bars, capsize=2, elinewidth=0.9, **figures.LOOKS[0].alone()())
+            panel.set_yticks(range(len(TRAINED)), [_label(name) for name in TRAINED])
+            panel.invert_yaxis()
         loss.set_xscale("symlog", linthresh=0.5)
         loss.set_xlabel("loss relative to FP32 sums, in %")
         gradient.set_xscale("log")
         gradient.set_xlabel("change of the gradient, in %")
-        return figure
+        for panel in (loss, gradient):
+            panel.xaxis.set_major_formatter("{x:g}")
+        return drawn
 
     def _claims(self) -> list[Claim]:
         return [self._error_of_chain(), self._promotion(), *self._narrow_sums(), *self._claims_of_training()]
@@ -199,10 +216,12 @@ class Findings:
         normal, positive = (mean(self.sums("largest", kind, CHAIN, self.usual)) for kind in (NORMAL, POSITIVE))
         return Claim(
             _DEEPSEEK,
-            "a product of two random matrices with K = 4096 has a maximum relative error of nearly 2 % (of which distribution, the paper "
-            "does not say; here: 2 % is between normal and positive operands)",
+            "a product of two random matrices with K = 4096 has a maximum relative error of nearly 2 %",
             f"{self.settings.lengths[self.usual]} products: {_share(normal)} with normal operands, {_share(positive)} with positive ones",
             True if normal.high < 0.02 < positive.low else False if positive.high < 0.02 or normal.low > 0.02 else None,
+            test="the largest error of 1024 sums in units of their root mean square",
+            rule="2 % must be between normal and positive operands: the paper does not say which distribution its matrices have",
+            power=f"{_least(normal)} and {_least(positive)} of the sums",
         )
 
     def _promotion(self) -> Claim:
@@ -210,10 +229,12 @@ class Findings:
         stops = all(found.high < GROWN for found in promoted) and all(found.low > GROWN for found in chain)
         return Claim(
             _DEEPSEEK,
-            f"promotion every 128 repairs this (here: its error grows less than {GROWN:g} times with the length, the chain's more)",
-            f"from {self.settings.lengths[0]} to {self.settings.lengths[-1]} products, normal and positive: promoted {promoted[0]:.2g} and "
-            f"{promoted[1]:.2g} times, chain {chain[0]:.3g} and {chain[1]:.3g} times",
+            "promotion every 128 products significantly improves precision",
+            f"normal and positive: promoted {promoted[0]:.2g} and {promoted[1]:.2g} times, chain {chain[0]:.3g} and {chain[1]:.3g} times",
             True if stops else False if any(found.low > GROWN for found in promoted) else None,
+            test=f"the growth of the error from {self.settings.lengths[0]} to {self.settings.lengths[-1]} products",
+            rule=f"less than {GROWN:g} times with promotion and more without: an error that does not grow is that of 128 products",
+            power=f"a growth of {max(found.high / found.value for found in promoted):.2f} times",
         )
 
     def _narrow_sums(self) -> list[Claim]:
@@ -225,12 +246,18 @@ class Findings:
                 "a sum in 1-6-9 of numbers with mean one and standard deviation one stops growing at 4096",
                 f"{last} numbers sum to {end:.0f}",
                 None if last < 2 * END else abs(end.value / END - 1) < NEAR_END,
+                test="the mean of such sums",
+                rule=f"within {NEAR_END:.0%} of 4096, of numbers that sum to more than twice as much",
+                power=f"{NEAR_END:.0%} of the sum",
             ),
             Claim(
                 _WANG,
-                f"with chunks of 64 it follows the exact sum (here: to {SMALL:.0%})",
+                "with chunks of 64 the sum follows the exact one",
                 f"{last} numbers: off by {_share(chunks)}",
                 True if chunks.high < SMALL else False if chunks.low > SMALL else None,
+                test="the root mean square of errors; chunks and their sum are in 1-6-9",
+                rule=f"below {SMALL:.0%}, half the error for which DeepSeek-V3 promotes",
+                power=_least(chunks),
             ),
         ]
 
@@ -242,24 +269,29 @@ class Findings:
             (_WANG, "training with sums in 1-6-9 loses accuracy", NARROW, True),
             (_BOTH, "with chunks of 64, as with FP32 sums", CHUNKED, False),
         )
+        test = "the loss on held-out text relative to FP32 sums with the same seed"
         claims = [
             Claim(
                 "the study's own control",
-                "sums with one bit of mantissa train worse; otherwise nothing follows from the training",
-                self._compared(CONTROL),
+                "sums that end at 448 train worse",
+                f"loss {_percent(control)}",
                 control.low > SAME,
+                test=test,
+                rule="otherwise nothing follows from the training",
+                power=_least(control),
             )
         ]
         for source, paper, name, harm in rows:
             found = self.lost(name)
-            worse = True if found.low > SAME else False if found.high < SAME else None
+            worse = True if found.low > SAME else False if found.high < SAME and self.longest >= LENGTH else None
             decided = worse is not None and control.low > SAME
-            claims.append(Claim(source, paper, self._compared(name), (worse is harm) if decided else None))
+            rule = (
+                f"worse if the interval is above {SAME:.2%}, and not worse if it is below, with sums of at least {LENGTH} products; "
+                f"DeepSeek-V3 takes less for the randomness of training"
+            )
+            agrees = (worse is harm) if decided else None
+            claims.append(Claim(source, paper, f"loss {_percent(found)}", agrees, test=test, rule=rule, power=_least(found)))
         return claims
-
-    def _compared(self, name: str) -> str:
-        found = self.lost(name)
-        return f"loss {_percent(found)}; smallest visible effect {50 * (found.high - found.low):.2f} %"
 
     def _meaning(self) -> str:
         length, at = self.settings.lengths[self.usual], self.usual
@@ -268,8 +300,9 @@ class Findings:
         return (
             f"Over {length} FP8 products an H100's chain loses {chain:.1%} of a sum of positive terms, and {promoted:.2%} if promoted "
             f"every 128; where signs cancel it is off by {cancelling:.2%}, and rounding the operands to E4M3 by {rounding:.1%}. In a "
-            f"GPT with {self.settings.layers} blocks the chain changes gradients by {self.gradients(CHAIN).value:.1%}, E4M3 by "
-            f"{self.gradients(UNROUNDED).value:.0%}, and the chain the loss by {_percent(self.lost(CHAIN))}."
+            f"GPT with {self.settings.layers} blocks and sums of up to {self.longest} products, the chain changes gradients by "
+            f"{self.gradients(CHAIN).value:.1%}, E4M3 by {self.gradients(UNROUNDED).value:.0%}, and the chain the loss by "
+            f"{_percent(self.lost(CHAIN))}."
         )
 
 
@@ -280,6 +313,11 @@ def _label(name: str) -> str:
 def _on_log_axis(found: Interval) -> Interval:
     """An interval for a logarithmic axis."""
     return Interval(found.value, max(found.low, found.value / 10), found.high)
+
+
+def _least(found: Interval) -> str:
+    """The smallest effect that would have been found, in percent."""
+    return f"{100 * found.detects:.2g} %"
 
 
 def _share(found: Interval) -> str:
