@@ -35,8 +35,8 @@ class FivePoint:
     operands of a product, so that it cancels. A tensor rounded in the forward pass cannot be reused if its scales follow a direction.
 
     With `accumulate`, products are summed by emulated accumulators: see `qsim.accumulators`. Scales of tensors and channels multiply their
-    results; those of blocks and tiles are part of the operands. Biases, and sums over batches to which an operand was broadcast, are added
-    in float32.
+    results; those of blocks and tiles are part of the operands, or enter with the short sums of a `Promoted` accumulator that they fit.
+    Biases, and sums over batches to which an operand was broadcast, are added in float32.
 
     Args:
         act: The input, forward: `Â = Q(A)`.

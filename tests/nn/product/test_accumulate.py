@@ -249,7 +249,6 @@ X = torch.randn(2, 32)
         ),
         (lambda: functional.embedding(torch.tensor([0]), X, points=EVERY), "embedding: accumulate is for linear layers, convolutions, "),
         (lambda: qsim.nn.Embedding(4, 4, points=FivePoint(accumulate=FP16)), "Embedding: accumulate is for linear layers, convolutions, "),
-        (lambda: qsim.convert(nn.Sequential(nn.Embedding(2, 2)), EVERY), "convert: 0: Embedding: accumulate is for linear layers, "),
     ],
 )
 def test_operations_without_accumulators(call: Callable[[], Any], message: str) -> None:
