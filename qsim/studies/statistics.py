@@ -73,7 +73,7 @@ def proportion(values: Sequence[float]) -> Interval:
 
     Example:
         >>> print(f"{proportion([0.97, 0.99, 0.80]):.1%}")
-        92.0% [49.4%, 99.3%]
+        92.0% [25.3%, 99.7%]
     """
     center, error = _center_and_error(values)
     if not 0 < center < 1:
@@ -89,7 +89,7 @@ def positive(values: Sequence[float]) -> Interval:
 
     Example:
         >>> print(positive([0.001, 0.002, 0.006]))
-        0.003 [0.0003355, 0.02682]
+        0.003 [0.0003355, 0.02683]
     """
     center, error = _center_and_error(values)
     if not center > 0 or not math.isfinite(center):

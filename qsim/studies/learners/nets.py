@@ -10,7 +10,7 @@ import torch
 import qsim
 from qsim import FivePoint
 from qsim.studies.learners.images import images
-from qsim.studies.learners.training import Training, accuracy, full_precision, squared_gradient, test_loss, train
+from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, squared_gradient, train
 
 #: Loss scale per image: gradients of outputs are below it, well inside the range of formats with four exponent bits.
 _IN_RANGE = 64.0
@@ -62,8 +62,8 @@ def outcome(
         judge.load_state_dict(model.state_dict())
         return {
             "accuracy": accuracy(judge, found),
-            "loss": test_loss(judge, found),
+            "loss": loss_on_test(judge, found),
             "own_accuracy": accuracy(model, found),
-            "own_loss": test_loss(model, found),
+            "own_loss": loss_on_test(model, found),
             "squared_gradient": sum(norms) / len(norms),
         }

@@ -73,7 +73,7 @@ def accuracy(model: nn.Module, images: Images) -> float:
 
 
 @torch.no_grad()
-def test_loss(model: nn.Module, images: Images) -> float:
+def loss_on_test(model: nn.Module, images: Images) -> float:
     """The mean loss on the test images."""
     model.eval()
     found = F.cross_entropy(model(images.test_x), images.test_y).item()

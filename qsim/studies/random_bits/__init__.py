@@ -13,7 +13,7 @@ from qsim import FivePoint, Quantizer, Stochastic
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import images
-from qsim.studies.learners.training import Training, accuracy, full_precision, test_loss, train
+from qsim.studies.learners.training import Training, accuracy, full_precision, loss_on_test, train
 from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
@@ -133,7 +133,7 @@ def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:
     optimizer = qsim.optim.SGD(model.parameters(), lr=run.rate, weight=run.format, update=run.rounding, seed=run.seed)
     with full_precision(device):
         train(model, found, optimizer, Training(run.steps, run.batch), run.seed)
-        return {"accuracy": accuracy(model, found), "loss": test_loss(model, found)}
+        return {"accuracy": accuracy(model, found), "loss": loss_on_test(model, found)}
 
 
 def _bias(run: Run, device: torch.device) -> float:
