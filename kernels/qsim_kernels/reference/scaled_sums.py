@@ -29,7 +29,7 @@ class ChainScales(NamedTuple):
     sums: int
 
     def of_sum(self, index: int, count: int) -> Tensor:
-        """The scales of all lines, of which there are `count`, in one short sum."""
+        """The scales of all `count` lines in one short sum."""
         found = self.values[..., index // self.sums]
         return found if self.lines == 1 else found.repeat_interleave(self.lines, -1)[..., :count]
 
