@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qsim import recipes
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
+from qsim.nn.calls.running import paused
 from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.product.scaled_checks import refuse_sums
 from qsim.random import seeds, streams
@@ -50,6 +51,10 @@ class FivePointModule(RemembersAmaxes):
                 raise ValueError(f"{type(self).__name__} has no point {name!r}; its points are {', '.join(self.point_names)}")
         self.check_points(self.points)
         self.remember()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, as every module."""
+        return paused(super().__call__, *args, **kwargs)
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:

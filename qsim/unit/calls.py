@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from qsim.functional.bodies import body
 from qsim.unit.mode import RoundingMode, innermost
 from qsim.unit.names import ONCE, THEIR_OWN, name_of
 from qsim.unit.once import once
@@ -39,7 +38,7 @@ class CallsMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _MADE_OF_OTHERS:
             with self:
-                return _body(func)(*args, **kwargs)
+                return body(func)(*args, **kwargs)
         name = name_of(func)
         if name not in self._of_interest or innermost() is not self._mode:
             return func(*args, **kwargs)
@@ -65,13 +64,3 @@ def _apart(
     kwargs = {name: value for name, value in kwargs.items() if name not in ("input", "inplace")}
     plain = getattr(torch.Tensor, name_of(func), None) or getattr(F, name_of(func), None)
     return first, args, kwargs, plain if in_place and plain is not None else func
-
-
-@cache
-def _body(function: FunctionType) -> Callable[..., Any]:
-    """The function without overrides, so that modes see the calls inside it."""
-    asks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    scope = {**function.__globals__, **dict.fromkeys(asks, lambda *_: False)}
-    body = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body

@@ -67,8 +67,6 @@ LEFT = {
     "mixtral": {
         "model.embed_tokens": TABLE,
         "model.layers.0.self_attn": ATTENTION,
-        "model.layers.0.mlp.gate": "has weights of its own: weight",
-        "model.layers.0.mlp.experts": "has weights of its own: gate_up_proj, down_proj",
     },
     "bert": {
         **{f"bert.embeddings.{name}_embeddings": TABLE for name in ("word", "position", "token_type")},
@@ -100,6 +98,8 @@ def test_every_layer_is_converted_and_the_rest_is_named(name: str) -> None:
         assert {kind: kinds.count(kind) for kind in kinds} == LAYERS[name]
         assert {own for _, _, own in told.changed} == {points}
         assert dict(told.left) == LEFT[name]
+        calls = {"model.layers.0.mlp.gate": "weight", "model.layers.0.mlp.experts": "gate_up_proj, down_proj"} if name == "mixtral" else {}
+        assert told.calls == tuple((own, f"products with {names}", points) for own, names in calls.items())
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == keys
 
@@ -143,9 +143,11 @@ def test_patterns_of_their_names() -> None:
     assert found == {"transformer.h.0.attn.c_attn": NEAREST, "transformer.h.0.mlp.c_proj": NOISY}
 
 
-def test_unsupported_layers_cannot_be_requested() -> None:
-    with pytest.raises(ValueError, match=r"'\*.experts' matches no layer that can round; .*experts: has weights of its own: gate_up_proj"):
-        qsim.convert(mixtral(), NEAREST, include=["*.experts"])
+def test_experts_and_attention_can_be_requested() -> None:
+    found = qsim.nn.conversion(qsim.convert(mixtral(), NEAREST, include=["*.experts"]))
+    assert (found.changed, found.calls) == ((), (("model.layers.0.mlp.experts", "products with gate_up_proj, down_proj", NEAREST),))
+    found = qsim.nn.conversion(qsim.convert(mixtral(), {"*_proj": NEAREST, "*.self_attn": NOISY}, calls="all"))
+    assert found.calls == (("model.layers.0.self_attn", "products of activations", NOISY),)
 
 
 @pytest.mark.parametrize("embeddings", [False, True])

@@ -15,10 +15,14 @@ from qsim import recipes
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.arguments import recipe_hint
+from qsim.nn.calls.settings import Calls, check_calls
+from qsim.nn.converting.calls import callers, enter_calls, leave_calls, set_call_points
+from qsim.nn.converting.classes import exchanged, kind
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
-from qsim.nn.converting.layers import Layer, check, kind, layers, target
+from qsim.nn.converting.defaults import fitted, warn_of_zeros
+from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
-from qsim.nn.converting.table import EMBEDDING, conversion
+from qsim.nn.converting.table import conversion
 from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
@@ -42,6 +46,8 @@ def convert(
     exclude: str | Iterable[str] | None = None,
     *,
     embeddings: bool = False,
+    adapters: bool = False,
+    calls: Calls = "parameters",
     verbose: bool = False,
     example: Any = None,
 ) -> Model:
@@ -49,8 +55,11 @@ def convert(
 
     Parameters stay the same objects with the same names, so that existing optimizers stay valid; delayed scales add their histories to the
     state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings on request. A layer
-    that was converted before gets new points if it is chosen, and keeps its own if not. Classes that others derived from torch's are left
-    alone, and so are products outside of layers, as in Hugging Face's attention: the table shows them.
+    that was converted before gets new points if it is chosen, and keeps its own if not.
+
+    Modules also multiply by functions of torch: experts, heads that are tied to an embedding, layers of a user's own. Such products are
+    rounded where they are called if a parameter is an operand, at the points of the layer or the module that has the parameter. Views of
+    parameters count as such, and so do tensors computed from parameters only. The table shows the modules that have such parameters.
 
     Args:
         model: The model.
@@ -62,6 +71,10 @@ def convert(
             `*` matches anything. A shared layer matches by any of its names.
         exclude: Pattern or patterns of layers to leave alone.
         embeddings: Convert `torch.nn.Embedding` too, which only uses the points `weight` and `grad`.
+        adapters: Convert the adapters of PEFT too, such as LoRA's, which train in high precision by default.
+        calls: Which products outside of layers are rounded: `"parameters"` those with a parameter as an operand, `"all"` also those of
+            two activations, as in attention, at the points of the module that computes them, and `"none"` none. Products with buffers,
+            such as the frequencies of rotary embeddings, stay in high precision.
         verbose: Print the changes; `conversion(model)` shows them later.
         example: Inputs of the model: a tuple of them, a dictionary of inputs by keyword, or one input. The converted model runs once with
             them, as in `qsim.coverage`. A layer that it never calls causes a warning, and `verbose` prints the share of the arithmetic that
@@ -88,32 +101,44 @@ def convert(
         points = recipes.resolve(points)
     if isinstance(points, Quantizer):
         raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
-    usable: list[Layer] = []
-    left: list[tuple[Layer, str]] = []
-    for layer in layers(model):
-        reason = layer.obstacle or (EMBEDDING if isinstance(layer.module, nn.Embedding) and not embeddings else "")
-        if reason:
-            left.append((layer, reason))
-        else:
-            usable.append(layer)
+    check_calls(calls)
+    known = layers(model)
+    asked_for = {EMBEDDING: embeddings, ADAPTER: adapters}
+    reasons = [_reason(layer, calls) or ("" if asked_for.get(layer.by_default, True) else layer.by_default) for layer in known]
+    left = [(layer, reason) for layer, reason in zip(known, reasons, strict=True) if reason]
+    usable = [layer for layer, reason in zip(known, reasons, strict=True) if not reason]
     if not usable:
         warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
     choose = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
     excluded = patterns_of_modules("exclude", exclude or (), model)
-    chosen: list[tuple[Layer, FivePoint]] = []
-    for layer in usable:
-        if (included is None or matches(layer.names, included)) and not matches(layer.names, excluded):
-            found = choose(layer)
-            if found is not None:
-                chosen.append((layer, found))
+
+    def chosen_of(layers: Sequence[Layer]) -> list[tuple[Layer, FivePoint]]:
+        meant = [layer for layer in layers if included is None or matches(layer.names, included)]
+        found = [(layer, choose(layer)) for layer in meant if not matches(layer.names, excluded)]
+        return [(layer, own) for layer, own in found if own is not None]
+
+    chosen, calling = chosen_of(usable), chosen_of(callers(model, known, calls))
     if isinstance(points, Recipe):
         chosen = _keep_ends(chosen, usable, points)
+        calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
+    notes = {id(layer): fitted(layer, found)[1] for layer, found in chosen}
+    chosen = [(layer, fitted(layer, found)[0]) for layer, found in chosen]
     for layer, found in chosen:
         check(layer, found)
+    warn_of_zeros(chosen)
     source = Drawn.of(fresh_seed())
     for layer, found in chosen:
-        _convert(layer, found, source._replace(name=layer.names[0]), points.name if isinstance(points, Recipe) else None)
+        if not layer.obstacle:
+            _convert(layer, found, source._replace(name=layer.names[0]), points.name if isinstance(points, Recipe) else None)
+            layer.module.__dict__.pop("_without", None)
+            if notes[id(layer)]:
+                layer.module.__dict__["_without"] = notes[id(layer)]
+    for layer, found in [*(pair for pair in chosen if pair[0].obstacle), *calling]:
+        if not found.is_delayed:
+            set_call_points(layer, found, source, calls == "all")
+    if calls != "none":
+        enter_calls(model)
     for module in model.modules():
         _keep_from_bypassing(module)
     note_in_configs(model)
@@ -122,6 +147,12 @@ def convert(
     if example is not None:
         _try(model, example, verbose)
     return model
+
+
+def _reason(layer: Layer, calls: Calls) -> str:
+    """Why a layer cannot be chosen; empty if it can."""
+    is_called = (layer.calls and calls != "none") or (layer.obstacle == ATTENTION and calls == "all")
+    return "" if is_called else layer.obstacle
 
 
 def _try(model: nn.Module, example: Any, verbose: bool) -> None:
@@ -148,6 +179,7 @@ def revert(model: Model) -> Model:
     """
     remove_from_configs(model)
     for module in model.modules():
+        leave_calls(module)
         for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
             setattr(module, name, value)
         classes = module.__dict__.pop("_converted", None)
@@ -155,9 +187,10 @@ def revert(model: Model) -> Model:
             original, with_points = classes
             assert isinstance(module, FivePointModule)  # made so by convert
             module.keep_histories({})
-            module.__class__ = _exchanged(type(module), with_points, original)
+            module.__class__ = exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream_source"]
             module.__dict__.pop("_recipe", None)
+            module.__dict__.pop("_without", None)
             module.__dict__.pop("_points_in_use", None)
     return model
 
@@ -168,20 +201,11 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None)
         original, with_points = kind(module), target(module)
         assert with_points is not None  # only such modules are chosen
         module.__dict__["_converted"] = (original, with_points)
-        module.__class__ = _exchanged(type(module), original, with_points)
+        module.__class__ = exchanged(type(module), original, with_points)
     module.__dict__["stream_source"] = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe
     module.remember()
-
-
-def _exchanged(cls: type, old: type, new: type) -> type:
-    """A class with one of its ancestors replaced: parametrizations and FSDP derive their own classes from a layer's."""
-    if cls is old:
-        return new
-    if old not in cls.__mro__:
-        return cls
-    return type(cls.__name__, tuple(_exchanged(base, old, new) for base in cls.__bases__), dict(vars(cls)))
 
 
 def _keep_from_bypassing(module: nn.Module) -> None:
@@ -194,11 +218,12 @@ def _keep_from_bypassing(module: nn.Module) -> None:
 
 def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
     """The layers with their points; layers at the ends that a recipe keeps in high precision have none."""
-    inner = {id(layer) for layer in usable[recipe.first : max(0, len(usable) - recipe.last)]}
-    if recipe.first + recipe.last and not any(id(layer) in inner for layer, _ in chosen):
-        kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(usable)} layers in high precision"
+    known = [layer for layer in usable if isinstance(layer.module, (FivePointModule, *TARGETS)) or target(layer.module)]
+    ends = {id(layer) for layer in (*known[: recipe.first], *known[max(0, len(known) - recipe.last) :])}
+    if recipe.first + recipe.last and all(id(layer) in ends for layer, _ in chosen):
+        kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(known)} layers in high precision"
         raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none that was chosen: give recipe.points to round all")
-    return [(layer, found if id(layer) in inner else FivePoint()) for layer, found in chosen]
+    return [(layer, FivePoint() if id(layer) in ends else found) for layer, found in chosen]
 
 
 def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:

@@ -1,4 +1,4 @@
-"""A conversion as plain data for JSON: the points, the streams and the recipe of every layer that was converted."""
+"""A conversion as plain data for JSON: the points, the streams and the recipe of every layer and module that was converted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.converting.layers import kind
+from qsim.nn.calls.settings import call_points
+from qsim.nn.converting.classes import kind
 from qsim.nn.modules import FivePointModule
 from qsim.nn.quantize import Quantize
 from qsim.random.streams import Drawn
@@ -28,15 +29,24 @@ def describe(model: nn.Module) -> dict[str, Any]:
     """
     points: list[FivePoint] = []
     found: dict[str, Any] = {}
+    called: dict[str, Any] = {}
+
+    def index(name: str, own: FivePoint) -> int:
+        if own not in points:
+            _check_expressible(name, own)
+            points.append(own)
+        return points.index(own)
+
     for name, layer in model.named_modules():
+        calls = call_points(layer)
+        if calls is not None:
+            called[name] = {"points": index(name, calls.points), "stream": _stream(calls.source), "of_activations": calls.of_activations}
         if isinstance(layer, FivePointModule):
-            if layer.points not in points:
-                _check_expressible(name, layer.points)
-                points.append(layer.points)
-            facts = {"class": kind(layer).__name__, "points": points.index(layer.points), "stream": _stream(layer.stream_source)}
+            facts = {"class": kind(layer).__name__, "points": index(name, layer.points), "stream": _stream(layer.stream_source)}
             recipe = layer.__dict__.get("_recipe")
             found[name] = facts | ({"recipe": recipe} if recipe else {})
-    return {"version": VERSION, "points": [each.to_dict() for each in points], "layers": found, "quantize": quantize_modules(model)}
+    plain = [each.to_dict() for each in points]
+    return {"version": VERSION, "points": plain, "layers": found, "calls": called, "quantize": quantize_modules(model)}
 
 
 def quantize_modules(model: nn.Module) -> dict[str, Any]:

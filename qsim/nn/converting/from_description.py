@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from qsim.nn.calls.settings import CallPoints
+from qsim.nn.converting.calls import enter_calls
+from qsim.nn.converting.classes import kind
 from qsim.nn.converting.convert import convert, revert
 from qsim.nn.converting.description import VERSION, quantize_modules
-from qsim.nn.converting.layers import kind, target
+from qsim.nn.converting.layers import target
 from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
@@ -31,16 +34,30 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
         raise ValueError(f"the description of the conversion has version {description.get('version')!r}; this release reads {VERSION}")
     points = [FivePoint.from_dict(each) for each in description["points"]]
     layers: Mapping[str, Any] = description["layers"]
+    calls: Mapping[str, Any] = description.get("calls", {})
     _check_same_layers(model, layers)
+    _check_same_modules(model, calls)
     if quantize_modules(model) != description["quantize"]:
         raise ValueError("the model's qsim.nn.Quantize modules are not those of the saved model")
     revert(model)
-    if not layers:
-        return
-    # The seed that convert draws is replaced below: the caller's generator is not advanced.
-    with torch.random.fork_rng(devices=[]):
-        convert(model, lambda name, _: points[layers[name]["points"]] if name in layers else None, embeddings=True)
     draws: dict[int, Drawn] = {}
+    for name, facts in calls.items():
+        source = _stream(facts["stream"], draws)
+        assert isinstance(source, Drawn)  # calls have no given streams
+        own = CallPoints(points[facts["points"]], source, facts["of_activations"])
+        model.get_submodule(name).__dict__["_call_points"] = own
+    if layers:
+        # The seed that convert draws is replaced below: the caller's generator is not advanced.
+        with torch.random.fork_rng(devices=[]):
+            convert(
+                model,
+                lambda name, _: points[layers[name]["points"]] if name in layers else None,
+                embeddings=True,
+                adapters=True,
+                calls="none",
+            )
+    if calls:
+        enter_calls(model)
     for name, facts in layers.items():
         layer: Any = model.get_submodule(name)
         layer.stream_source = _stream(facts["stream"], draws)
@@ -70,6 +87,14 @@ def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
         built = isinstance(module, FivePointModule) and "_converted" not in module.__dict__
         if built and name not in layers:
             raise ValueError(f"{name or 'the model'} was built with points, and the saved model had none there")
+
+
+def _check_same_modules(model: nn.Module, calls: Mapping[str, Any]) -> None:
+    """Raise an error for a module whose calls were rounded, and that the model lacks."""
+    modules = dict(model.named_modules())
+    for name in calls:
+        if name not in modules:
+            raise ValueError(f"{name}, whose calls were rounded, does not exist in the model: the saved model had another architecture")
 
 
 def _can_round(module: nn.Module) -> bool:

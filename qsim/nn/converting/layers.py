@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
+from qsim.nn.converting.classes import kind
 from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
-_TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
+TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
     nn.Linear: modules.Linear,
     nn.Conv1d: modules.Conv1d,
     nn.Conv2d: modules.Conv2d,
@@ -28,6 +28,12 @@ _TARGETS: dict[type[nn.Module], type[modules.FivePointModule]] = {
 }
 
 
+ATTENTION = "multiplies queries, keys and values by itself"
+EMBEDDING = "an embedding: embeddings=True converts it"
+LAZY = "is lazy and has seen no input: call the model once before"
+ADAPTER = "an adapter: adapters=True converts it"
+
+
 @dataclass(frozen=True)
 class Layer:
     """A module of a model that multiplies by weights, or something like it.
@@ -35,12 +41,23 @@ class Layer:
     Attributes:
         names: Its names in the model; a shared module has several.
         module: The module.
-        obstacle: Why it cannot get points; empty if it can.
+        obstacle: Why it cannot get points like torch's layers; empty if it can.
+        by_default: Why it is left alone unless it is asked for; empty if it is not.
     """
 
     names: tuple[str, ...]
     module: nn.Module
     obstacle: str
+    by_default: str = ""
+
+    @property
+    def calls(self) -> str:
+        """The products that it computes by functions of torch, as far as its class shows: those with its own parameters."""
+        if self.obstacle in ("", ATTENTION) or isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
+            return ""
+        own = [("", self.module), *((f"{name}.", part) for name, part in self.module.named_modules() if part in parts(self.module))]
+        names = ", ".join(prefix + name for prefix, part in own for name in matrices(part))
+        return f"products with {names}" if names else ""
 
     @property
     def title(self) -> str:
@@ -53,25 +70,23 @@ def layers(model: nn.Module) -> list[Layer]:
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    own = {part for module in names for part in _parts(module)}
+    own = {part for module in names for part in parts(module)}
+    adapters = _adapters(model)
     found = []
     for module, known_as in names.items():
-        obstacle = "" if isinstance(module, modules.FivePointModule) or target(module) else _obstacle(module)
+        is_layer = isinstance(module, modules.FivePointModule) or target(module) is not None
+        obstacle = (LAZY if _is_lazy(module) else "") if is_layer else _obstacle(module)
         if module not in own and obstacle is not None:
-            found.append(Layer(tuple(known_as), module, obstacle))
+            by_default = ADAPTER if module in adapters else EMBEDDING if isinstance(module, nn.Embedding) else ""
+            found.append(Layer(tuple(known_as), module, obstacle, by_default))
     return found
 
 
-def kind(module: nn.Module) -> type[nn.Module]:
-    """A module's class below those of parametrizations and FSDP, or the class that a lazy module will become."""
-    if is_parametrized(module):
-        return type(module).__bases__[0]
-    first, *others = type(module).__bases__
-    if others and first.__module__.startswith("torch.distributed."):
-        return others[-1]
-    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
-        return module.cls_to_become
-    return type(module)
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """The modules in which PEFT's layers keep what they add to a layer, such as LoRA's two matrices."""
+    layers = [module for module in model.modules() if any(base.__module__.startswith("peft.tuners.") for base in type(module).__mro__)]
+    named = [getattr(layer, name, None) for layer in layers for name in getattr(layer, "adapter_layer_names", ())]
+    return {part for own in named if isinstance(own, nn.Module) for part in own.modules()}
 
 
 def target(module: nn.Module) -> type[modules.FivePointModule] | None:
@@ -81,7 +96,7 @@ def target(module: nn.Module) -> type[modules.FivePointModule] | None:
         from qsim.nn.hugging_face import Conv1D
 
         return Conv1D
-    return _TARGETS.get(own)
+    return TARGETS.get(own)
 
 
 def check(layer: Layer, points: FivePoint) -> None:
@@ -95,8 +110,6 @@ def check(layer: Layer, points: FivePoint) -> None:
                 check_groups(type(module).__name__, points, bool(module.transposed))
         except ValueError as error:
             raise ValueError(f"convert: {layer.title}: {error}") from error
-    if any(is_lazy(parameter) for parameter in module.parameters()):
-        raise ValueError(f"convert: {layer.title} is lazy and has seen no input: call the model once before, or exclude the layer")
     if "forward" in vars(module):
         raise ValueError(f"convert: {layer.title} has a forward of its own, set on the module past its class: undo that, or exclude it")
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):
@@ -107,7 +120,11 @@ def check(layer: Layer, points: FivePoint) -> None:
             raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round {dtypes} alone: exclude it")
 
 
-def _parts(module: nn.Module) -> list[nn.Module]:
+def _is_lazy(module: nn.Module) -> bool:
+    return any(is_lazy(parameter) for parameter in module.parameters(recurse=False))
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
     """The inner modules that belong to their parent: attention's output projection, and parametrizations."""
     if isinstance(module, nn.MultiheadAttention):
         return [part for part in module.modules() if part is not module]
@@ -118,16 +135,21 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     return []
 
 
+def matrices(module: nn.Module) -> list[str]:
+    """The names of a module's own parameters with at least two dimensions."""
+    return [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
+
+
 def _obstacle(module: nn.Module) -> str | None:
     """Why a module without a counterpart is left alone; `None` if it does not multiply by weights."""
-    if isinstance(module, tuple(_TARGETS)):
+    if isinstance(module, tuple(TARGETS)):
         own = kind(module)
         return f"convert does not know {own.__module__}.{own.__qualname__}"
-    matrices = [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
-    if matrices:
-        return f"has weights of its own: {', '.join(matrices)}"
+    own_matrices = matrices(module)
+    if own_matrices:
+        return f"has weights of its own: {', '.join(own_matrices)}"
     if _attends(module) and not any(_attends(inner) for inner in module.modules() if inner is not module):
-        return "multiplies queries, keys and values by itself"
+        return ATTENTION
     return None
 
 

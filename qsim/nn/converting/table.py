@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.layers import Layer, layers
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
 from qsim.text.columns import aligned
 
-EMBEDDING = "an embedding: embeddings=True converts it"
 _KEPT = "kept in high precision: its points round nothing"
 _KEPT_BY = "kept in high precision by the recipe {}"
 
@@ -22,9 +22,11 @@ class Conversion:
 
     Attributes:
         changed: The name, the kind and the points of each layer that rounds.
+        calls: The name of each other module that rounds, the products that it rounds if it computes any, and their points.
         left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
             unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
             products.
+        notes: The name of each layer whose points are not quite those that were given, and the difference.
 
     Example:
         >>> import torch, qsim
@@ -35,12 +37,16 @@ class Conversion:
     """
 
     changed: tuple[tuple[str, str, FivePoint], ...]
+    calls: tuple[tuple[str, str, FivePoint], ...]
     left: tuple[tuple[str, str], ...]
+    notes: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         """The table."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
+        rows += [(name, "calls", f"{products}: {points}") for name, products, points in self.calls]
         rows += [(name, "left alone", reason) for name, reason in self.left]
+        rows += [(name, "note", note) for name, note in self.notes]
         return aligned(rows) or "no layer that could round"
 
 
@@ -52,15 +58,19 @@ def conversion(model: nn.Module) -> Conversion:
         >>> print(qsim.nn.conversion(torch.nn.Linear(2, 2)))
         (the model)  left alone  not chosen
     """
-    changed, left = [], []
+    changed, calls, left, notes = [], [], [], []
     for layer in layers(model):
-        reason = reason_left(layer)
-        if reason is not None:
+        reason, own = reason_left(layer), call_points(layer.module)
+        if own is not None and layer.obstacle:
+            calls.append((layer.title, layer.calls or "products of activations", own.points))
+        elif reason is not None:
             left.append((layer.title, reason))
         else:
             assert isinstance(layer.module, FivePointModule)  # only these round
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
-    return Conversion(tuple(changed), tuple(left))
+            if "_without" in vars(layer.module):
+                notes.append((layer.title, vars(layer.module)["_without"]))
+    return Conversion(tuple(changed), tuple(calls), tuple(left), tuple(notes))
 
 
 def reason_left(layer: Layer) -> str | None:
@@ -68,4 +78,4 @@ def reason_left(layer: Layer) -> str | None:
     if isinstance(layer.module, FivePointModule):
         recipe = layer.module.__dict__.get("_recipe")
         return None if not layer.module.points.is_identity else _KEPT_BY.format(recipe) if recipe else _KEPT
-    return layer.obstacle or (EMBEDDING if isinstance(layer.module, nn.Embedding) else "not chosen")
+    return layer.obstacle or layer.by_default or "not chosen"

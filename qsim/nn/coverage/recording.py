@@ -50,6 +50,7 @@ class Recorder(TorchDispatchMode):
         self._sites: tuple[Site, Site] | None = None
         self._found: dict[Key, tuple[int, int]] = {}
         self._opaque: dict[str, None] = {}
+        self._multiplied: set[str | None] = set()
         # By autograd's numbers: where an operation was called, and why its product was not rounded.
         self._recorded_in: dict[int, str] = {}
         self._recorded_why: dict[int, str] = {}
@@ -90,6 +91,8 @@ class Recorder(TorchDispatchMode):
             known_reason = self._recorded_why.get(running_node()) if is_backward else self._reasons.get(path)
             reason = known_reason or self._reason_of_call(name, multiplied)
         self._recorded_why.setdefault(recorded_node(), reason)
+        if sites is not None:
+            self._multiplied |= set(map(self._origins.name, multiplied))
         shapes = tuple(tuple(x.shape) for x in multiplied)
         key = Key(path, "backward" if is_backward else "forward", name, shapes, points, reason, by)
         calls, total = self._found.get(key, (0, 0))
@@ -106,9 +109,13 @@ class Recorder(TorchDispatchMode):
 
     def result(self) -> Coverage:
         """The products recorded so far."""
-        never = (layer.title for layer in self._layers if reason_left(layer) is None and layer.module not in self.paths.called)
+        never = (layer.title for layer in self._layers if reason_left(layer) is None and not self._has_run(layer.module))
         products = (CountedProduct(**key._asdict(), calls=calls, multiply_adds=count) for key, (calls, count) in self._found.items())
         return Coverage(tuple(products), tuple(never), tuple(self._opaque))
+
+    def _has_run(self, module: nn.Module) -> bool:
+        """Whether a layer was called, or another module has rounded a product with its weight."""
+        return module in self.paths.called or any(self._origins.name(own) in self._multiplied for own in module.parameters(recurse=False))
 
     def multiplies(self, first: Site, second: Site) -> None:
         """Remember the sites of the next product."""

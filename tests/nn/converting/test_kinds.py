@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -157,34 +159,59 @@ class Experts(nn.Module):
         self.gate = nn.Linear(4, 2)
 
 
-def test_unknown_layers_are_left_alone_and_named() -> None:
-    model = nn.Sequential(
+def unknown() -> nn.Sequential:
+    return nn.Sequential(
         Doubling(4, 4), Experts(), nn.LSTM(4, 4), nn.EmbeddingBag(3, 4), nn.Bilinear(2, 2, 2), nn.LayerNorm(4), nn.Linear(4, 4)
     )
+
+
+def test_unknown_layers_round_their_products_and_are_named() -> None:
+    model = unknown()
     types = [type(module) for module in model.modules()]
-    qsim.convert(model, NEAREST)
-    assert [name for name, _, _ in qsim.nn.conversion(model).changed] == ["1.gate", "6"]
+    found = qsim.nn.conversion(qsim.convert(model, NEAREST))
+    assert [name for name, _, _ in found.changed] == ["1.gate", "6"]
+    assert found.calls == (
+        ("0", "products with weight", NEAREST),
+        ("1", "products with stacked", NEAREST),
+        ("2", "products with weight_ih_l0, weight_hh_l0", NEAREST),
+        ("4", "products with weight", NEAREST),
+    )
+    assert found.left == (("3", "has weights of its own: weight"),)
+    assert str(found).splitlines()[3] == f"1       calls       products with stacked: {NEAREST}"
+    x = torch.randn(2, 4)
+    assert same_bits(model[0](x), 2 * rounded(model[0], x))
+    assert [type(module) for module in qsim.revert(model).modules()] == types
+    assert not [name for module in model.modules() for name in vars(module) if "call_points" in name]
+
+
+def test_unknown_layers_are_left_alone_on_request() -> None:
+    model = unknown()
+    types = [type(module) for module in model.modules()]
+    qsim.convert(model, NEAREST, exclude=["1.gate", "6"], calls="none")
+    assert [type(module) for module in model.modules()] == types
     assert left(model) == {
         "0": f"convert does not know {__name__}.Doubling",
         "1": "has weights of its own: stacked",
+        "1.gate": "not chosen",
         "2": "has weights of its own: weight_ih_l0, weight_hh_l0",
         "3": "has weights of its own: weight",
         "4": "has weights of its own: weight",
+        "6": "not chosen",
     }
-    x = torch.randn(2, 4)
-    assert same_bits(model[0](x), 2 * nn.functional.linear(x, model[0].weight, model[0].bias))
-    assert [type(module) for module in qsim.revert(model).modules()] == types
+    with pytest.raises(ValueError, match="convert: calls must be 'parameters', 'all', 'none', got 'some'"):
+        qsim.convert(model, NEAREST, calls="some")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("argument", ["include", "points"])
-def test_unknown_layers_cannot_be_requested(argument: str) -> None:
-    model = nn.Sequential(Doubling(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4))
-    for name, reason in (("0", "convert does not know .*Doubling"), ("1", "has weights of its own: weight_ih_l0")):
+def test_layers_without_products_cannot_be_requested(argument: str) -> None:
+    model = nn.Sequential(Doubling(4, 4), nn.EmbeddingBag(4, 4), nn.Linear(4, 4))
+    for name, calls, reason in (("0", "none", "convert does not know .*Doubling"), ("1", "all", "has weights of its own: weight")):
         given = {"include": [name]} if argument == "include" else {"points": {name: NEAREST, "2": NEAREST}}
         with pytest.raises(ValueError, match=f"{argument} pattern '{name}' matches no layer that can round; {name}: {reason}"):
-            qsim.convert(model, **{"points": NEAREST, **given})  # type: ignore[arg-type]
+            qsim.convert(model, **{"points": NEAREST, "calls": calls, **given})  # type: ignore[arg-type]
     assert type(model[2]) is nn.Linear
     qsim.convert(model, NEAREST, exclude=["0", "1"])
+    assert type(model[0]) is Doubling
 
 
 def test_classes_derived_from_layers_with_points_get_others() -> None:
@@ -200,14 +227,12 @@ def test_classes_derived_from_layers_with_points_get_others() -> None:
 # Layers that would not work, or would bypass their points.
 
 
-def test_lazy_layers_are_refused_until_they_have_seen_an_input() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3), nn.LazyBatchNorm1d())
-    with pytest.raises(ValueError, match="convert: 1 is lazy and has seen no input: call the model once before, or exclude the layer"):
-        qsim.convert(model, NEAREST)
-    assert type(model[0]) is nn.Linear
-    x = torch.randn(2, 4)
-    qsim.convert(model, NEAREST, exclude=["1"])
-    assert left(model) == {"1": "not chosen"}
+def test_lazy_layers_are_left_alone_until_they_have_seen_an_input() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.randn(2, 4)
+    qsim.convert(model, NEAREST)
+    assert left(model) == {"1": "is lazy and has seen no input: call the model once before"}
+    with pytest.raises(ValueError, match="include pattern '1' matches no layer that can round; 1: is lazy and has seen no input"):
+        qsim.convert(model, NEAREST, include="1")
     model(x)
     qsim.convert(model, NEAREST)
     assert type(model[1]) is qsim.nn.Linear
@@ -255,3 +280,57 @@ def test_layers_of_equal_weights_draw_apart() -> None:
     assert {*first.unique().tolist()} == {1.0, 1.5}
     assert not torch.equal(first, second)
     assert torch.equal(first, model[0](torch.eye(16)))
+
+
+# Points that do not fit, or would not help.
+
+
+def test_depthwise_convolutions_round_without_transforms() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8))
+    found = qsim.nn.conversion(qsim.convert(model, "mxfp4"))
+    given = qsim.recipes.mxfp4().points
+    assert found.changed[0][2] == given
+    assert found.changed[1][2].grad == dataclasses.replace(given.grad, transform=None)  # type: ignore[type-var]
+    assert found.notes == (("1", f"without {given.grad.transform!r}, because its channels fall into groups"),)  # type: ignore[union-attr]
+    assert str(found).splitlines()[-1].split() == ["1", "note", *found.notes[0][1].split()]
+    model(torch.randn(2, 4, 5, 5)).sum().backward()
+    assert qsim.nn.conversion(qsim.convert(model, NEAREST)).notes == ()
+    assert "_without" not in vars(qsim.revert(qsim.convert(model, "mxfp4"))[1])
+
+
+def test_weights_that_would_become_zero_cause_a_warning() -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))
+    for layer in model:
+        nn.init.normal_(layer.weight, std=0.02)
+    words = r"'e2m1' without a scale rounds more than half of the weights of 0, 1, 2 and 2 others to zero, .* is 0.5: .*Tensor"
+    with pytest.warns(UserWarning, match=words):
+        qsim.convert(model, "weight_only('e2m1')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", scale=qsim.scaling.Tensor())))
+        qsim.convert(model, FivePoint(weight=Quantizer("e2m1", "stochastic")))
+        qsim.convert(model, "weight_only('e4m3')")
+
+
+def test_adapters_stay_in_high_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lora(nn.Module):
+        """A layer of the form of PEFT's."""
+
+        adapter_layer_names = ("lora_A", "lora_B", "lora_scale")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = nn.Linear(4, 4)
+            self.lora_A, self.lora_B = (nn.ModuleDict({"default": nn.Linear(4, 4)}) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Lora, "__module__", "peft.tuners.lora.layer")
+    model = qsim.convert(nn.Sequential(Lora()), NEAREST)
+    names = [f"0.lora_{name}.default" for name in "AB"]
+    assert left(model) == dict.fromkeys(names, "an adapter: adapters=True converts it")
+    assert {p.module for p in qsim.coverage(model, torch.randn(2, 4)).products if p.reason} == set(names)
+    with pytest.raises(ValueError, match=r"lora_A\.default: an adapter: adapters=True converts it"):
+        qsim.convert(model, NEAREST, include="*lora_A*")
+    assert left(qsim.convert(model, NEAREST, adapters=True)) == {}

@@ -193,6 +193,43 @@ def test_models_that_fsdp_shards_can_be_reverted(two: Ranks) -> None:
         torch.testing.assert_close(y, expected)
 
 
+class _Calls(nn.Module):
+    """A module that multiplies by parts of its own parameter, by a layer's weight and by a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack, self.layer, self.table = nn.Parameter(torch.randn(3, 8, 8)), nn.Linear(8, 8), nn.Embedding(5, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = torch.stack([nn.functional.linear(x, weight) for weight in self.stack]).sum(0)
+        return nn.functional.linear(nn.functional.linear(self.layer(mixed), self.layer.weight), self.table.weight)
+
+
+def _called(device: torch.device, order: str) -> list[bool]:
+    from torch.distributed.fsdp import fully_shard
+
+    points = FivePoint(act="e4m3", weight=noisy("e2m1"), act_bwd="same", weight_bwd="same", grad="e5m2")
+    nets = []
+    for sharded in (False, True):
+        torch.manual_seed(0)
+        net = _Calls().to(device)
+        if sharded and order == ORDERS[1]:
+            fully_shard(net, mesh=mesh_of(device))
+        converted(net, points)
+        if sharded and order == ORDERS[0]:
+            fully_shard(net, mesh=mesh_of(device))
+        nets.append(net)
+    x = coarse(4, 8, seed=1).to(device)
+    alone, own = (run(net, x, 2) for net in nets)
+    same = all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*map(gradients, nets), strict=True))
+    return [same_bits(own, alone), same]
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_calls_under_fsdp_round_as_in_one_process(two: Ranks, order: str) -> None:
+    assert two(_called, order) == [[True, True]] * 2
+
+
 def _saved(device: torch.device, folder: str) -> dict[str, Any]:
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict

@@ -1,0 +1,79 @@
+"""The function mode in which a converted model runs: it rounds the products that modules compute by functions of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.nn import functional as F
+
+from qsim.functional.bodies import body
+from qsim.nn import functional
+from qsim.nn.calls import products, recurrent
+from qsim.nn.calls.einsum import einsum
+from qsim.nn.calls.running import PausedInLayers, rounding, running
+from qsim.nn.calls.weights import follow
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+#: The functions that are rounded.
+PRODUCTS: dict[Any, Callable[..., Any]] = {
+    F.linear: products.linear,
+    **{function: products.matmul for space in (torch, Tensor) for function in (space.matmul, space.mm, space.bmm, space.mv)},
+    Tensor.__matmul__: products.matmul,
+    torch.linalg.matmul: products.matmul,
+    **{function: products.add_product for space in (torch, Tensor) for function in (space.addmm, space.baddbmm, space.addmv)},
+    torch.einsum: einsum,
+    torch._grouped_mm: products.grouped,
+    F.bilinear: products.bilinear_form,
+    F.scaled_dot_product_attention: products.attention,
+    **{getattr(F, name): products.convolution(getattr(functional, name)) for name in _CONVOLUTIONS},
+}
+for name, step in recurrent.STEPS.items():
+    PRODUCTS[getattr(torch, name)] = partial(recurrent.layer, step)
+    PRODUCTS[getattr(torch, f"{name}_cell")] = partial(recurrent.cell, step)
+if hasattr(F, "grouped_mm"):
+    PRODUCTS[F.grouped_mm] = products.grouped
+
+
+def know_others() -> None:
+    """Round functions of other packages as well, if these are imported."""
+    grouped = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    if grouped is not None:
+        PRODUCTS.update(dict.fromkeys((grouped, grouped.default), products.grouped))
+
+
+#: Torch's own, for the sake of the calls inside.
+_ATTENTION = body(F.multi_head_attention_forward)
+
+
+class CallsMode(PausedInLayers):
+    """Round products, and follow what becomes of parameters."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Call a function of torch."""
+        given = kwargs or {}
+        if func is Tensor.unflatten:
+            func = torch.unflatten  # Dynamo cannot trace the method, which calls its parent's
+        if running.is_rounding:
+            return func(*args, **given)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _ATTENTION(*args, **given)
+        product = PRODUCTS.get(func)
+        if product is not None and "out" not in given:
+            rounded = rounding(product, *args, **given)
+            if rounded is not None:
+                return rounded
+        result = func(*args, **given)
+        follow(args, given, result)
+        return result
+
+
+# Where Dynamo leaves code to Python, it compiles the method for one attribute of tensors, and takes that code for all others: let it only
+# trace the method into the code that calls it.
+set_code_exec_strategy(CallsMode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

@@ -1,0 +1,61 @@
+"""Modules whose calls are rounded: the same objects with another class, which runs `forward` in the function mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import nn
+
+from qsim.nn.calls.mode import CallsMode
+from qsim.nn.calls.running import running
+
+_mode = CallsMode()
+
+
+class RoundsCalls:
+    """Base class of the classes that `with_calls` makes."""
+
+    #: The class that they are made from.
+    without_calls: type[nn.Module]
+
+    def __init_subclass__(cls) -> None:
+        """Hide from the class's ancestors that they got another descendant: some of them keep a list."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle the class that it is made from, since that can be imported."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return _unpickled, (self.without_calls,), *reduced[2:]
+
+
+_CLASSES: dict[type, Any] = {}
+
+
+def with_calls(cls: type[nn.Module]) -> Any:
+    """A class of modules, derived from another, in which the products of `forward` are rounded. It has the same name."""
+    if cls not in _CLASSES:
+        own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "without_calls": cls}
+        make: Any = type(cls)
+        _CLASSES[cls] = make(cls.__name__, (RoundsCalls, cls), {**own, "forward": _in_the_mode(cls)})
+    return _CLASSES[cls]
+
+
+def _in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
+    @wraps(cls.forward)
+    def rounded(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        running.modules.append(self)
+        try:
+            if len(running.modules) > 1:
+                return cls.forward(self, *args, **kwargs)
+            with _mode:
+                return cls.forward(self, *args, **kwargs)
+        finally:
+            running.modules.pop()
+
+    return rounded
+
+
+def _unpickled(cls: type[nn.Module]) -> Any:
+    made = with_calls(cls)
+    return made.__new__(made)

@@ -1,0 +1,94 @@
+"""The points at which a product of a running module is rounded."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from qsim.formats.dtypes import FLOATS
+from qsim.nn.calls.running import running
+from qsim.nn.calls.settings import call_points
+from qsim.nn.calls.weights import origin, parameter_of
+from qsim.nn.modules import FivePointModule
+from qsim.recipes.five_point import FivePoint
+
+
+class Weight(NamedTuple):
+    """How a weight is rounded.
+
+    Attributes:
+        points: At which points.
+        stream: Distinguishes weights that have the same values.
+    """
+
+    points: FivePoint
+    stream: int
+
+
+def weight_of(x: Any) -> Weight | None:
+    """How a tensor is rounded that comes from a parameter; `None` if it does not, or if the module that has it is left alone."""
+    parameter = parameter_of(x)
+    if parameter is None and isinstance(x, Tensor) and any(origin(x) is own for own in running.modules[-1]._parameters.values()):
+        parameter = origin(x)  # torch.func.functional_call puts other tensors in the place of parameters
+    if parameter is None or parameter.dtype not in FLOATS:
+        return None
+    found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
+    if found is None:
+        return None
+    owner, name = found
+    calls = call_points(owner)
+    if calls is not None:
+        return Weight(calls.points, calls.stream(name, owner.training))
+    if isinstance(owner, FivePointModule) and not owner.points.is_identity:
+        return Weight(owner.points_in_use, owner.stream)
+    return None
+
+
+def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
+    """The points at which the innermost running module rounds a product of two activations, if it does.
+
+    Parameters of modules that are left alone are no activations, nor are buffers: they hold constants, such as the frequencies of rotary
+    embeddings.
+    """
+    module = running.modules[-1]
+    calls = call_points(module)
+    if calls is None or not calls.of_activations or a.dtype not in FLOATS or b.dtype not in FLOATS:
+        return None
+    constants = list(module._buffers.values())
+    if any(parameter_of(x) is not None or any(origin(x) is constant for constant in constants) for x in (a, b)):
+        return None
+    return calls.points
+
+
+def _searched(parameter: Tensor) -> tuple[nn.Module, str] | None:
+    """The module that has a parameter, and its name there: the running module, a module in it, or in one around it."""
+    for module in reversed(running.modules):
+        for owner in module.modules():
+            for name, own in owner._parameters.items():
+                if own is parameter:
+                    return owner, name
+    return None
+
+
+#: Owners found before. A checkpoint recomputes a module without those around it, which may have the parameter.
+_owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _known(parameter: Tensor) -> tuple[nn.Module, str] | None:
+    """`_searched`, remembered. A shared parameter belongs to the running module, if that has it."""
+    innermost = running.modules[-1]
+    for name, own in innermost._parameters.items():
+        if own is parameter:
+            return innermost, name
+    reference, name = _owners.get(parameter, (None, ""))
+    owner = None if reference is None else reference()
+    if owner is not None and owner._parameters.get(name) is parameter:
+        return owner, name
+    found = _searched(parameter)
+    if found is not None:
+        _owners[parameter] = weakref.ref(found[0]), found[1]
+    return found

@@ -1,0 +1,111 @@
+"""Functions of torch that multiply, computed by qsim's with points.
+
+Each takes the arguments of its function, and returns `None` if none of its products is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim.nn import functional
+from qsim.nn.arguments import operands
+from qsim.nn.calls.points import Weight, points_of_activations, weight_of
+from qsim.nn.dispatch import product_of
+from qsim.nn.product import bilinear
+from qsim.nn.product.plans import Setting
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`torch.nn.functional.linear`."""
+    own = weight_of(weight)
+    if own is not None:
+        return functional.linear(input, weight, bias, own.points, stream=own.stream)
+    product = matmul(input, weight.mT)
+    return product if product is None or bias is None else product + bias
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor | None:
+    """`torch.matmul`; either operand may be the weight."""
+    a = input.unsqueeze(0) if input.dim() == 1 else input
+    b = other.unsqueeze(1) if other.dim() == 1 else other
+    found = multiply(a, b, weight_of(input), weight_of(other))
+    if found is not None and input.dim() == 1:
+        found = found.squeeze(-2)
+    return found.squeeze(-1) if found is not None and other.dim() == 1 else found
+
+
+def multiply(a: Tensor, b: Tensor, of_a: Weight | None, of_b: Weight | None) -> Tensor | None:
+    """`a @ b`, of matrices or batches of them, given which of them are weights."""
+    if of_b is not None:
+        return times_weight(a, b, of_b)
+    if of_a is not None:
+        return times_weight(b.mT, a.mT, of_a).mT
+    points = points_of_activations(a, b)
+    return None if points is None else functional.matmul(a, b, points)
+
+
+def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
+    """`a @ w`: a linear layer, or a batch of them."""
+    if w.dim() == 2:
+        return functional.linear(a, w.mT, None, own.points, stream=own.stream)
+    a, w, _, dtype = operands(a, w, None, own.points)
+    return product_of(a, w, None, Setting(own.points, bilinear.Matmul(), dtype=dtype), own.stream)
+
+
+def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
+    """`torch.addmm`, and its forms for batches and vectors."""
+    product = matmul(a, b)
+    return None if product is None else product * alpha + input * beta
+
+
+def grouped(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, **options: Any) -> Tensor | None:
+    """`torch.nn.functional.grouped_mm` of rows in groups, each of which has its matrix: a linear layer for each group.
+
+    Rows behind the last group are zero, where torch leaves them undefined.
+    """
+    own = weight_of(mat_b)
+    if own is None or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
+        return None
+    ends = offs.tolist()
+    sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    *groups, rest = mat_a.split([*sizes, mat_a.shape[0] - sum(sizes)])
+    found = [
+        functional.linear(rows, matrix.mT, None, own.points, stream=own.stream ^ i)
+        for i, (rows, matrix) in enumerate(zip(groups, mat_b, strict=True))
+    ]
+    return torch.cat([*found, rest.new_zeros(rest.shape[0], mat_b.shape[-1])])
+
+
+def bilinear_form(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """`torch.nn.functional.bilinear`: the first input times the weight, and the result times the second input."""
+    own = weight_of(weight)
+    if own is None:
+        return None
+    by_weight = functional.linear(input1, weight.mT.flatten(0, 1), None, own.points, stream=own.stream)
+    matrices = by_weight.unflatten(-1, (weight.shape[0], weight.shape[2]))
+    found = functional.matmul(matrices, input2.unsqueeze(-1), own.points).squeeze(-1)
+    return found if bias is None else found + bias
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor | None:
+    """`torch.nn.functional.scaled_dot_product_attention`."""
+    points = points_of_activations(query, key)
+    return None if points is None else functional.scaled_dot_product_attention(query, key, value, *args, **{**options, "points": points})
+
+
+def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """A convolution, given qsim's function for it; a kernel that is an activation is rounded like the input."""
+
+    def rounded(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        own = weight_of(weight)
+        if own is None:
+            points = points_of_activations(input, weight)
+            own = None if points is None else Weight(replace(points, weight=points.act, weight_bwd=points.act_bwd), 0)
+        return None if own is None else convolve(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
+
+    return rounded

@@ -1,0 +1,50 @@
+"""The running modules of a converted model, and the function mode that they run in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
+
+
+class _Running(threading.local):
+    """The state of a thread.
+
+    Attributes:
+        modules: The modules whose calls are rounded, the innermost last.
+        is_rounding: Whether qsim computes a product, whose own calls of torch stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.is_rounding = False
+
+
+running = _Running()
+
+
+class PausedInLayers(TorchFunctionMode):
+    """Base class of modes that layers with points leave while they run: they round by themselves, and modes make every call slower."""
+
+
+def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function without the innermost function mode, if that is of this kind."""
+    if torch.compiler.is_compiling():  # compiled code cannot leave a mode, nor does one slow it down
+        return rounding(call, *args, **kwargs) if running.modules else call(*args, **kwargs)
+    if not isinstance(_get_current_function_mode(), PausedInLayers):
+        return call(*args, **kwargs)
+    with _pop_mode_temporarily():
+        return call(*args, **kwargs)
+
+
+def rounding(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of qsim, in which no further call is rounded."""
+    before, running.is_rounding = running.is_rounding, True
+    try:
+        return call(*args, **kwargs)
+    finally:
+        running.is_rounding = before

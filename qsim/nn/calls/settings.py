@@ -1,0 +1,51 @@
+"""The points at which the products of a module's own calls are rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from qsim.random import streams
+from qsim.random.seeds import fresh_seed
+from qsim.random.streams import Drawn
+from qsim.recipes.five_point import FivePoint
+
+#: Which products outside of layers are rounded: those of a parameter, those of activations too, or none.
+Calls = Literal["parameters", "all", "none"]
+
+
+def check_calls(calls: object) -> None:
+    """Raise an error for an unknown choice."""
+    if calls not in get_args(Calls):
+        raise ValueError(f"convert: calls must be {', '.join(map(repr, get_args(Calls)))}, got {calls!r}")
+
+
+@dataclass
+class CallPoints:
+    """The points of products that are computed with a module's parameters, or by the module itself.
+
+    Attributes:
+        points: Where they are rounded.
+        source: The source of the streams of the module's parameters.
+        of_activations: Whether products of two activations are rounded, too.
+    """
+
+    points: FivePoint
+    source: Drawn
+    of_activations: bool
+
+    def stream(self, name: str, training: bool) -> int:
+        """The stream of a parameter; see `FivePointModule.stream`."""
+        seed, number, module = self.source
+        find = streams.agreed_layer_stream if training else streams.layer_stream
+        return int(find(seed, number, f"{module}.{name}"))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallPoints:
+        """A copy with its own random bits, as copied layers have."""
+        return CallPoints(self.points, Drawn.of(fresh_seed()), self.of_activations)
+
+
+def call_points(module: object) -> CallPoints | None:
+    """The points of a module's calls, if it has any."""
+    found: CallPoints | None = vars(module).get("_call_points")
+    return found

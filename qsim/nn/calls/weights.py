@@ -1,0 +1,41 @@
+"""Which tensors are weights: parameters, their views, and tensors computed from parameters only, as casts and stacked weights are.
+
+A view has its base. Results of functions have an attribute with their parameter, which compilers follow as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+_PARAMETER = "_qsim_parameter"
+
+
+def parameter_of(x: Any) -> Tensor | None:
+    """The parameter that a tensor comes from, the first one of several; `None` for everything else."""
+    if not isinstance(x, Tensor):
+        return None
+    own = origin(x)
+    if type(own) is not Tensor and isinstance(own, nn.Parameter):  # the second question is slow
+        return own
+    return getattr(own, _PARAMETER, None)
+
+
+def origin(x: Tensor) -> Tensor:
+    """The tensor that a view is of; any other tensor itself."""
+    return x if x._base is None else x._base
+
+
+def follow(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    """Name a function's result after its parameter if all floating-point tensors that it takes are weights; an index may be anything."""
+    if not isinstance(result, Tensor) or not args:
+        return
+    first = args[0][0] if isinstance(args[0], (list, tuple)) and args[0] else args[0]
+    parameter = parameter_of(first)
+    if parameter is None or not result.is_floating_point() or parameter_of(result) is not None:
+        return
+    given = [x for one in (*args, *kwargs.values()) for x in (one if isinstance(one, (list, tuple)) else (one,))]
+    if all(parameter_of(x) is not None for x in given if isinstance(x, Tensor) and x.is_floating_point()):
+        setattr(result, _PARAMETER, parameter)

@@ -1,0 +1,77 @@
+"""Rounding the products that modules compute by functions of torch: the modules that do, and their new classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import jit, nn
+
+from qsim.nn.calls.mode import know_others
+from qsim.nn.calls.modules import RoundsCalls, with_calls
+from qsim.nn.calls.settings import CallPoints, Calls, call_points
+from qsim.nn.converting.classes import exchanged, kind
+from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
+from qsim.nn.modules import FivePointModule
+from qsim.random.streams import Drawn
+from qsim.recipes.five_point import FivePoint
+
+
+def callers(model: nn.Module, layers: Sequence[Layer], calls: Calls) -> list[Layer]:
+    """The modules whose calls can get points, but those that multiply by parameters of their own, which are among the layers.
+
+    By default these are embeddings whose weight no layer has: a model may use them as the weight of its last product.
+    """
+    if calls == "none":
+        return []
+    others = [layer.module for layer in layers if not isinstance(layer.module, nn.Embedding)]
+    owned = {parameter for module in others for part in (module, *parts(module)) for parameter in part.parameters(recurse=False)}
+    found = [layer for layer in layers if isinstance(layer.module, nn.Embedding) and layer.module.weight not in owned]
+    if calls == "parameters":
+        return found
+    known = {layer.module for layer in layers}
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module not in known and _is_own(module):
+            names.setdefault(module, []).append(name)
+    return [*found, *(Layer(tuple(known_as), module, ATTENTION) for module, known_as in names.items())]
+
+
+def set_call_points(layer: Layer, points: FivePoint, source: Drawn, of_activations: bool) -> None:
+    """Round the products with a module's parameters and, perhaps, those of activations that it computes."""
+    for i, part in enumerate((layer.module, *parts(layer.module))):
+        part.__dict__["_call_points"] = CallPoints(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations)
+
+
+def enter_calls(model: nn.Module) -> None:
+    """Let every module round its calls in which, or within which, anything rounds."""
+    know_others()
+    for module in model.modules():
+        if not isinstance(module, RoundsCalls) and _calls(module) and any(map(_rounds, module.modules())):
+            own = kind(module)
+            module.__class__ = exchanged(type(module), own, with_calls(own))
+
+
+def leave_calls(module: nn.Module) -> None:
+    """Undo both."""
+    module.__dict__.pop("_call_points", None)
+    if isinstance(module, RoundsCalls):
+        own = module.without_calls
+        module.__class__ = exchanged(type(module), with_calls(own), own)
+
+
+def _calls(module: nn.Module) -> bool:
+    """Whether a module may multiply by functions of torch outside of layers."""
+    if isinstance(module, (FivePointModule, jit.ScriptModule, nn.Embedding)) or "forward" in vars(module):
+        return False
+    return _is_own(module) or call_points(module) is not None
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether a module's class is not torch's."""
+    return not isinstance(module, FivePointModule) and target(module) is None and not kind(module).__module__.startswith("torch.")
+
+
+def _rounds(module: nn.Module) -> bool:
+    calls = call_points(module)
+    points = module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
+    return points is not None and not points.is_identity

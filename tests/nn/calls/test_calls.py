@@ -1,0 +1,274 @@
+"""Products that modules compute by functions of torch: rounded at the points of the module that has the parameter."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+from qsim import FivePoint, Quantizer
+from qsim.nn import functional
+from support.comparing import same_bits
+
+NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+NOISY = FivePoint(*[Quantizer("e2m1", "stochastic")] * 5)
+
+
+class Calls(nn.Module):
+    """A module that multiplies by a function of itself and its input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+        self.stack = nn.Parameter(torch.randn(3, 4, 4))
+        self.bias = nn.Parameter(torch.randn(4))
+        self.register_buffer("fixed", torch.randn(4, 4))
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def made(function: Callable[[Any, Tensor], Tensor], points: Any = NEAREST, **parts: nn.Module) -> Any:
+    torch.manual_seed(0)
+    return qsim.convert(Calls(function, **parts), points)
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (5, 4)), generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def results(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:
+    """A result, and the gradients of the input and of all parameters that it depends on."""
+    torch.manual_seed(2)
+    y = call(x)
+    found = torch.autograd.grad(y.square().sum(), [x, *model.parameters()], allow_unused=True)
+    return [y.detach(), *(gradient for gradient in found if gradient is not None)]
+
+
+def rounded(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return functional.linear(x, w, bias, NEAREST)
+
+
+def bmm(own: Any, x: Tensor) -> Tensor:
+    return torch.bmm(x.expand(3, *x.shape), own.stack)
+
+
+def of_each(own: Any, x: Tensor) -> Tensor:
+    return torch.stack([rounded(x, matrix.mT) for matrix in own.stack])
+
+
+#: Each way to multiply, and the same written out.
+WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], Tensor]]] = {
+    "linear": (lambda m, x: F.linear(x, m.w, m.bias), lambda m, x: rounded(x, m.w, m.bias)),
+    "by keyword": (lambda m, x: F.linear(x, bias=m.bias, weight=m.w), lambda m, x: rounded(x, m.w, m.bias)),
+    "@": (lambda m, x: x @ m.w.T, lambda m, x: rounded(x, m.w)),
+    "weight first": (lambda m, x: m.w @ x.mT, lambda m, x: rounded(x, m.w).mT),
+    "a vector": (lambda m, x: m.w.mv(x[0]), lambda m, x: rounded(x[:1], m.w)[0]),
+    "by a vector": (lambda m, x: torch.matmul(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
+    "addmm": (lambda m, x: torch.addmm(m.bias, x, m.w, alpha=2), lambda m, x: rounded(x, m.w.mT) * 2 + m.bias),
+    "an expert": (lambda m, x: F.linear(x, m.stack[1]), lambda m, x: rounded(x, m.stack[1])),
+    "a cast": (lambda m, x: F.linear(x.double(), m.w.double()), lambda m, x: rounded(x.double(), m.w.double())),
+    "computed": (lambda m, x: x @ (m.w * m.bias).exp(), lambda m, x: rounded(x, (m.w * m.bias).exp().mT)),
+    "gathered": (lambda m, x: x @ m.stack[torch.tensor([2])][0], lambda m, x: rounded(x, m.stack[2].mT)),
+    "bmm": (bmm, of_each),
+    "einsum": (lambda m, x: torch.einsum("bi,eij->ebj", x, m.stack), lambda m, x: of_each(m, x)),
+    "einsum, transposed": (lambda m, x: torch.einsum("ij,...j->i...", m.w, x), lambda m, x: rounded(x, m.w).mT),
+    "conv1d": (
+        lambda m, x: F.conv1d(x.T[None], m.stack[:2].mT, padding=1),
+        lambda m, x: functional.conv1d(x.T[None], m.stack[:2].mT, padding=1, points=NEAREST),
+    ),
+    "a layer's weight": (lambda m, x: F.linear(x, m.part.weight), lambda m, x: rounded(x, m.part.weight)),
+    "a table": (lambda m, x: F.linear(x, m.table.weight), lambda m, x: rounded(x, m.table.weight)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_with_parameters_are_those_of_layers(way: str) -> None:
+    call, written_out = WAYS[way]
+    model = made(call, part=nn.Linear(4, 4), table=nn.Embedding(7, 4))
+    own, expected = (results(lambda x, of=of: of(x), model, inputs()) for of in (model, lambda x: written_out(model, x)))  # type: ignore[misc]
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(own, expected, strict=True))
+    assert qsim.coverage(model, inputs()).share == 1
+    plain = results(qsim.revert(model), model, inputs())
+    assert not torch.allclose(own[0], plain[0], rtol=1e-3)
+    assert all(map(same_bits, plain, results(lambda x: call(model, x), model, inputs())))
+
+
+@pytest.mark.parametrize("ends", [(2, 2, 7), (3, 5, 6)])
+def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) -> None:
+    """The second group of the first case has no rows, and the last row of the second case is in no group."""
+    offs = torch.tensor(ends, dtype=torch.int32)
+    function = getattr(F, "grouped_mm", torch._grouped_mm)
+    torch.manual_seed(0)
+    model: Any = Calls(lambda m, x: function(x, m.stack.mT, offs=offs)[: ends[-1]])
+    model.stack = nn.Parameter(torch.randn(3, 8, 16))
+    qsim.convert(model, NEAREST)
+
+    def written_out(x: Tensor) -> Tensor:
+        starts = (0, *ends[:-1])
+        return torch.cat([rounded(x[a:b], w) for a, b, w in zip(starts, ends, model.stack, strict=True)])
+
+    own, expected = (results(of, model, inputs(7, 16)) for of in (model, written_out))
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(own, expected, strict=True))
+    assert qsim.coverage(model, inputs(7, 16)).share == 1
+
+
+def test_bilinear_layers() -> None:
+    layer: Any = qsim.convert(nn.Bilinear(4, 4, 3), NEAREST)
+    x, y = inputs(), inputs(5, 4).flip(0)
+    by_weight = torch.stack([rounded(x, w.mT) for w in layer.weight], 1)
+    expected = functional.matmul(by_weight, y.unsqueeze(-1), NEAREST).squeeze(-1) + layer.bias
+    torch.testing.assert_close(layer(x, y), expected)
+    assert qsim.coverage(layer, x, y).share == 1
+
+
+# What is not rounded.
+
+
+def test_activations_and_buffers() -> None:
+    """Activations are rounded on request, and products with buffers, such as those of rotary embeddings, never."""
+
+    def attends(m: Any, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x) + (x @ x.mT @ x) @ m.fixed  # type: ignore[no-any-return]
+
+    x = inputs(2, 5, 4)
+    assert same_bits(made(attends)(x), attends(made(attends), x))
+    model = qsim.convert(made(attends), NEAREST, calls="all")
+    attention = functional.scaled_dot_product_attention(x, x, x, points=NEAREST)
+    twice = functional.matmul(functional.matmul(x, x.mT, NEAREST), x, NEAREST)
+    assert same_bits(model(x), attention + twice @ model.fixed)
+    assert {p.reason for p in qsim.coverage(model, x).products} == {"", "not a layer: mm on the buffer fixed"}
+
+
+@pytest.mark.parametrize("kind", ["parameters", "all"])
+def test_layers_that_are_excluded_are_so_however_they_are_called(kind: Any) -> None:
+    def calls(m: Any, x: Tensor) -> Tensor:
+        return F.linear(m.part(x), m.part.weight) + m.other(x)  # type: ignore[no-any-return]
+
+    model: Any = Calls(calls, part=nn.Linear(4, 4), other=nn.Linear(4, 4))
+    qsim.convert(model, NEAREST, exclude="part", calls=kind)
+    x = inputs()
+    assert same_bits(model(x), F.linear(model.part(x), model.part.weight) + rounded(x, model.other.weight, model.other.bias))
+
+
+def test_a_head_that_is_a_layer_decides_about_its_table() -> None:
+    model: Any = Calls(lambda m, x: m.head(x), table=nn.Embedding(6, 4), head=nn.Linear(4, 6, bias=False))
+    model.head.weight = model.table.weight
+    x = inputs()
+    assert same_bits(qsim.convert(model, NEAREST, exclude="head")(x), F.linear(x, model.table.weight))
+    assert same_bits(qsim.convert(model, NEAREST)(x), rounded(x, model.table.weight))
+
+
+def test_recipes_keep_a_head_that_is_a_table_in_high_precision() -> None:
+    def calls(m: Any, x: Tensor) -> Tensor:
+        return F.linear(F.linear(m.one(m.two(x)), m.w), m.table.weight)
+
+    recipe = qsim.Recipe("ends", NEAREST, first=0, last=1)
+    model = made(calls, recipe, one=nn.Linear(4, 4), two=nn.Linear(4, 4), table=nn.Embedding(6, 4))
+    found = {product.reason for product in qsim.coverage(model, inputs()).products}
+    assert found == {"", "left alone: kept in high precision by the recipe ends", "not a layer: mm on the parameter table.weight"}
+
+
+def test_points_by_pattern() -> None:
+    model: Any = Calls(lambda m, x: F.linear(F.linear(x, m.a.w), m.b.w), a=Calls(bmm), b=Calls(bmm))
+    qsim.convert(model, {"a": NEAREST, "b": FivePoint(act="e2m1")})
+    x = inputs()
+    assert same_bits(model(x), functional.linear(rounded(x, model.a.w), model.b.w, None, FivePoint(act="e2m1")))
+    assert qsim.nn.conversion(model).calls[0] == ("a", "products with w, stack", NEAREST)
+
+
+# Noise.
+
+
+def test_noise_of_weights_lasts_for_a_step_and_differs_between_parameters_and_copies() -> None:
+    points = FivePoint(weight=Quantizer("e2m1", "stochastic"))
+    model = made(bmm, points, part=Calls(bmm))
+    with torch.no_grad():
+        model.part.w.copy_(model.w)
+    model.function = lambda m, x: torch.stack([F.linear(x, own.w) for own in (m, m, m.part)])
+    x = torch.eye(4)
+    first, again, other = model(x)
+    assert same_bits(first, again)
+    assert not torch.equal(first, other)
+    assert same_bits(model(x)[0], first)
+    assert not torch.equal(copy.deepcopy(model)(x)[0], first)
+    with torch.no_grad():
+        model.w[0, 0] += 1e-3
+    assert not torch.equal(model(x)[0][1:], first[1:])
+
+
+# In use.
+
+
+def test_copies_pickles_and_state(tmp_path: Any) -> None:
+    layer: Any = qsim.convert(nn.Bilinear(2, 2, 2), NEAREST)
+    keys = list(nn.Bilinear(2, 2, 2).state_dict())
+    x = torch.randn(3, 2)
+    for own in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert (type(own), list(own.state_dict())) == (type(layer), keys)
+        assert same_bits(own(x, x), layer(x, x))
+        assert type(qsim.revert(own)) is nn.Bilinear
+    assert isinstance(layer, nn.Bilinear)
+    assert type(layer).__qualname__ == "Bilinear"
+
+
+class Borrows(nn.Module):
+    """A module that multiplies by another's parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return self.layer(F.linear(x, w)).tanh() @ w  # type: ignore[no-any-return]
+
+
+def test_checkpointed_modules_repeat_their_rounding() -> None:
+    """The backward pass computes the inner module again without the outer one, which has the parameter."""
+    model = made(lambda m, x: m.inner(x, m.w), NOISY, inner=Borrows())
+    usual = results(model, model, inputs())
+    model.function = lambda m, x: checkpoint(m.inner, x, m.w, use_reentrant=False)
+    assert all(map(same_bits, results(model, model, inputs()), usual))
+
+
+def test_functional_calls_round_other_tensors_in_place_of_parameters() -> None:
+    model, x = made(lambda m, x: F.linear(m.part(x), m.w.T), part=nn.Linear(4, 4)), inputs()
+    others = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    expected = rounded(rounded(x, others["part.weight"], others["part.bias"]), others["w"].T)
+    assert same_bits(torch.func.functional_call(model, others, (x,)), expected)
+    with pytest.raises(RuntimeError, match=r"layers with points do not support the transforms of torch\.func"):
+        torch.func.grad(lambda w: torch.func.functional_call(model, others | {"w": w}, (x,)).sum())(others["w"])
+
+
+def test_an_error_leaves_no_mode_behind() -> None:
+    def fails(m: Any, x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    model = made(fails)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            model(inputs())
+    assert torch.overrides._get_current_function_mode() is None
+    x = inputs()
+    assert same_bits(F.linear(x, model.w), x @ model.w.mT)
+
+
+def test_compiled_code_gives_the_same_bits() -> None:
+    def calls(m: Any, x: Tensor) -> Tensor:
+        y = torch.einsum("bi,eij->ebj", m.part(x).unflatten(-1, (2, 2)).flatten(-2), m.stack)
+        return F.linear(y @ m.stack[1].T, m.table.weight.bfloat16().float())  # type: ignore[no-any-return]
+
+    model = made(calls, FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic")), part=nn.Linear(4, 4), table=nn.Embedding(4, 4))
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))

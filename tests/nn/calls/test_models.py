@@ -1,0 +1,49 @@
+"""Which share of real models is rounded. For the table of all models: `PYTHONPATH=tests python tests/nn/calls/test_models.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import qsim
+from qsim import FivePoint
+from qsim.nn import Coverage
+from qsim.text.columns import aligned
+from qsim.text.percentages import per_cent
+from support.covered_models import MODELS
+
+ALL = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
+
+
+def covered(name: str, calls: str) -> Coverage:
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    qsim.convert(model, ALL, calls=calls)  # type: ignore[arg-type]
+    given = tuple(inputs.values()) if len(inputs) == 1 else ()
+    return qsim.coverage(model, *given, **({} if given else inputs))
+
+
+def share_with_a_parameter(found: Coverage) -> float:
+    """The rounded share of the multiply-adds that are not products of activations, nor of constants."""
+    own = [product for product in found.products if "two activations" not in product.reason and "on the buffer" not in product.reason]
+    return sum(product.multiply_adds for product in own if not product.reason) / sum(product.multiply_adds for product in own)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mamba", "CLIP", "T5"])
+def test_every_product_is_rounded_and_every_layer_that_is_listed_runs(name: str) -> None:
+    pytest.importorskip("transformers")
+    found = covered(name, "parameters")
+    assert (share_with_a_parameter(found), found.never_called) == (1.0, ())
+    assert {product.reason for product in found.products} == {"", "product of two activations"}
+    found = covered(name, "all")
+    assert (found.never_called, found.share) == ((), 1.0)
+
+
+if __name__ == "__main__":
+    rows = [("model", "multiply-adds", 'calls="none"', "by default", "of those with a parameter", 'calls="all"', "never called")]
+    for name in MODELS:
+        none, default, everything = (covered(name, calls) for calls in ("none", "parameters", "all"))
+        shares = (none.share, default.share, share_with_a_parameter(default), everything.share)
+        rows.append((name, f"{default.multiply_adds:,}", *map(per_cent, shares), str(len(default.never_called))))
+        print(aligned(rows[-1:]), flush=True)
+    print(aligned(rows))
