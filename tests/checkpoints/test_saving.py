@@ -72,6 +72,29 @@ def test_a_loaded_model_computes_the_same_bits(tmp_path: Path) -> None:
     assert all(map(torch.equal, step(model.eval()), step(loaded.eval())))
 
 
+class Experts(nn.Module):
+    """A module that multiplies by a parameter of its own, and by activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Parameter(torch.randn(3, 16, 16))
+        self.table = nn.Embedding(10, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.stack([nn.functional.linear(self.table(tokens), weight) for weight in self.stack]).sum(0)
+        return nn.functional.linear(x @ x.mT @ x, self.table.weight)
+
+
+def test_products_outside_of_layers_are_saved_with_the_model(tmp_path: Path) -> None:
+    model, loaded = qsim.convert(Experts(), FivePoint(NOISY, NOISY, grad=NOISY), calls="all"), Experts()
+    qsim.save(model, tmp_path / "saved")
+    qsim.load(loaded, tmp_path / "saved")
+    assert all(torch.equal(own, other) for own, other in zip(step(loaded), step(model), strict=True))
+    assert all(product.points for product in qsim.coverage(loaded, torch.arange(10).view(2, 5)).products)
+    with pytest.raises(ValueError, match="the saved model had another architecture"):
+        qsim.load(nn.Sequential(Experts()), tmp_path / "saved")
+
+
 def test_copies_of_a_loaded_model_draw_noise_of_their_own(tmp_path: Path) -> None:
     model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY))
     qsim.save(model, tmp_path / "saved")
