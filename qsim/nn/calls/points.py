@@ -33,7 +33,7 @@ def weight_of(x: Any) -> Weight | None:
     """How a tensor is rounded that comes from a parameter; `None` if it does not, or if the module that has it is left alone."""
     parameter = parameter_of(x)
     if parameter is None and isinstance(x, Tensor) and any(origin(x) is own for own in running.modules[-1]._parameters.values()):
-        parameter = origin(x)  # torch.func.functional_call puts other tensors in the place of parameters
+        parameter = origin(x)  # torch.func.functional_call replaces parameters by other tensors
     if parameter is None or parameter.dtype not in FLOATS:
         return None
     found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)

@@ -122,18 +122,14 @@ def convert(
     if isinstance(points, Recipe):
         chosen = _keep_ends(chosen, usable, points)
         calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
-    notes = {id(layer): fitted(layer, found)[1] for layer, found in chosen}
-    chosen = [(layer, fitted(layer, found)[0]) for layer, found in chosen]
-    for layer, found in chosen:
+    fitting = [(layer, *fitted(layer, found)) for layer, found in chosen]
+    for layer, found, _ in fitting:
         check(layer, found)
-    warn_of_zeros(chosen)
-    source = Drawn.of(fresh_seed())
-    for layer, found in chosen:
+    warn_of_zeros([(layer, found) for layer, found, _ in fitting])
+    source, recipe = Drawn.of(fresh_seed()), points.name if isinstance(points, Recipe) else None
+    for layer, found, note in fitting:
         if not layer.obstacle:
-            _convert(layer, found, source._replace(name=layer.names[0]), points.name if isinstance(points, Recipe) else None)
-            layer.module.__dict__.pop("_without", None)
-            if notes[id(layer)]:
-                layer.module.__dict__["_without"] = notes[id(layer)]
+            _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
     for layer, found in [*(pair for pair in chosen if pair[0].obstacle), *calling]:
         if not found.is_delayed:
             set_call_points(layer, found, source, calls == "all")
@@ -195,7 +191,7 @@ def revert(model: Model) -> Model:
     return model
 
 
-def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None) -> None:
+def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None, note: str) -> None:
     module: Any = layer.module
     if not isinstance(module, FivePointModule):
         original, with_points = kind(module), target(module)
@@ -205,6 +201,9 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None)
     module.__dict__["stream_source"] = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe
+    module.__dict__.pop("_without", None)
+    if note:
+        module.__dict__["_without"] = note
     module.remember()
 
 
