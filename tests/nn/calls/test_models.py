@@ -9,7 +9,7 @@ import qsim
 from qsim import FivePoint
 from qsim.nn import Coverage
 from qsim.text.columns import aligned
-from qsim.text.percentages import per_cent
+from qsim.text.percentages import percent
 from support.covered_models import MODELS
 
 ALL = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
@@ -44,6 +44,6 @@ if __name__ == "__main__":
     for name in MODELS:
         none, default, everything = (covered(name, calls) for calls in ("none", "parameters", "all"))
         shares = (none.share, default.share, share_with_a_parameter(default), everything.share)
-        rows.append((name, f"{default.multiply_adds:,}", *map(per_cent, shares), str(len(default.never_called))))
+        rows.append((name, f"{default.multiply_adds:,}", *map(percent, shares), str(len(default.never_called))))
         print(aligned(rows[-1:]), flush=True)
     print(aligned(rows))
