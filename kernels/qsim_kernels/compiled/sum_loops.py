@@ -19,7 +19,6 @@ from qsim_kernels.sums import LEAST_EXPONENT, Order
 #: The exponent of zero, below those of all products.
 NONE = -4096
 _MANTISSA, _BIAS, _INFINITY, _NAN, _NOISE = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan, NOISE_BITS
-_NEAREST, _NEAREST_AWAY, _NEAREST_UP, _TOWARD_ZERO, _UP, _DOWN, _ODD, _STOCHASTIC = map(int, Mode)
 _PAIRWISE, _KAHAN = int(Order.PAIRWISE), int(Order.KAHAN)
 #: Sums of a tree that wait for one of as many terms: one for each bit of the number of terms.
 _WAITING = 64
@@ -28,6 +27,8 @@ _WIDTH, _NUMBERS = 128, 1 << 15
 _i64: Any = np.int64
 _u64: Any = np.uint64
 _f32: Any = np.float32
+# As int64, because Numba compiles what takes them for each value of a Python int.
+_NEAREST, _NEAREST_AWAY, _NEAREST_UP, _TOWARD_ZERO, _UP, _DOWN, _ODD, _STOCHASTIC = map(_i64, Mode)
 
 
 class Onto(NamedTuple):
@@ -76,7 +77,8 @@ class Course(NamedTuple):
     draws: bool
 
 
-@numba.njit(inline="always")
+# LLVM inlines it, not Numba, which would analyze a copy for each mode of each loop: most of the time to compile them.
+@numba.njit(error_model="numpy", forceinline=True)
 def _onto(x, raw, how, mode):
     """Round a number onto a grid; see `reference.rounding.round_bits`. Nothing returns early, so that loops over this are vectorized.
 
@@ -233,6 +235,13 @@ def _bits_of(raw, noise, index, stride, draws):
     return raw
 
 
+@numba.njit
+def _copy(into, x):
+    """Copy numbers. An assignment to a slice would check shapes and format an error, which takes seconds to compile."""
+    for i in range(len(x)):
+        into[i] = x[i]
+
+
 @numba.njit(error_model="numpy")
 def _terms(into, j, a, b, exponents_a, exponents_b, how):
     """The terms number `j` of some elements, before a product's rounding."""
@@ -276,7 +285,8 @@ def _rounded(total, a, b, exponents_a, exponents_b, noise, at, stride, how, room
             own += 1
         if how.order == _PAIRWISE:
             _round_row(term, _bits_of(raw, noise, own, stride, how.draws), how.onto)
-            waiting[depth, :n], sizes[depth], firsts[depth] = term, 1, j
+            _copy(waiting[depth], term)
+            sizes[depth], firsts[depth] = 1, j
             depth += 1
             while depth > 1 and (sizes[depth - 1] == sizes[depth - 2] or j == count - 1):
                 last = _bits_of(raw, noise, at + firsts[depth - 1] * each - 1, stride, how.draws)
@@ -295,7 +305,7 @@ def _rounded(total, a, b, exponents_a, exponents_b, noise, at, stride, how, room
         else:
             _add_row(total, total, term, 1.0, _bits_of(raw, noise, own, stride, how.draws), how.onto)
     if how.order == _PAIRWISE and count:
-        total[:] = waiting[0, :n]
+        _copy(total, waiting[0, :n])
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -303,7 +313,7 @@ def rounded_loop(out, a, b, exponents_a, exponents_b, first, count, rows, every,
     """Write some rows of a product whose sums are `Rounded`, or promoted every so many products.
 
     Args:
-        out: `[batch * rows, columns]`, float32 or float64.
+        out: `[batch * rows, columns]`, float64.
         a: `[batch * rows, length]`, float64.
         b: `[batch, length, columns]`, float64; with chunks `[batch, columns, length]`.
         exponents_a: Exponents of `a`, int16; `[1, 0]` without chunks.

@@ -32,7 +32,9 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how:
         exponents = [_exponents(left, unit.low_a), _exponents(right, unit.low_b)]
     else:
         exponents = [torch.empty(1, 0, dtype=torch.int16), torch.empty(1, columns, 0, dtype=torch.int16)]
-    arrays = [x.numpy() for x in (result, left, right, *exponents)]
+    # Rounded sums are written as float64 for any dtype of the result, so that their loop is compiled once.
+    sums = result if isinstance(inner, Aligned) or result.dtype == torch.float64 else torch.empty_like(result, dtype=torch.float64)
+    arrays = [x.numpy() for x in (sums, left, right, *exponents)]
     if isinstance(inner, Aligned):
         numbers = _unit(inner)
         in_parts(lambda first, count: aligned_loop(*arrays, first, count, rows, every, numbers), len(left), columns * length)
@@ -41,6 +43,7 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how:
         short = noise_indices(inner, every) if every else 0
         random = (0 if seed is None else int(seed), stream, offset, noise_indices(how, length), short)
         in_parts(lambda first, count: rounded_loop(*arrays, first, count, rows, every, course, random), len(left), columns * length)
+    result.copy_(sums)
     out.copy_(one_nan(out))
 
 
