@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -68,7 +69,7 @@ def _here(study: Study[Any, Any], todo: Sequence[Any], device: torch.device) -> 
 
 
 def _in_processes(study: Study[Any, Any], todo: Sequence[Any], device: torch.device, workers: int) -> Iterator[Result[Any]]:
-    context = multiprocessing.get_context("spawn")
+    context = _context(study)
     numbers = context.SimpleQueue()
     for number in range(workers):
         numbers.put(number)
@@ -79,6 +80,16 @@ def _in_processes(study: Study[Any, Any], todo: Sequence[Any], device: torch.dev
     finally:
         # Whatever ended this, do not start the remaining runs.
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _context(study: Study[Any, Any]) -> Any:
+    """On Linux a server that has imported everything forks for each worker; it never computes, so no thread or GPU gets lost."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # Optimizers of torch import `torch._dynamo` when they are made, which takes as long as the import of torch.
+    context.set_forkserver_preload([type(study).__module__, __name__, "torch._dynamo"])
+    return context
 
 
 _device = torch.device("cpu")

@@ -19,7 +19,8 @@ from qsim.cli import main
 pytestmark = pytest.mark.slow
 
 KILLS = 2
-WORDS = ["study", "batch-size", "--formats", "e4m0", "--batches", "8,16", "--steps", "20", "--seeds", "4"]
+# A study whose processes import little.
+WORDS = ["study", "stagnation", "--quick", "--length", "10", "--sample-steps", "200"]
 
 
 def start(folder: Path, workers: int) -> subprocess.Popen[bytes]:
@@ -84,7 +85,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
             deadline = time.monotonic() + 60
             while len(finished(disturbed)) == len(done) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            time.sleep(draw.uniform(0, 0.15))
+            time.sleep(draw.uniform(0, 0.05))
         finally:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
