@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from support.ranks import NEEDS_GLOO
-from support.running_examples import FOLDER, Run, running
+from support.running_examples import FOLDER, Run, run_in_ranks, running
 
 __all__ = ["running"]  # a fixture
 LIST = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -76,12 +76,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in json.loads(line).items() if name != "tokens_per_second"} for line in path.open()]
 
 
-def train_gpt(*options: str, ranks: int = 0) -> str:
-    """The output of a separate run, or of several processes started by torchrun."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+def train_gpt(*options: str) -> str:
+    """The output of a separate run."""
     # Sums depend on the number of threads that share them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    arguments = [sys.executable, *command, str(FOLDER / "train_gpt.py"), *QUICK, *options]
+    arguments = [sys.executable, str(FOLDER / "train_gpt.py"), *QUICK, *options]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -152,7 +151,7 @@ def test_train_gpt_goes_on_where_it_stopped_on_a_gpu(method: str, tmp_path: Path
 def test_train_gpt_goes_on_with_fewer_processes(main: Any, tmp_path: Path) -> None:
     # Two summands have one sum in any order; but the norm for clipping gradients is a sum of more.
     options = ["--device", "cpu", "--method", "stochastic", "--clip", "0", "--checkpoint", f"{tmp_path}/run", "--json", f"{tmp_path}/lines"]
-    train_gpt(*options, "--save-every", "4", ranks=2)
+    run_in_ranks("train_gpt.py", [*QUICK, *options, "--save-every", "4"], ranks=2)
     main(*options, "--resume", "4")
     whole, resumed = lines(tmp_path / "lines")
     assert (whole["ranks"], resumed["ranks"]) == (2, 1)

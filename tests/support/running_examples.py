@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import sys
@@ -11,6 +12,9 @@ from typing import Protocol
 
 import pytest
 import torch
+from torch import distributed, multiprocessing
+
+from support.ranks import CAP, IMPORTED
 
 FOLDER = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(FOLDER.parent / "docs" / "_ext"))
@@ -37,6 +41,28 @@ def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     torch.set_num_threads(1)
     yield run
     torch.set_num_threads(threads)
+
+
+def run_in_ranks(name: str, arguments: list[str], ranks: int) -> None:
+    """Run an example in several processes, with the environment and the store that torchrun gives them, but without its imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [context.Process(target=_run_rank, args=(rank, ranks, store.port, name, arguments), daemon=True) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(CAP)
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+def _run_rank(rank: int, ranks: int, port: int, name: str, arguments: list[str]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "test"}
+    torch.set_num_threads(1)
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, str(FOLDER))
+    runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 
 def check_what_the_gallery_shows(name: str, printed: str) -> None:
