@@ -39,7 +39,7 @@ def test_train_transformer(run: Run) -> None:
 
 
 def test_tutorial_gpt(run: Run, tmp_path: Path) -> None:
-    printed = run("tutorial_gpt.py", "--steps", 50, "--seeds", 0, "--json", tmp_path / "results.json")
+    printed = run("tutorial_gpt.py", "--steps", 25, "--seeds", 0, "--json", tmp_path / "results.json")
     rows = table(printed, "held out")
     assert list(rows) == ["float32", "bf16", "fp8", "fp4"]
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
@@ -50,9 +50,12 @@ def test_tutorial_gpt(run: Run, tmp_path: Path) -> None:
     counts = collections.Counter(text[: len(text) * 19 // 20])
     entropy = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
     assert results["entropy"] == pytest.approx(entropy, abs=1e-4)
-    assert all(len(curve) == 2 and curve[1] < entropy - 0.5 for curve in losses.values())
-    assert len({tuple(curve) for curve in losses.values()}) == 4, "each method computes something else"
-    assert all(abs(curve[1] - losses["float32"][1]) < 0.1 for curve in losses.values())
+    # Over seeds 0 to 2 losses were 0.62 to 0.65 below the entropy, and within 0.003 of float32's.
+    assert all(len(curve) == 1 and curve[0] < entropy - 0.5 for curve in losses.values())
+    outcomes = {run["method"]: (*run["training"], *run["validation"], results["samples"][run["method"]]) for run in results["runs"]}
+    # BF16 may agree with float32 in all digits by chance.
+    assert len({outcomes[name] for name in ("float32", "fp8", "fp4")}) == 3, "each method computes something else"
+    assert all(abs(curve[0] - losses["float32"][0]) < 0.05 for curve in losses.values())
     assert all(sample.startswith("HAMLET.\n") and len(sample) == 8 + 240 for sample in results["samples"].values())
 
 
