@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qsim
 from qsim import Block, ScaledCodes
-from qsim.block import NAMED
 from qsim.scaling import Channel, Tensor as Whole, Tiles
 from support.comparing import same_bits
 from support.scaled_cases import hard
@@ -77,7 +76,7 @@ class TestCompiled:
             for name, due in call(x).items():
                 assert all(same_bits(a, b) for a, b in zip(parts(found[name]), parts(due), strict=True)), name
 
-    @pytest.mark.parametrize("format", ["nvfp4", NAMED["mxfp8"], Block("e4m3", (4, 4), scale="e4m3", rule="ceil")], ids=str)
+    @pytest.mark.parametrize("format", ["nvfp4", Block("e4m3", (4, 4), scale="e4m3", rule="ceil")], ids=str)
     def test_sizes_seldom_recompile(self, format: Any) -> None:
         counter = CompileCounterWithBackend("aot_eager")
 
@@ -91,11 +90,10 @@ class TestCompiled:
         # Again if there is only one block, or if all blocks are full.
         assert counter.frame_count <= 3
 
-    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-    def test_gradients(self, backend: str) -> None:
+    def test_gradients(self) -> None:
         x = torch.randn(4, 64, requires_grad=True)
         weights = torch.randn(4, 64)
-        compiled = torch.compile(lambda x: (qsim.quantize(x, "mxfp4") * weights).sum(), fullgraph=True, backend=backend)
+        compiled = torch.compile(lambda x: (qsim.quantize(x, "mxfp4") * weights).sum(), fullgraph=True, backend="aot_eager")
         compiled(x).backward()
         assert x.grad is not None
         assert torch.equal(x.grad, weights)
