@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qsim import recipes
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
-from qsim.nn.calls.running import paused
+from qsim.nn.calls.running import paused, running
 from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.product.scaled_checks import refuse_sums
 from qsim.random import seeds, streams
@@ -53,8 +53,8 @@ class FivePointModule(RemembersAmaxes):
         self.remember()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer, as every module."""
-        return paused(super().__call__, *args, **kwargs)
+        """Run the layer, as every module; a module that rounds its own calls does not round this layer's."""
+        return paused(super().__call__, *args, **kwargs) if running.modules else super().__call__(*args, **kwargs)
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:

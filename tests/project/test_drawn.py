@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("sphinx")
+pytest.importorskip("docutils")
 pytest.importorskip("matplotlib")
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))

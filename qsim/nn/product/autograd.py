@@ -119,7 +119,7 @@ def _gradient(ctx: Any, index: int, upstream: Upstream, kept: Kept, seed: Tensor
     """
     plan: ProductPlan = ctx.plan
     observer: observers.Observer | None = ctx.observer
-    site, other = plan.gradient_operands(index)
+    site, other = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
     held = plan.carriers[index].dtype
     rounded_g, rounded = upstream.round(site, held), other.recall(kept, seed, held)
     if observer is not None:

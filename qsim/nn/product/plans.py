@@ -133,10 +133,6 @@ class ProductPlan:
         adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
         return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, one.factors + other.factors, adder)
 
-    def gradient_operands(self, index: int) -> tuple[Site, Operand]:
-        """The factors of the gradient of an operand, 1 or 2: the site of the result's gradient, and the other operand."""
-        return (self.grad, self.second) if index == 1 else (self.grad_w, self.first)
-
     def upstream(self, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], sums: bool) -> Upstream:
         """The gradient of the result, as the backward pass rounds it.
 

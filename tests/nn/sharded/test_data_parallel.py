@@ -322,7 +322,7 @@ def test_fsdp_and_tensor_parallelism_with_noise(four: Ranks) -> None:
 # Checkpoints.
 
 
-def _saved(device: torch.device, folder: str) -> dict[str, Any]:
+def _saved_whole(device: torch.device, folder: str) -> dict[str, Any]:
     sharded, _ = _fully_sharded(device, NOISY, "converted first", None, False)
     run(sharded, coarse(8, 16, seed=0).to(device), 0, distributed.get_rank())  # ranks agree on the streams
     qsim.save(sharded, folder)
@@ -331,7 +331,7 @@ def _saved(device: torch.device, folder: str) -> dict[str, Any]:
 
 
 def test_a_sharded_model_is_saved_whole(two: Ranks, tmp_path: Path) -> None:
-    first, second = two(_saved, str(tmp_path / "saved"))
+    first, second = two(_saved_whole, str(tmp_path / "saved"))
     assert first["streams"] == second["streams"]
     loaded = qsim.load(model(torch.device("cpu"), None), tmp_path / "saved")
     assert alike(list(loaded.parameters()), [parameter.cpu() for parameter in first["parameters"]])
