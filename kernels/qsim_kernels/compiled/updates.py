@@ -16,7 +16,7 @@ from qsim_kernels.compiled.bits import pointer
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Grid, Rule
 from qsim_kernels.reference import Noise, updates as reference
-from qsim_kernels.reference.updates import Arithmetic, Tensors, as_single
+from qsim_kernels.reference.updates import Tensors, UpdateFunctions, as_single
 from qsim_kernels.updates import SGD, Adam, Factors, Roundings, Step
 
 #: Elements whose numbers stay in the processor's nearest cache.
@@ -26,7 +26,7 @@ _f32: Any = np.float32
 
 def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
-    reference.update(step, algorithm, roundings, Arithmetic(_rounded, _adam))
+    reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _adam))
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

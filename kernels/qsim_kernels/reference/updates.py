@@ -138,7 +138,7 @@ class _Noises:
         return Noise(*self._key(role), offset + place // row * stride + place % row, count, device)
 
 
-def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings, how: Arithmetic) -> None:
+def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings, how: UpdateFunctions) -> None:
     """Update consecutive elements of one parameter."""
     rounded = how.rounded
     weight = as_single(x.param)
@@ -204,19 +204,22 @@ def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roun
     _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
 
 
-class Arithmetic(NamedTuple):
-    """The two steps that take the time: functions in plain torch, or faster ones with the same results.
+class UpdateFunctions(NamedTuple):
+    """The two functions that take the time, in plain torch or faster with the same results.
 
     Attributes:
         rounded: See `rounded`.
         adam: See `adam`.
     """
 
-    rounded: Callable[..., Tensor] = rounded
-    adam: Callable[..., tuple[Tensor, list[Tensor | None]]] = adam
+    rounded: Callable[..., Tensor]
+    adam: Callable[..., tuple[Tensor, list[Tensor | None]]]
 
 
-def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: Arithmetic = Arithmetic()) -> None:  # noqa: B008 - frozen
+PLAIN = UpdateFunctions(rounded, adam)
+
+
+def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:
     """Update parameters by one step, following an algorithm and roundings."""
     if step.found_inf is not None and bool(step.found_inf):
         return

@@ -65,7 +65,7 @@ class Convolution:
         if how.adder is not None:
             gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
             return _times(gradient(g, w, a_shape[2:], _by_adder(how)), how).to(how.dtype)
-        return _times(self._gradient(g, w, a_shape, False, how.exact), how).to(how.dtype)
+        return _times(self._gradient(g, w, a_shape, how, second=False), how).to(how.dtype)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
@@ -73,7 +73,7 @@ class Convolution:
             images, gradient = (g, a) if self.transposed else (a, g)
             found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
             return _times(found, how).to(how.dtype)
-        return _times(self._gradient(g, a, w_shape, True, how.exact), how).to(how.dtype)
+        return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
@@ -97,9 +97,9 @@ class Convolution:
             result = result + bias.view(-1, *[1] * len(self.stride))
         return in_dtype(result, how.dtype)
 
-    def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, second: bool, exact: bool) -> Tensor:
+    def _gradient(self, g: Tensor, other: Tensor, shape: torch.Size, how: Arithmetic, *, second: bool) -> Tensor:
         """The gradient of one operand, from the other one."""
-        gradient = float32.convolution_gradient if exact else convolution_gradient
+        gradient = float32.convolution_gradient if how.exact else convolution_gradient
         return gradient(g, other, list(shape), second, *self._numbers())
 
     def _numbers(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:

@@ -40,24 +40,24 @@ class Findings:
         parts: list[str | Table | Picture] = [*pictures, self._setting(), *(self._losses(*place) for place in self.places), self._biases()]
         return Report(self.study, parts, self._claims(), self._meaning())
 
-    def bias(self, bits: int, correction: bool) -> Interval:
+    def bias(self, bits: int, *, correction: bool) -> Interval:
         """The mean error, in units of the gap."""
         name = self.settings.formats[0]
         return mean([float(self._of[BIAS, name, bits, correction, seed]["bias"]) for seed in range(self.settings.seeds)])
 
-    def losses(self, what: str, name: str, bits: int, correction: bool) -> list[float]:
+    def losses(self, what: str, name: str, bits: int, *, correction: bool) -> list[float]:
         """The test loss of each seed."""
         return [float(self._of[what, name, bits, correction, seed]["loss"]) for seed in range(self.settings.seeds)]
 
-    def added(self, what: str, name: str, bits: int, correction: bool) -> Interval:
+    def added(self, what: str, name: str, bits: int, *, correction: bool) -> Interval:
         """The test loss that few random bits add to that with 32."""
-        return difference(self.losses(what, name, bits, correction), self.losses(what, name, 32, False))
+        return difference(self.losses(what, name, bits, correction=correction), self.losses(what, name, 32, correction=False))
 
-    def enough(self, what: str, name: str, bits: int, correction: bool) -> bool | None:
+    def enough(self, what: str, name: str, bits: int, *, correction: bool) -> bool | None:
         """Whether a number of bits adds no loss, on the scale of what the fewest bits add; None if these add none either."""
-        yardstick = self.added(what, name, self.least, False)
+        yardstick = self.added(what, name, self.least, correction=False)
         margin = _SHARE * yardstick.value
-        return within(self.added(what, name, bits, correction), -margin, margin) if above(yardstick) else None
+        return within(self.added(what, name, bits, correction=correction), -margin, margin) if above(yardstick) else None
 
     def _setting(self) -> str:
         chosen = self.settings
@@ -78,14 +78,22 @@ class Findings:
         for bits in self.settings.bits:
             cells = [str(bits)]
             for correction, _ in _WAYS:
-                cells += [f"{positive(self.losses(what, name, bits, correction)):.3f}", f"{self.added(what, name, bits, correction):+.3f}"]
+                cells += [
+                    f"{positive(self.losses(what, name, bits, correction=correction)):.3f}",
+                    f"{self.added(what, name, bits, correction=correction):+.3f}",
+                ]
             rows.append(cells)
-        rows.append(["32", f"{positive(self.losses(what, name, 32, False)):.3f}", "-", "the same", "-"])
+        rows.append(["32", f"{positive(self.losses(what, name, 32, correction=False)):.3f}", "-", "the same", "-"])
         return Table(f"Test loss, {_where(what, name)}", ["random bits", "truncated", "added", "corrected", "added"], rows)
 
     def _biases(self) -> Table:
         rows = [
-            [str(bits), f"{-(0.5 ** (bits + 1)):.3g}", f"{self.bias(bits, False):.3g}", f"{self.bias(bits, True):.1e}"]
+            [
+                str(bits),
+                f"{-(0.5 ** (bits + 1)):.3g}",
+                f"{self.bias(bits, correction=False):.3g}",
+                f"{self.bias(bits, correction=True):.1e}",
+            ]
             for bits in self.settings.bits
         ]
         return Table("Mean error in units of the gap", ["random bits", "truncated, in theory", "truncated", "corrected"], rows)
@@ -94,7 +102,7 @@ class Findings:
         (figure,), (axes,) = figures.row(1)
         bits = self.settings.bits
         for look, (correction, label) in zip(figures.LOOKS, _WAYS, strict=False):
-            figures.band(axes, bits, [self.bias(count, correction) for count in bits], look, label)
+            figures.band(axes, bits, [self.bias(count, correction=correction) for count in bits], look, label)
         axes.plot(bits, [-(0.5 ** (count + 1)) for count in bits], label=r"$-2^{-(r+1)}$", **figures.REFERENCE())
         axes.set_yscale("symlog", linthresh=1e-3)
         axes.set_xticks(bits)
@@ -108,7 +116,7 @@ class Findings:
         drawn, axes = figures.row(len(self.places))
         for figure, panel, (what, name) in zip(drawn, axes, self.places, strict=True):
             for place, (look, (correction, label)) in enumerate(zip(figures.LOOKS, _WAYS, strict=False)):
-                found = [self.added(what, name, count, correction) for count in bits]
+                found = [self.added(what, name, count, correction=correction) for count in bits]
                 figures.band(panel, [count * 1.05**place for count in bits], found, look, label)
             panel.axhline(0, **figures.REFERENCE())
             panel.set_xscale("log", base=2)
@@ -125,13 +133,13 @@ class Findings:
         return [*(self._six_are_enough(*way) for way in ways), self._truncated(), self._corrected()]
 
     def _six_are_enough(self, what: str, name: str, correction: bool) -> Claim:
-        fewest, found = self.added(what, name, self.least, False), self.added(what, name, self.six, correction)
+        fewest, found = self.added(what, name, self.least, correction=False), self.added(what, name, self.six, correction=correction)
         how = "rounded to the nearest multiple" if correction else "truncated"
         return Claim(
             "question of this study",
             f"{self.six} random bits, {how}, lose at most a tenth of what {self.least} truncated bit loses ({_where(what, name)})",
             f"{found:+.4f} added to the test loss; {self.least} truncated bit: {fewest:+.4f}",
-            self.enough(what, name, self.six, correction),
+            self.enough(what, name, self.six, correction=correction),
             test="test loss added to that of 32 random bits, seed by seed",
             rule="yes if the interval is within that tenth, no if it is beyond: what few bits cost is known on the scale of the fewest; "
             f"undecided if {self.least} bit adds no loss that shows, because then nothing can fail",
@@ -140,7 +148,7 @@ class Findings:
         )
 
     def _truncated(self) -> Claim:
-        bias = self.bias(self.least, False)
+        bias = self.bias(self.least, correction=False)
         return Claim(
             _OF_CONTRACT,
             "truncated to r bits, a number loses 2^-(r+1) gaps on average",
@@ -152,7 +160,7 @@ class Findings:
         )
 
     def _corrected(self) -> Claim:
-        bias = self.bias(self.least, True)
+        bias = self.bias(self.least, correction=True)
         return Claim(
             _OF_CONTRACT,
             "with correction, it loses nothing on average",
@@ -166,7 +174,7 @@ class Findings:
     def _meaning(self) -> str:
         told = []
         for what, name in self.places:
-            if above(self.added(what, name, self.least, False)) is not True:
+            if above(self.added(what, name, self.least, correction=False)) is not True:
                 told.append(f"{_where(what, name)}: not even {self.least} bit adds a loss that shows")
                 continue
             fewest = [self._fewest(what, name, correction) for correction, _ in _WAYS]
@@ -175,7 +183,7 @@ class Findings:
         return f"Random bits that lose at most a tenth of what {self.least} truncated bit loses, among those that were tried: {found}."
 
     def _fewest(self, what: str, name: str, correction: bool) -> str:
-        enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction)]
+        enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction=correction)]
         return str(min(enough)) if enough else "none"
 
 
