@@ -18,7 +18,7 @@ from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import add_words
 from qsim_kernels.reference.chunks import pieces
-from qsim_kernels.reference.rounding import adds_exactly, as_values
+from qsim_kernels.reference.rounding import as_values, rounds_by_addition
 
 __all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
@@ -60,7 +60,7 @@ def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stre
 @lru_cache(maxsize=1024)
 def _loop(out: torch.dtype, x: torch.dtype, how: Plan, rule: Rule) -> tuple[Any, ...]:
     """The loop for a rounding between two dtypes, and its numbers."""
-    if rule.mode == Mode.NEAREST and rule.saturate and how.negative_zero and adds_exactly(how):
+    if how.negative_zero and rounds_by_addition(how, rule):
         return nearest_loop(out, x), how.shift, how.low, how.top
     numbers = how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction

@@ -26,9 +26,12 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
     operator = getattr(torch.ops.qsim, name).default
 
     def traced(mode: FunctionalTensorMode, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None) -> Any:
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode  # imports sympy
+
         if any(kind not in (Tensor, FunctionalTensor) and not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented
-        if not torch.compiler.is_exporting():
+        # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
+        if get_proxy_mode() is not None and not torch.compiler.is_exporting():
             with mode:
                 found = function(*args, **(kwargs or {}))
             if found is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.grid import Grid, Mode, Rule, read
-from qsim_kernels.reference.rounding import as_values, checked, signed
+from qsim_kernels.reference.rounding import as_values, checked, rounds_by_addition, signed
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
@@ -22,9 +22,9 @@ def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
 def rounded(bits: Tensor, values: Plan, how: Rule) -> Tensor:
     """Round bit patterns of the carrier without random bits."""
     magnitude = bits & ~values.carrier.sign
-    # Clamped so that nothing overflows: C++ compilers assume that signed overflow cannot happen, and would drop the NaN check.
-    found = signed(magnitude.clamp(max=values.carrier.infinity), bits, values, how, None)
-    return checked(found, magnitude, values, how)
+    # NaN's patterns must not overflow: C++ compilers assume that integers never do, and would drop the NaN check.
+    numbers = magnitude if rounds_by_addition(values, how) else magnitude.clamp(max=values.carrier.infinity)
+    return checked(signed(numbers, bits, values, how, None), magnitude, values, how)
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, Plan, bits_that_matter
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter
 from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.philox import Noise, as_added, random_bits
 
@@ -21,9 +21,10 @@ def float_dtype(plan: Plan) -> torch.dtype:
 
 def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
     """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
-    values = bits.view(float_dtype(plan)).to(torch.float32 if dtype != torch.float64 else dtype)
     if dtype == torch.bfloat16:
-        return (values.view(torch.int32) >> 16).to(torch.int16).view(dtype)
+        single = bits if plan.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
+        return (single >> 16).to(torch.int16).view(dtype)
+    values = bits.view(float_dtype(plan)).to(torch.float32 if dtype != torch.float64 else dtype)
     if dtype == torch.float16:
         halves = values.to(dtype)
         return torch.where(halves.isnan(), 0x7FFF, halves.view(torch.int16)).view(dtype)
@@ -96,10 +97,7 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
 
 def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round values, given their magnitudes too; the result for NaN is undefined."""
-    if rule.mode == Mode.NEAREST and rule.saturate and adds_exactly(plan):
-        rounded = _nearest_by_addition(magnitude, plan)
-    else:
-        rounded = _rounded(magnitude, bits, plan, rule, noise)
+    rounded = _nearest_by_addition(magnitude, plan) if rounds_by_addition(plan, rule) else _rounded(magnitude, bits, plan, rule, noise)
     if plan.signed:
         sign = bits & plan.carrier.sign
         if not plan.negative_zero:
@@ -117,8 +115,10 @@ def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tenso
     return torch.where(nan, plan.carrier.nan, rounded)
 
 
-def adds_exactly(plan: Plan) -> bool:
+def rounds_by_addition(plan: Plan, rule: Rule) -> bool:
     """Whether `_nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
+    if rule.mode != Mode.NEAREST or not rule.saturate:
+        return False
     room = 1 <= plan.shift < plan.carrier.mantissa and (plan.top >> plan.carrier.mantissa) + plan.shift <= 2 * plan.carrier.bias
     return plan.low > 0 and plan.top == plan.bottom and room
 
@@ -129,8 +129,7 @@ def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
     carrier = float_dtype(plan)
     within = magnitude.clamp(max=plan.top)
     power = (within & plan.carrier.infinity).clamp_(min=plan.low << mantissa).add_(plan.shift << mantissa).view(carrier)
-    within.view(carrier).add_(power).sub_(power)
-    return within
+    return within.view(carrier).add(power).sub_(power).view(within.dtype)
 
 
 def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
