@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
-
-from torch import Tensor
 
 from qsim_kernels.grid import Grid, Rule, read, spell
 
@@ -72,6 +71,7 @@ def spell_scales(scales: Scales) -> tuple[str, str]:
     return spell(Making(*scales[:-1])), spell(scales.grid)
 
 
+@lru_cache(maxsize=4096)
 def read_scales(making: str, grid: str) -> Scales:
     """Parse the output of `spell_scales`."""
     made: Making = read(Making, making)
@@ -141,17 +141,11 @@ class ElementRounding(NamedTuple):
     """How elements divided by their scales are rounded.
 
     Attributes:
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
         grid: The values to choose from.
         rule: How to choose.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first element.
         restore: What the result is multiplied by.
     """
 
-    seed: Tensor | None
     grid: Grid
     rule: Rule
-    stream: int
-    offset: int
     restore: Restore

@@ -95,12 +95,14 @@ def test_every_change_shows(device: torch.device, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernel_against_reference(dtype: torch.dtype, layout: str) -> None:
-    words = LAYOUTS[layout](torch.randn(99, 129).to(DEVICE, dtype)).view(WORDS[dtype.itemsize])
+    x = LAYOUTS[layout](torch.randn(99, 129).to(DEVICE, dtype))
     for place in ((), (2**40 + 3,), (5, 43, 1000)):
-        totals = [torch.full((), 5, device=DEVICE), torch.full((), 5, device=DEVICE)]
-        reference.add_words(totals[0], words, *place)
-        kernels.add_words(totals[1], words, *place)
-        assert int(totals[0]) == int(totals[1]) != 5
+        assert int(reference.checksum(x, 5, *place)) == int(kernels.checksum(x, 5, *place)) != 5
+
+
+def test_large_tensors_take_several_programs() -> None:
+    x = torch.randn((1 << 16) + 77).to(DEVICE, torch.bfloat16)
+    assert int(reference.checksum(x, 5, 1, 43, 1000)) == int(kernels.checksum(x, 5, 1, 43, 1000))
 
 
 def test_as_torch_sees_it(device: torch.device) -> None:

@@ -26,7 +26,7 @@ import triton.language as tl
 from qsim_kernels import triton as kernels
 from qsim_kernels.triton.device.transposed import places_of
 from qsim_kernels.triton.host import layouts
-from qsim_kernels.triton.host.layouts import Transposed, memory_of, tile_of, work_on
+from qsim_kernels.triton.host.layouts import Transposed, layout_of, memory_of, tile_of
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -186,7 +186,7 @@ def test_small_matrices_are_copied_rather_than_given_a_program_each() -> None:
     how = rule("stochastic", "saturate")
     for shape, is_copied in (((50, 4, 4), True), ((3, 16, 15), True), ((3, 16, 16), False), ((1, 16, 16), False)):
         x = torch.rand(shape, device=DEVICE).mT.contiguous().mT
-        assert (work_on(True, True, x, torch.empty_like(x)).tile is None) == is_copied
+        assert (layout_of(x.shape, x.stride(), x.stride(), by_index=True, aligned=True) is None) == is_copied
         found, expected = torch.empty_like(x), torch.empty_like(x)
         kernels.quantize_into(found, x, seed(), E4M3.grid, how, 3, 0)
         reference.quantize_into(expected, x, seed(), E4M3.grid, how, 3, 0)

@@ -60,9 +60,10 @@ def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def maker(scales: Scales, is_under: bool) -> Launcher:
         variants, numbers = making.making_of(scales, is_under)
-        return Launcher(making.scales_kernel, numbers, (*variants, 2048), 2048)
+        return Launcher(making.scales_kernel, *numbers, *variants, 2048, share=2048)
 
     monkeypatch.setattr(making, "_maker", maker)
+    making._prepared.cache_clear()
 
 
 @pytest.mark.usefixtures("one_block")

@@ -217,7 +217,7 @@ def test_kernels_overflow_where_they_are_asked_to() -> None:
 def test_kernels_clamp_only_where_a_product_can_overflow(format: str, dtype: torch.dtype, target: torch.dtype, due: Clamp) -> None:
     block = NAMED[format]
     spelt, how = spelling(block.element, "nearest", "saturate"), block.along(-1).spelling(block.element)
-    elements = ElementRounding(None, read(Grid, spelt.grid), read(Rule, spelt.rule), 0, 0, Restore.ALL)
+    elements = ElementRounding(read(Grid, spelt.grid), read(Rule, spelt.rule), Restore.ALL)
     assert clamp_of_tiles(read_scales(*how), elements, block.outer is not None, dtype, target) == due
     for without in (elements._replace(restore=Restore.NOTHING), elements._replace(rule=elements.rule._replace(saturate=False))):
         assert clamp_of_tiles(read_scales(*how), without, block.outer is not None, dtype, target) == Clamp.NEVER

@@ -16,11 +16,11 @@ from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
 from qsim_kernels.compiled.stochastic import way_of
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.reference import add_words
+from qsim_kernels.reference import checksum
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.rounding import as_values, rounds_by_addition
 
-__all__ = ["add_words", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+__all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
 _STORED = (torch.float32, torch.bfloat16)
 #: Elements per piece when rounding in place.

@@ -61,6 +61,9 @@ def quantize_tiles_into(
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     x = x if turn is None else hadamard(x, turn)
@@ -69,15 +72,24 @@ def quantize_tiles_into(
         scales = torch.empty_like(amaxes, dtype=torch.float32)
     amaxes_into(amaxes, x, tiles, None, False)
     scales_into(scales, amaxes, under, how)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
 
 
 def quantize_scaled_into(
-    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, elements: ElementRounding
+    out: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    elements: ElementRounding,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
 ) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
     if torch.float64 in (x.dtype, out.dtype):
-        _quantize_scaled_wide(out, x, scales, under, tiles, turn, elements)
+        _quantize_scaled_wide(out, x, scales, under, tiles, turn, elements, seed, stream, offset)
         return
     if not x.numel():
         return
@@ -86,7 +98,7 @@ def quantize_scaled_into(
     factors = whole if elements.restore == Restore.ALL else scales.contiguous()
     is_held = out.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
     result = out if is_held else torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    part = _Part(result.view(-1), x.view(-1), whole, factors, _in_rows(tiles), elements, out.dtype)
+    part = _Part(result.view(-1), x.view(-1), whole, factors, _in_rows(tiles), elements, seed, stream, offset, out.dtype)
     in_parts(part.round, x.numel() // part.tiles.columns, part.tiles.columns)
     if not is_held:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -102,6 +114,9 @@ class _Part(NamedTuple):
         factors: What they are multiplied by again.
         tiles: Which elements share a scale.
         elements: How elements are rounded.
+        seed: See `reference.quantize_into`.
+        stream: See `reference.quantize_into`.
+        offset: See `reference.quantize_into`.
         dtype: The dtype in which the result must be finite.
     """
 
@@ -111,6 +126,9 @@ class _Part(NamedTuple):
     factors: Tensor
     tiles: Tiles
     elements: ElementRounding
+    seed: Tensor | None
+    stream: int
+    offset: int
     dtype: torch.dtype
 
     def round(self, at: int, count: int) -> None:
@@ -122,7 +140,7 @@ class _Part(NamedTuple):
             last = min(first + rows, at + count)
             here, size = slice(first * columns, last * columns), (last - first) * columns
             self._divide(values, first, last - first)
-            quantize_into(rounded[:size], values[:size], how.seed, how.grid, how.rule, how.stream, how.offset + here.start)
+            quantize_into(rounded[:size], values[:size], self.seed, how.grid, how.rule, self.stream, self.offset + here.start)
             if how.restore:
                 self._restore(rounded, first, last - first)
             else:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.grid import Grid, Mode, Rule, read
 
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
@@ -43,7 +42,10 @@ class OnBackend:
             return importlib.import_module(self._otherwise)
 
 
-def check_seed(seed: Tensor | None, rule: Rule) -> None:
-    """Raise an error for stochastic rounding without a seed."""
-    if rule.mode == Mode.STOCHASTIC and seed is None:
+@lru_cache(maxsize=4096)
+def read_rounding(grid: str, rule: str, is_seeded: bool) -> tuple[Grid, Rule]:
+    """Parse a grid and a rule; raise an error for stochastic rounding without a seed."""
+    how = read(Rule, rule)
+    if how.mode == Mode.STOCHASTIC and not is_seeded:
         raise ValueError("stochastic rounding needs a seed")
+    return read(Grid, grid), how

@@ -7,14 +7,15 @@ them. Noise is a pure function of (seed, stream, logical index): operators are s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from qsim_kernels.grid import Coding, Grid, Rule, read
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, check_seed, library
+from qsim_kernels.grid import Coding, Grid, read
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
 
 #: Results depend only on logical indices, so compiled code may pass tensors in any memory layout, for example channels last.
 _FREE = ("quantize", "encode", "quantize_and_encode", "decode")
@@ -33,6 +34,7 @@ for _schema in (
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
 
 
+@lru_cache(maxsize=32)
 def code_dtype(bits: int) -> torch.dtype:
     """The dtype for codes of a given width."""
     return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
@@ -44,28 +46,22 @@ class Implementation(OnBackend):
     def quantize(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
         """Round into a new tensor."""
         out = torch.empty_like(x) if dtype == x.dtype else torch.empty_like(x, dtype=dtype)
-        self._fill(out, x, seed, grid, rule, stream, offset)
+        self._backend.quantize_into(out, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
         return out
 
     def quantize_(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
         """Round in place."""
-        self._fill(x, x, seed, grid, rule, stream, offset)
+        self._backend.quantize_into(x, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
         increment_version(x)
 
     def quantize_out(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, out: Tensor) -> None:
         """Round into a given tensor."""
-        self._fill(out, x, seed, grid, rule, stream, offset)
+        self._backend.quantize_into(out, x, seed, *read_rounding(grid, rule, seed is not None), stream, offset)
         increment_version(out)
-
-    def _fill(self, out: Tensor, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int) -> None:
-        how = read(Rule, rule)
-        check_seed(seed, how)
-        self._backend.quantize_into(out, x, seed, read(Grid, grid), how, stream, offset)
 
     def encode(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int, offset: int, check: bool) -> Tensor:
         """Round and write codes."""
-        how, written = read(Rule, rule), read(Coding, coding)
-        check_seed(seed, how)
+        rounding, written = read_rounding(grid, rule, seed is not None), read(Coding, coding)
         check = check and written.nan < 0
         if check and x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -73,7 +69,7 @@ class Implementation(OnBackend):
                 "pass check=False"
             )
         codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        lost = self._backend.encode_into(codes, x, seed, read(Grid, grid), how, written, stream, offset, check)
+        lost = self._backend.encode_into(codes, x, seed, *rounding, written, stream, offset, check)
         if check and bool(lost):
             raise ValueError("encode: x holds NaN, for which the format has no code; pass check=False to store the largest value instead")
         return codes
@@ -92,23 +88,20 @@ class Implementation(OnBackend):
         code_stream: int,
     ) -> tuple[Tensor, Tensor]:
         """Round to values and to codes of another grid in one read."""
-        how, code_how, written = read(Rule, rule), read(Rule, code_rule), read(Coding, coding)
-        check_seed(seed, how)
-        check_seed(seed, code_how)
+        rounding, written = read_rounding(grid, rule, seed is not None), read(Coding, coding)
+        second = (*read_rounding(code_grid, code_rule, seed is not None), written, code_stream)
         out = torch.empty_like(x, dtype=dtype)
         codes = torch.empty_like(x, dtype=code_dtype(written.bits))
-        second = (read(Grid, code_grid), code_how, written, code_stream)
-        self._backend.quantize_and_encode_into(out, codes, x, seed, read(Grid, grid), how, stream, *second)
+        self._backend.quantize_and_encode_into(out, codes, x, seed, *rounding, stream, *second)
         return out, codes
 
     def quantize_and_sum(
         self, x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Round a matrix and sum its unrounded rows in one read."""
-        how = read(Rule, rule)
-        check_seed(seed, how)
+        rounding = read_rounding(grid, rule, seed is not None)
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        return out, self._backend.quantize_and_sum_into(out, x, seed, read(Grid, grid), how, stream)
+        return out, self._backend.quantize_and_sum_into(out, x, seed, *rounding, stream)
 
     def decode(self, codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
         """Decode codes."""
@@ -118,12 +111,7 @@ class Implementation(OnBackend):
 
     def checksum(self, x: Tensor, start: int, offset: int, row: int, stride: int) -> Tensor:
         """`start` plus the sum, modulo 2**64, of each element's bits mixed with its index in the whole tensor; see `reference.checksum`."""
-        total = torch.full((), start, dtype=torch.int64, device=x.device)
-        self._backend.add_words(total, x.view(_WORDS[x.element_size()]), offset, row, stride)
-        return total
-
-
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return self._backend.checksum(x, start, offset, row, stride)  # type: ignore[no-any-return]
 
 
 def _register(implementation: Implementation, key: str) -> None:

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.grid import Grid, Rule, read
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, check_seed, library
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
 from qsim_kernels.scales import ElementRounding, Restore, Tiles, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -27,14 +27,16 @@ for _schema in (
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _turn(numbers: Sequence[int]) -> Turn | None:
-    return Turn(*numbers) if numbers else None
+@lru_cache(maxsize=4096)
+def _read_tiles(tiles: tuple[int, ...], turn: tuple[int, ...], shape: torch.Size) -> tuple[Tiles, Turn | None, tuple[int, int, int]]:
+    """Which elements share a scale, the transform, and the number of scales of a tensor."""
+    where = Tiles.of(tiles)
+    return where, Turn(*turn) if turn else None, where.counts(shape.numel())
 
 
-def _elements(seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, restore: int) -> ElementRounding:
-    how = read(Rule, rule)
-    check_seed(seed, how)
-    return ElementRounding(seed, read(Grid, grid), how, stream, offset, Restore(restore))
+@lru_cache(maxsize=4096)
+def _read_elements(grid: str, rule: str, restore: int, is_seeded: bool) -> ElementRounding:
+    return ElementRounding(*read_rounding(grid, rule, is_seeded), Restore(restore))
 
 
 class Implementation(OnBackend):
@@ -46,9 +48,9 @@ class Implementation(OnBackend):
 
     def amaxes(self, x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
         """The largest magnitude of each tile, in float32, or in float64 for float64 input."""
-        where = Tiles.of(tiles)
-        out = _empty_amaxes(x, where)
-        self._backend.amaxes_into(out, x, where, _turn(turn), finite)
+        where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
+        out = x.new_empty(counts, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+        self._backend.amaxes_into(out, x, where, turned, finite)
         return out
 
     def scales(self, amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
@@ -73,9 +75,10 @@ class Implementation(OnBackend):
         restore: int,
     ) -> Tensor:
         """Round a tensor under given scales."""
-        elements = _elements(seed, grid, rule, stream, offset, restore)
+        where, turned, _ = _read_tiles(tuple(tiles), tuple(turn), x.shape)
+        elements = _read_elements(grid, rule, restore, seed is not None)
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        self._backend.quantize_scaled_into(out, x, scales, under, Tiles.of(tiles), _turn(turn), elements)
+        self._backend.quantize_scaled_into(out, x, scales, under, where, turned, elements, seed, stream, offset)
         return out
 
     def quantize_tiles(
@@ -95,11 +98,12 @@ class Implementation(OnBackend):
         restore: int,
     ) -> tuple[Tensor, Tensor]:
         """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
-        where, elements = Tiles.of(tiles), _elements(seed, grid, rule, stream, offset, restore)
+        where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
+        how, elements = read_scales(making, scale_grid), _read_elements(grid, rule, restore, seed is not None)
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        scales = _empty_scales(x, where, restore)
+        scales = x.new_empty((0,) if restore else counts, dtype=torch.float32)
         room = None if restore else scales
-        self._backend.quantize_tiles_into(out, room, x, under, where, _turn(turn), read_scales(making, scale_grid), elements)
+        self._backend.quantize_tiles_into(out, room, x, under, where, turned, how, elements, seed, stream, offset)
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

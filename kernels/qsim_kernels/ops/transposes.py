@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.grid import Coding, Grid, Rule, read
-from qsim_kernels.ops.backend import OnBackend, check_seed, library
+from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 from qsim_kernels.ops.quantize import code_dtype
 
 library.define(
@@ -80,9 +80,7 @@ class Implementation(OnBackend):
 
 
 def _read(seed: Tensor | None, grid: str, rule: str, coding: str, stream: int) -> tuple[Grid, Rule, Coding, int]:
-    how = read(Rule, rule)
-    check_seed(seed, how)
-    return read(Grid, grid), how, read(Coding, coding), stream
+    return *read_rounding(grid, rule, seed is not None), read(Coding, coding), stream
 
 
 def _encode_transpose_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import Plan, counts_wide, plan
 from qsim_kernels.grid import Coding, Grid, Rule
-from qsim_kernels.reference.checksum import add_words
+from qsim_kernels.reference.checksum import checksum
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
 from qsim_kernels.reference.philox import Noise, random_bits
@@ -18,7 +18,7 @@ from qsim_kernels.reference.updates import update
 
 __all__ = [
     "Noise",
-    "add_words",
+    "checksum",
     "decode_into",
     "encode_into",
     "quantize_and_encode_into",

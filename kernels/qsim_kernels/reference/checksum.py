@@ -15,16 +15,24 @@ from qsim_kernels.reference.chunks import pieces
 _WORD = 0xFFFFFFFF
 
 
-def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
-    """Add the mixed bits of all `words` to `total`, modulo 2**64.
+#: Integers of the size of an element.
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:
+    """Add the mixed bits of all elements to a number, modulo 2**64.
 
     Args:
-        total: A 0-d int64 tensor.
-        words: Integers.
-        offset: The index of the first word in the whole tensor.
-        row: The number of words with consecutive indices; 0 if all have.
+        x: The elements.
+        start: The number.
+        offset: The index of the first element in the whole tensor.
+        row: The number of elements with consecutive indices; 0 if all have.
         stride: The distance from the index of one row's first element to that of the next.
+
+    Returns:
+        A 0-d int64 tensor on the device of `x`.
     """
+    total, words = torch.full((), start, dtype=torch.int64, device=x.device), x.view(WORDS[x.element_size()])
     for first, (piece,) in pieces(words):
         index = torch.arange(first, first + piece.numel(), device=words.device)
         if row:
@@ -33,6 +41,7 @@ def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, strid
         if words.dtype == torch.int64:
             word = word ^ (word >> 32) * FOLD
         total += _mixed(word, index.add_(offset)).sum()
+    return total
 
 
 def _mixed(word: Tensor, index: Tensor) -> Tensor:

@@ -72,6 +72,9 @@ def quantize_tiles_into(
     turn: Turn | None,
     making: Scales,
     elements: ElementRounding,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
 ) -> None:
     """Round `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
 
@@ -83,7 +86,7 @@ def quantize_tiles_into(
         scales = torch.empty_like(amaxes, dtype=torch.float32)
     amaxes_into(amaxes, x, tiles, None, False)
     scales_into(scales, amaxes, under, making)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
 
 
 def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
@@ -121,6 +124,9 @@ def quantize_scaled_into(
     tiles: Tiles,
     turn: Turn | None,
     elements: ElementRounding,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
     quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Round `x` divided by its scales onto a grid.
@@ -136,6 +142,9 @@ def quantize_scaled_into(
         tiles: Which elements share a scale.
         turn: The transform of the values beforehand.
         elements: How elements are rounded.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first element.
         quantize: The function that rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
@@ -143,7 +152,7 @@ def quantize_scaled_into(
     x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     rounded = torch.empty_like(elements_of_x)
-    quantize(rounded, elements_of_x, elements.seed, elements.grid, elements.rule, elements.stream, elements.offset)
+    quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, stream, offset)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
         if elements.rule.saturate:

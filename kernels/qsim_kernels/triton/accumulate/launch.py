@@ -39,7 +39,7 @@ from qsim_kernels.triton.accumulate.rounded_sums import Course, rounded_kernel
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.quantize.launch import seed_of
+from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.updates import own_grid
 
 #: The longest sum that stays in float32's range where all operands' exponents are at most `planes.NARROW`.

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +19,7 @@ from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.rounding import round_bits
 from qsim_kernels.triton.device.values import Variant, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 
 EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
@@ -186,7 +187,7 @@ def under_whole(scales, under):
 
 @triton.jit(do_not_specialize=[*MAKING, "count"], do_not_specialize_on_alignment=["under"])
 def scales_kernel(
-    amaxes, out, count: tl.int64, under,
+    amaxes, out, under, count: tl.int64,
     largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
     scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
@@ -206,14 +207,20 @@ def scales_kernel(
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
-    if out.numel():
-        _maker(scales, under is not None)(amaxes, out, out.numel(), under, absent=under is None)
+    launcher, programs, sizes = _prepared(scales, under is not None, out.shape)
+    launcher(programs, amaxes.contiguous(), out, under, *sizes)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(scales: Scales, is_under: bool, shape: torch.Size) -> Launch:
+    launcher, count = _maker(scales, is_under), shape.numel()
+    return Launch(launcher, -(-count // launcher.share), (count,))
 
 
 @lru_cache(maxsize=1024)
 def _maker(scales: Scales, is_under: bool) -> Launcher:
     variants, numbers = making_of(scales, is_under)
-    return Launcher(scales_kernel, numbers, (*variants, 128), 128)
+    return Launcher(scales_kernel, *numbers, *variants, 128, share=128)
 
 
 @lru_cache(maxsize=1024)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,62 +11,71 @@ from torch import Tensor
 
 _RUNTIME = triton.knobs.runtime
 _INTERPRETED = bool(_RUNTIME.interpret)
-
-
-def _is_watched() -> bool:
-    """Whether a profiler or another tool has hooked Triton's launches."""
-    hooks = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+# torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 
 class Launcher:
-    """A kernel and all of its arguments that do not change from call to call.
+    """A kernel with its arguments that follow from what it computes, for tensors of any shape.
 
     Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
-    only on the device, pointer alignment and which optional arguments are given, and the driver launches it directly.
+    only on the device and on the alignment of two pointers, and the driver launches it directly. So optional arguments must be given to all
+    launches or to none, and other tensors must be aligned or not be specialized on their alignment.
 
     Args:
         kernel: The kernel.
-        numbers: Its arguments that are never specialized, the last ones before the constants.
-        constants: Its compile-time constants, the elements of a block last.
-        share: Elements per program.
-        options: Compiler options: `num_warps`, `maxnreg`.
+        tail: Its last arguments: numbers that are never specialized, then compile-time constants.
+        share: Elements that a program takes.
+        **options: Compiler options: `num_warps`, `maxnreg`.
     """
 
-    def __init__(self, kernel: Any, numbers: tuple[int, ...], constants: tuple[Any, ...], share: int, **options: int) -> None:
-        self._kernel = kernel
-        self._tail = (*numbers, *constants)
-        self.share = share
+    def __init__(self, kernel: Any, *tail: Any, share: int = 1, **options: int) -> None:
+        self._kernel, self._tail, self.share = kernel, tail, share
         self._options = {} if _INTERPRETED else options
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[tuple[int, int, int], Any] = {}
 
-    def __call__(self, x: Tensor, out: Tensor, count: int, *others: Any, absent: Hashable = None) -> None:
-        """Launch as many programs as share `count` elements; the other arguments are those of `launch`."""
-        self.launch(-(-count // self.share), x, out, count, *others, absent=absent)
-
-    def launch(self, programs: int, x: Tensor, out: Tensor, *others: Any, absent: Hashable = None) -> None:
+    def __call__(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
         """Launch the kernel on the current stream of `x`'s device.
 
         Args:
-            programs: Number of programs.
+            programs: Number of programs; none are launched for zero.
             x: The tensor that is read.
             out: The tensor that is written.
-            *others: The arguments between these and the numbers.
-            absent: Which of the kernel's optional arguments are missing.
+            *others: The arguments between these and the tail.
         """
-        device = x.device.index
-        if not _INTERPRETED and device != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self.launch(programs, x, out, *others, absent=absent)
+        if not programs:
             return
-        source, target = x.data_ptr(), out.data_ptr()
-        form = (device, source % 16, target % 16, absent)
-        known = self._compiled.get(form)
-        if known is not None and not _is_watched():
-            run, function, metadata = known
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            run(programs, 1, 1, stream, function, metadata, None, None, None, source, target, *others, *self._tail)
+        source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
+        known = self._compiled.get((device, source % 16, target % 16))
+        is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
+        if known is None or is_watched or device != _current_device():
+            self._compile(programs, x, out, *others)
             return
-        compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
-        if not _INTERPRETED:
-            self._compiled[form] = compiled.run, compiled.function, compiled.packed_metadata
+        run, function, metadata = known
+        run(programs, 1, 1, _current_stream(device), function, metadata, None, None, None, source, target, *others, *self._tail)
+
+    def _compile(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
+        """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
+        if _INTERPRETED:
+            self._kernel[programs, 1, 1](x, out, *others, *self._tail)
+            return
+        device = x.get_device()
+        with torch.cuda.device(device):
+            compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
+        form = device, x.data_ptr() % 16, out.data_ptr() % 16
+        self._compiled[form] = compiled.run, compiled.function, compiled.packed_metadata
+
+
+class Launch(NamedTuple):
+    """A prepared launch: everything that does not change between calls on tensors of the same shapes, strides and dtypes.
+
+    Attributes:
+        launcher: The kernel.
+        programs: Number of programs.
+        sizes: The kernel's arguments that follow from the shapes, the last ones before the launcher's own.
+    """
+
+    launcher: Launcher
+    programs: int
+    sizes: tuple[int, ...]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.triton.device.transposed import Tile
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher
+
+T = TypeVar("T")
 
 #: Elements of a tile, and how many of them are adjacent in memory if there are that many.
 _TILE, _ACROSS = 2048, 64
@@ -47,7 +49,6 @@ class Memory(NamedTuple):
     transposed: Transposed | None
 
 
-@lru_cache(maxsize=4096)
 def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
     """The memory layout of a tensor with the given shape and strides."""
     steps: list[tuple[int, int]] = []
@@ -68,62 +69,84 @@ def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
     return Memory(tuple(steps), is_dense, transposed)
 
 
-class Work(NamedTuple):
-    """The tensors that a kernel reads and writes in place of the given ones.
+class Layout(NamedTuple):
+    """The way in which programs cover tensors that are stored alike.
 
     Attributes:
-        source: The tensor that is read.
-        target: The tensor that is written.
-        others: Further tensors that are written.
-        transposed: Their common transposed layout, if they have one and the elements' indices matter.
+        elements: Number of elements.
+        transposed: The transposed matrices, if tensors are stored as such and the elements' indices matter.
         tile: The tile that a program then rounds.
     """
 
-    source: Tensor
-    target: Tensor
-    others: tuple[Tensor, ...]
+    elements: int
     transposed: Transposed | None = None
     tile: Tile | None = None
 
-    def launch(self, launcher: Launcher, count: int, *arguments: Any, absent: Hashable) -> None:
-        """Launch a kernel with as many programs as share `count` elements."""
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The kernels' arguments: elements, and rows and columns of transposed matrices."""
+        return self.elements, *(self.transposed or (0, 0))
+
+    def programs(self, share: int) -> int:
+        """The number of programs, each of which takes a tile if there is one, and otherwise a share of the elements."""
         if self.transposed is None or self.tile is None:
-            launcher(self.source, self.target, count, 0, 0, *arguments, absent=absent)
-            return
+            return -(-self.elements // share)
         rows, columns = self.transposed
-        programs = count // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
-        launcher.launch(programs, self.source, self.target, count, rows, columns, *arguments, absent=absent)
-
-    def finish(self, *outs: Tensor) -> None:
-        """Copy results written elsewhere into the given tensors."""
-        for out, target in zip(outs, (self.target, *self.others), strict=True):
-            if target is not out:
-                out.copy_(target)
+        return self.elements // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
 
 
-def work_on(by_index: bool, aligned: bool, x: Tensor, out: Tensor, *others: Tensor) -> Work:
-    """Arrange tensors for a kernel: in place where it can process their memory layout, in logical order otherwise.
+def layout_of(shape: torch.Size, *strides: tuple[int, ...], by_index: bool, aligned: bool) -> Layout | None:
+    """The common layout of tensors of a shape, or none if there is no common one that kernels support.
 
     Args:
+        shape: The shape.
+        *strides: The strides of each tensor.
         by_index: Whether results depend on an element's index; otherwise any order will do.
         aligned: Whether the first element starts a group of random bits.
-        x: The tensor that is read.
-        out: The tensor that is written.
-        *others: Further tensors that are written.
     """
-    outs = (out, *others)
-    if x.is_contiguous() and all(map(Tensor.is_contiguous, outs)):
-        return Work(x, out, others)
-    memory = memory_of(x.shape, x.stride())
-    if memory.is_dense and all(memory_of(written.shape, written.stride()) == memory for written in outs):
-        if not by_index:
-            return Work(x, out, others)
-        if memory.transposed is not None and math.prod(memory.transposed) >= _LEAST:
-            return Work(x, out, others, memory.transposed, tile_of(memory.transposed, aligned))
-    return Work(flat(x), _target(out), tuple(map(_target, others)))
+    count, memory = shape.numel(), memory_of(shape, strides[0])
+    if not count:
+        return Layout(0)
+    if not memory.is_dense or any(memory_of(shape, other) != memory for other in strides):
+        return None
+    if not by_index or len(memory.steps) < 2:
+        return Layout(count)
+    if memory.transposed is None or math.prod(memory.transposed) < _LEAST:
+        return None
+    return Layout(count, memory.transposed, tile_of(memory.transposed, aligned))
 
 
 @lru_cache(maxsize=4096)
+def prepared(
+    build: Callable[..., Launcher], form: tuple[Any, ...], by_index: bool, aligned: bool, shape: torch.Size, *strides: tuple[int, ...]
+) -> Launch | None:
+    """Prepare a launch on tensors of a shape; none if they need copies in logical order: see `in_order`.
+
+    Args:
+        build: The function that makes the launcher, from `form` and the tile of a program.
+        form: What the kernel computes: numbers, dtypes, and everything else that it is specialized on.
+        by_index: Whether results depend on an element's index; otherwise any order will do.
+        aligned: Whether the first element starts a group of random bits.
+        shape: The shape.
+        *strides: The strides of each tensor.
+    """
+    layout = layout_of(shape, *strides, by_index=by_index, aligned=aligned)
+    if layout is None:
+        return None
+    launcher = build(*form, layout.tile)
+    return Launch(launcher, layout.programs(launcher.share), layout.sizes)
+
+
+def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:
+    """Call a function on tensors in logical order, and copy what it writes back into the given ones."""
+    targets = [out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device) for out in outs]
+    result = run(flat(x), *targets)
+    for out, target in zip(outs, targets, strict=True):
+        if target is not out:
+            out.copy_(target)
+    return result
+
+
 def tile_of(transposed: Transposed, aligned: bool) -> Tile:
     """The tile that a program rounds, depending on whether the first element starts a group of random bits."""
     rows, columns = transposed
@@ -140,9 +163,4 @@ def _power_from(size: int) -> int:
 
 def flat(x: Tensor) -> Tensor:
     """The elements in logical order."""
-    return x if x.is_contiguous() else x.contiguous()
-
-
-def _target(out: Tensor) -> Tensor:
-    """A tensor to write the elements to in logical order."""
-    return out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    return x.contiguous()

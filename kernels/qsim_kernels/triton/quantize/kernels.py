@@ -36,8 +36,8 @@ def quantize_block(
 
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
-    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
-    seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    count: tl.int64, rows: tl.int64, columns: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
@@ -79,8 +79,8 @@ def encode_block(
 
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
-    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
-    lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    count: tl.int64, rows: tl.int64, columns: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
@@ -158,8 +158,8 @@ _SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *
 
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
-    x, out, count: tl.int64, rows: tl.int64, columns: tl.int64,
-    codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
+    x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
+    count: tl.int64, rows: tl.int64, columns: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,

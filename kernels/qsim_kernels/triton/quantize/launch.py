@@ -14,7 +14,8 @@ from qsim_kernels.triton.device.transposed import Tile
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher
-from qsim_kernels.triton.host.layouts import work_on
+from qsim_kernels.triton.host.layouts import in_order, prepared
+from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
 
@@ -33,14 +34,15 @@ def quantize_into(
         offset: Logical index of `x`'s first element.
         block: Elements of a block; by default the fastest number.
     """
-    count = x.numel()
-    if count:
-        aligned = offset % 8 == 0
-        work = work_on(rule.mode == Mode.STOCHASTIC, aligned, x, out)
-        pointer, number = seed_of(seed, x)
-        launcher = _quantizer(grid, rule, x.dtype, out.dtype, work.tile, aligned, block)
-        work.launch(launcher, count, pointer, number, stream, offset, absent=pointer is None)
-        work.finish(out)
+    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    aligned = offset % 8 == 0
+    form = (grid, rule, x.dtype, out.dtype, pointer is None, aligned, block)
+    launch = prepared(_quantizer, form, rule.mode == Mode.STOCHASTIC, aligned, x.shape, x.stride(), out.stride())
+    if launch is None:
+        in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
+        return
+    launcher, programs, sizes = launch
+    launcher(programs, x, out, pointer, number, stream, offset, *sizes)
 
 
 def encode_into(
@@ -60,27 +62,29 @@ def encode_into(
     Returns:
         Whether there was a NaN without a code, on the device of `x`.
     """
-    count = x.numel()
-    if not count:
-        return False
-    aligned = offset % 8 == 0
-    work = work_on(rule.mode == Mode.STOCHASTIC, aligned, x, out)
-    pointer, number = seed_of(seed, x)
     check = check and coding.nan < 0
+    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    aligned = offset % 8 == 0
+    form = (grid, rule, coding, x.dtype, out.dtype, pointer is None, aligned, check, block)
+    launch = prepared(_encoder, form, rule.mode == Mode.STOCHASTIC, aligned, x.shape, x.stride(), out.stride())
+    if launch is None:
+        others = (seed, grid, rule, coding, stream, offset, check, block)
+        return in_order(lambda source, target: encode_into(target, source, *others), x, out)
+    launcher, programs, sizes = launch
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
-    launcher = _encoder(grid, rule, coding, x.dtype, out.dtype, work.tile, aligned, block)
-    work.launch(launcher, count, lost, pointer, number, stream, offset, absent=(lost is None, pointer is None))
-    work.finish(out)
+    launcher(programs, x, out, lost, pointer, number, stream, offset, *sizes)
     return False if lost is None else lost
 
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Write the values of `codes` into `out`; see `reference.decode_into`."""
-    count = codes.numel()
-    if count:
-        work = work_on(False, True, codes, out)
-        _decoder(grid, coding, out.dtype, block)(work.source, work.target, count)
-        work.finish(out)
+    form = (grid, coding, codes.dtype, out.dtype, block)
+    launch = prepared(_decoder, form, False, True, codes.shape, codes.stride(), out.stride())
+    if launch is None:
+        in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
+        return
+    launcher, programs, sizes = launch
+    launcher(programs, codes, out, sizes[0])
 
 
 def quantize_and_encode_into(
@@ -97,19 +101,28 @@ def quantize_and_encode_into(
     code_stream: int,
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
-    count = x.numel()
-    if count:
-        work = work_on(Mode.STOCHASTIC in (rule.mode, code_rule.mode), True, x, out, codes)
-        pointer, number = seed_of(seed, x)
-        launcher = _both(grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, work.tile)
-        written = work.others[0]
-        work.launch(launcher, count, written, pointer, number, stream, code_stream, absent=(pointer is None, written.data_ptr() % 16))
-        work.finish(out, codes)
+    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    by_index = Mode.STOCHASTIC in (rule.mode, code_rule.mode)
+    form = (grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, pointer is None, codes.data_ptr() % 16)
+    launch = prepared(_both, form, by_index, True, x.shape, x.stride(), out.stride(), codes.stride())
+    if launch is None:
+        others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
+        in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)
+        return
+    launcher, programs, sizes = launch
+    launcher(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
 
 
 @lru_cache(maxsize=4096)
 def _quantizer(
-    grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, tile: Tile | None, aligned: bool, block: int | None
+    grid: Grid,
+    rule: Rule,
+    source: torch.dtype,
+    target: torch.dtype,
+    unseeded: bool,
+    aligned: bool,
+    block: int | None,
+    tile: Tile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     run, steps = run_of(source, target), 1
@@ -130,7 +143,8 @@ def _quantizer(
         registers = 32
     block = block or size
     options = {"maxnreg": registers} if registers else {}
-    return Launcher(quantize_kernel, numbers, (variant, tile, run, aligned, block, steps), steps * block, num_warps=warps, **options)
+    constants = (variant, tile, run, aligned, block, steps)
+    return Launcher(quantize_kernel, *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
 @lru_cache(maxsize=4096)
@@ -140,9 +154,11 @@ def _encoder(
     coding: Coding,
     source: torch.dtype,
     target: torch.dtype,
-    tile: Tile | None,
+    unseeded: bool,
     aligned: bool,
+    checked: bool,
     block: int | None,
+    tile: Tile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     if aligned and tile is None:
@@ -150,7 +166,14 @@ def _encoder(
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
     constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
-    return Launcher(encode_kernel, (*numbers, *code_numbers), constants, 2 * block)
+    return Launcher(encode_kernel, *numbers, *code_numbers, *constants, share=2 * block)
+
+
+@lru_cache(maxsize=4096)
+def _decoder(grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None, tile: Tile | None) -> Launcher:
+    variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
+    block = block or 1024
+    return Launcher(decode_kernel, *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
 
 
 @lru_cache(maxsize=4096)
@@ -163,6 +186,8 @@ def _both(
     source: torch.dtype,
     target: torch.dtype,
     codes: torch.dtype,
+    unseeded: bool,
+    misaligned: int,
     tile: Tile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
@@ -176,14 +201,8 @@ def _both(
     constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
-    return Launcher(quantize_and_encode_kernel, (*numbers, *second_numbers, *code_numbers), constants, 2048, **scarce)
-
-
-@lru_cache(maxsize=4096)
-def _decoder(grid: Grid, coding: Coding, target: torch.dtype, block: int | None) -> Launcher:
-    variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
-    block = block or 1024
-    return Launcher(decode_kernel, numbers, (variant, block), block, num_warps=2 if target.itemsize == 2 else 4)
+    numbers = (*numbers, *second_numbers, *code_numbers)
+    return Launcher(quantize_and_encode_kernel, *numbers, *constants, share=2048, **scarce)
 
 
 def drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
@@ -199,10 +218,3 @@ def run_of(source: torch.dtype, target: torch.dtype) -> int:
 def significant_bits(dtype: torch.dtype) -> int:
     """The number of bits in a dtype's significand."""
     return 2 - math.frexp(torch.finfo(dtype).eps)[1]
-
-
-def seed_of(seed: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
-    """The seed by pointer if it is on the device, without synchronizing; otherwise by value."""
-    if seed is None:
-        return None, 0
-    return (seed, 0) if seed.device == x.device else (None, int(seed))

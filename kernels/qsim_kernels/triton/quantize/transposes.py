@@ -16,9 +16,10 @@ from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.values import CodeVariant, Noise, Variant, as_codes, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
-from qsim_kernels.triton.quantize.launch import drawn_later, seed_of
+from qsim_kernels.triton.quantize.launch import drawn_later
 
 #: A rounding to codes: the values, how to choose, their codes, and the stream of random bits.
 Rounding = tuple[Grid, Rule, Coding, int]
@@ -56,7 +57,7 @@ def tile_of_codes(values, first, noise, grid, coding, V: tl.constexpr, C: tl.con
 
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _TURNED, do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
-    x, turned_out, rows: tl.int64, columns: tl.int64, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64,
+    x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
@@ -142,37 +143,43 @@ def encode_both_ways(
         rounding: How codes in place are made.
         turned_rounding: How transposed ones are made.
     """
-    if not x.numel():
-        return
-    rows, columns = x.shape
-    form = _form(rounding[:3], turned_rounding[:3], x.dtype, rows, columns, rounding == turned_rounding)
-    programs = -(-rows // form.square.rows) * -(-columns // form.square.columns)
-    pointer, number = seed_of(seed, x)
-    absent = (None if out is None else out.data_ptr() % 16, pointer is None)
-    streams = rounding[3], turned_rounding[3]
-    form.launcher.launch(programs, x.contiguous(), turned, rows, columns, out, pointer, number, *streams, absent=absent)
-
-
-class _Form(NamedTuple):
-    """A compiled form of the kernel."""
-
-    launcher: Launcher
-    square: Square
+    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    place = None if out is None else out.data_ptr() % 16
+    launcher, programs, sizes = _prepared(
+        rounding[:3], turned_rounding[:3], x.shape, x.dtype, turned.dtype, place, pointer is None, rounding == turned_rounding
+    )
+    launcher(programs, x.contiguous(), turned, out, pointer, number, rounding[3], turned_rounding[3], *sizes)
 
 
 @lru_cache(maxsize=4096)
-def _form(
-    rounding: tuple[Grid, Rule, Coding], turned: tuple[Grid, Rule, Coding], source: torch.dtype, rows: int, columns: int, alike: bool
-) -> _Form:
+def _prepared(
+    rounding: tuple[Grid, Rule, Coding],
+    turned: tuple[Grid, Rule, Coding],
+    shape: torch.Size,
+    source: torch.dtype,
+    target: torch.dtype,
+    place: int | None,
+    unseeded: bool,
+    alike: bool,
+) -> Launch:
+    rows, columns = shape
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
-    return _Form(_launcher(rounding, turned, source, square), square)
+    launcher = _launcher(rounding, turned, source, target, place, unseeded, square)
+    return Launch(launcher, -(-rows // square.rows) * -(-columns // square.columns), (rows, columns))
 
 
 @lru_cache(maxsize=4096)
-def _launcher(rounding: tuple[Grid, Rule, Coding], turned: tuple[Grid, Rule, Coding], source: torch.dtype, square: Square) -> Launcher:
+def _launcher(
+    rounding: tuple[Grid, Rule, Coding],
+    turned: tuple[Grid, Rule, Coding],
+    source: torch.dtype,
+    target: torch.dtype,
+    place: int | None,
+    unseeded: bool,
+    square: Square,
+) -> Launcher:
     (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*rounding, source), _numbers(*turned, source)
-    constants = (*variants, *turned_variants, square)
-    return Launcher(both_ways_kernel, (*numbers, *turned_numbers), constants, square.rows * square.columns, num_warps=4)
+    return Launcher(both_ways_kernel, *numbers, *turned_numbers, *variants, *turned_variants, square, num_warps=4)
 
 
 def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:

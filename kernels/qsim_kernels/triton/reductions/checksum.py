@@ -11,11 +11,15 @@ from torch import Tensor
 
 from qsim_kernels import mixing
 from qsim_kernels.triton.device.blocks import load
-from qsim_kernels.triton.host.launcher import Launcher
-from qsim_kernels.triton.host.layouts import flat
+from qsim_kernels.triton.host.launcher import Launch, Launcher
 
 _BLOCK = 1024
 _STEPS = 8  # blocks that share one atomic addition
+#: Small tensors need one program, which writes the result; others add theirs to a number that is written before.
+_WIDE_BLOCK = 1 << 14
+_SMALL = 4 * _WIDE_BLOCK
+
+_WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 FOLD: tl.constexpr = tl.constexpr(mixing.FOLD)
 SPREAD: tl.constexpr = tl.constexpr(mixing.SPREAD)
@@ -51,31 +55,46 @@ def checksum_block(words, start, count, offset, row, stride, ROWS: tl.constexpr,
     return h
 
 
-@triton.jit(do_not_specialize=["count", "offset", "row", "stride"])
+@triton.jit(do_not_specialize=["start", "offset", "row", "stride", "count"])
 def checksum_kernel(
-    words, total, count: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64,
-    ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    x, total, start: tl.int64, offset: tl.int64, row: tl.int64, stride: tl.int64, count: tl.int64,
+    WORD: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add `count` words to `total`, in any order, which integer addition allows."""
-    start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
+    """Add `count` words to `total`, in any order, which integer addition allows; a single program adds them to `start`."""
+    words = x.to(tl.pointer_type(WORD))
+    first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
     own = tl.zeros([BLOCK], tl.int64)
-    if start + STEPS * BLOCK <= count:
+    if first + STEPS * BLOCK <= count:
         for step in range(STEPS):
-            own += checksum_block(words, start + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, False)
+            own += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, False)
     else:
         for step in range(STEPS):
-            own += checksum_block(words, start + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, True)
-    tl.atomic_add(total, tl.sum(own), sem="relaxed")
+            own += checksum_block(words, first + step * BLOCK, count, offset, row, stride, ROWS, BLOCK, True)
+    if SINGLE:
+        tl.store(total, start + tl.sum(own))
+    else:
+        tl.atomic_add(total, tl.sum(own), sem="relaxed")
 
 
-@lru_cache(maxsize=8)
-def _adder(dtype: torch.dtype, rows: bool) -> Launcher:
+def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:
+    """Add the mixed bits of all elements to a number; see `reference.checksum`."""
+    launcher, programs, sizes = _prepared(x.numel(), x.dtype, row > 0)
+    if programs == 1:
+        total = torch.empty((), dtype=torch.int64, device=x.device)
+    else:
+        total = torch.full((), start, dtype=torch.int64, device=x.device)
+    launcher(programs, x.contiguous(), total, start, offset, row, stride, *sizes)
+    return total
+
+
+@lru_cache(maxsize=4096)
+def _prepared(count: int, dtype: torch.dtype, rows: bool) -> Launch:
+    launcher = _adder(dtype, rows, 0 < count <= _SMALL)
+    return Launch(launcher, -(-count // launcher.share), (count,))
+
+
+@lru_cache(maxsize=64)
+def _adder(dtype: torch.dtype, rows: bool, single: bool) -> Launcher:
     """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
-    return Launcher(checksum_kernel, (), (rows, _STEPS, _BLOCK), _STEPS * _BLOCK)
-
-
-def add_words(total: Tensor, words: Tensor, offset: int = 0, row: int = 0, stride: int = 0) -> None:
-    """Add the mixed bits of all `words` to `total`; see `reference.add_words`."""
-    count = words.numel()
-    if count:
-        _adder(words.dtype, row > 0)(flat(words), total, count, offset, row, stride)
+    steps, block, warps = (_SMALL // _WIDE_BLOCK, _WIDE_BLOCK, 32) if single else (_STEPS, _BLOCK, 4)
+    return Launcher(checksum_kernel, _WORDS[dtype.itemsize], rows, single, steps, block, share=steps * block, num_warps=warps)

@@ -6,7 +6,6 @@ A program walks down a few columns and keeps their sums. Partial sums are added 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -18,10 +17,10 @@ from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher
-from qsim_kernels.triton.host.layouts import flat
+from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
-from qsim_kernels.triton.quantize.launch import quantize_into, run_of, seed_of
+from qsim_kernels.triton.quantize.launch import quantize_into, run_of
 
 # Enough warps to keep a large GPU busy; more would leave more partial sums to add.
 _WARPS = 4224
@@ -56,7 +55,7 @@ def walk_down(
 
 @triton.jit(do_not_specialize=[*NOISE, *NUMBERS, "rows", "columns", "depth"], do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
-    x, out, rows: tl.int64, columns: tl.int64, depth: tl.int64, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64,
+    x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, under: tl.int64, scale: tl.int64,
@@ -93,35 +92,53 @@ def add_parts_kernel(sums, out, columns: tl.int64, parts: tl.int64, DEPTH: tl.co
 
 def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int) -> Tensor:
     """Round the matrix `x` onto a grid, into `out`; see `reference.quantize_and_sum_into`."""
-    rows, columns = x.shape
-    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-    if columns % 8 or not x.numel():
+    pointer, number = (None, 0) if seed is None else seed_of(seed, x)
+    form = _prepared(grid, rule, x.shape, x.dtype, out.dtype, pointer is None)
+    if form is None:
         # Rows that do not begin where random bits begin would need separate bits for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
-        return x.sum(0, dtype=kind)
+        return x.sum(0, dtype=_kind(x.dtype))
+    (launcher, programs, sizes), (adder, adders, own_sizes), kind = form
+    columns, parts = own_sizes
+    sums = torch.empty((parts, columns), dtype=kind, device=x.device)
+    launcher(programs, x.contiguous(), out, sums, pointer, number, stream, *sizes)
+    if parts == 1:
+        return sums.view(columns)
+    total = torch.empty(columns, dtype=kind, device=x.device)
+    adder(adders, sums, total, columns, parts)
+    return total
+
+
+def _kind(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@lru_cache(maxsize=4096)
+def _prepared(
+    grid: Grid, rule: Rule, shape: torch.Size, source: torch.dtype, target: torch.dtype, unseeded: bool
+) -> tuple[Launch, Launch, torch.dtype] | None:
+    """The launches of rounding and of adding up, and the dtype of sums; none if rows do not begin where random bits begin."""
+    rows, columns = shape
+    if columns % 8 or not rows * columns:
+        return None
     block = next((size for size in (1024, 512) if columns % size == 0), 256)
     across = -(-columns // block)
     depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
-    parts = -(-rows // depth)
-    sums = torch.empty((parts, columns), dtype=kind, device=x.device)
-    pointer, number = seed_of(seed, x)
-    launcher = _rounder(grid, rule, x.dtype, out.dtype, block)
-    launcher.launch(parts * across, flat(x), out, rows, columns, depth, sums, pointer, number, stream, absent=pointer is None)
-    total = torch.empty(columns, dtype=kind, device=x.device)
-    _adder(kind).launch(-(-columns // _ADDED), sums, total, columns, parts)
-    return total
+    parts, kind = -(-rows // depth), _kind(source)
+    rounding = Launch(_rounder(grid, rule, source, target, block, unseeded), parts * across, (rows, columns, depth))
+    return rounding, Launch(_adder(kind), -(-columns // _ADDED), (columns, parts)), kind
 
 
 @lru_cache(maxsize=2)
 def _adder(kind: torch.dtype) -> Launcher:
-    return Launcher(add_parts_kernel, (), (64, _ADDED), _ADDED)
+    return Launcher(add_parts_kernel, 64, _ADDED)
 
 
 @lru_cache(maxsize=4096)
-def _rounder(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, block: int) -> Launcher:
+def _rounder(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, block: int, unseeded: bool) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    constants: tuple[Any, ...] = (variant, run_of(source, target), block)
-    return Launcher(quantize_and_sum_kernel, numbers, constants, block, num_warps=_warps(block), maxnreg=64)
+    constants = (variant, run_of(source, target), block)
+    return Launcher(quantize_and_sum_kernel, *numbers, *constants, num_warps=_warps(block), maxnreg=64)
 
 
 def _warps(block: int) -> int:

@@ -114,7 +114,7 @@ def tally_kernel(
 @lru_cache(maxsize=16)
 def _launcher(before: torch.dtype, after: torch.dtype, single: bool, blocks: int) -> Launcher:
     """The launcher for a pair of dtypes: a launcher's compiled forms do not distinguish dtypes."""
-    return Launcher(tally_kernel, (), (single, blocks, _GROUP, _BLOCK), blocks * _BLOCK, num_warps=_WARPS)
+    return Launcher(tally_kernel, single, blocks, _GROUP, _BLOCK, num_warps=_WARPS)
 
 
 def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
     others = (counts, own_sums, count, _pattern(low), _pattern(high))
-    _launcher(x.dtype, rounded.dtype, single, blocks).launch(programs, flat(x), flat(rounded), *others)
+    _launcher(x.dtype, rounded.dtype, single, blocks)(programs, flat(x), flat(rounded), *others)
     return counts, own_sums.sum(0)
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.scales import Tiles
+from qsim_kernels.reference import scaling as reference
+from qsim_kernels.reference.hadamard import hadamard as hadamard_in_torch
+from qsim_kernels.scales import Tiles, Turn
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.regions import Shape, inside, row_starts
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.scaled.cuts import reading
+
+#: Elements of a row that a single program reads at most.
+_SMALL = 1 << 16
 
 _NUMBERS = ["rows", "columns", "height", "width", "down", "along", "parts_down", "parts_along", "signs"]
 
@@ -61,9 +68,9 @@ def largest_of(
 def amaxes_kernel(
     x, out, rows: tl.int64, columns: tl.int64, height: tl.int64, width: tl.int64, down: tl.int64, along: tl.int64, parts_down: tl.int64,
     parts_along: tl.int64, signs: tl.int64,
-    T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr,
+    T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, ACROSS: tl.constexpr, STEPS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """Raise each tile's number in `out` to its largest magnitude pattern."""
+    """Write each tile's largest magnitude pattern if a single program reads it; otherwise raise its number in `out`, zero at first."""
     EACH_ROW: tl.constexpr = S.tile_height == 1
     EACH_COLUMN: tl.constexpr = S.tile_width == 1
     HEIGHT: tl.constexpr = S.height * STEPS if EACH_COLUMN else S.height
@@ -86,30 +93,48 @@ def amaxes_kernel(
         found = tl.max(found, axis=0, keep_dims=True)
     matrix = 0 if ACROSS else matrix
     place = ((matrix * down + down_tiles) * along)[:, None] + along_tiles[None, :]
-    tl.atomic_max(out + place, found, mask=(down_tiles < down)[:, None] & (along_tiles < along)[None, :], sem="relaxed")
+    patterns = out.to(tl.pointer_type(tl.int32)) + place
+    within = (down_tiles < down)[:, None] & (along_tiles < along)[None, :]
+    if SINGLE:
+        tl.store(patterns, found, mask=within)
+    else:
+        tl.atomic_max(patterns, found, mask=within, sem="relaxed")
 
 
-def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: TurnVariant, signs: int, finite: bool) -> None:
-    """Write the largest magnitude of each tile of a contiguous tensor; see `reference.scaling.amaxes_into`.
-
-    Args:
-        out: float32.
-        x: Values of at most 32 bits.
-        tiles: Which elements belong together.
-        turn: A transform of blocks that are within tiles.
-        signs: Its signs.
-        finite: Whether to ignore non-finite values.
-    """
-    out.zero_()
-    if not x.numel():
+def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+    """Write the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
+    prepared = _prepared(x.shape, x.dtype, tiles, turn, finite)
+    if prepared is None:
+        if turn is None or x.dtype == torch.float64:
+            reference.amaxes_into(out, x, tiles, turn, finite)
+        else:
+            amaxes_into(out, hadamard_in_torch(x, turn), tiles, None, finite)
         return
-    _, down, along = tiles.counts(x.numel())
-    launcher, height, width = _reader(_shape(tiles, turn), turn, finite, tiles.across, x.dtype)
+    (launcher, programs, sizes), is_single = prepared
+    if not is_single:
+        out.zero_()
+    launcher(programs, x.contiguous(), out, *sizes)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(shape: torch.Size, source: torch.dtype, tiles: Tiles, turn: Turn | None, finite: bool) -> tuple[Launch, bool] | None:
+    """The launch, and whether a single program reads each tile; none if float64 is needed, or if plain torch transforms the tensor."""
+    read = reading(shape.numel(), source, tiles, turn)
+    if read is None:
+        return None
+    count, tiles, variant, signs = read
+    if not count:
+        return Launch(Launcher(amaxes_kernel), 0, ()), False
+    matrices = count // (tiles.rows * tiles.columns)
+    region, steps, warps = _region(tiles, variant)
+    height, width = (region.height * steps, region.width) if tiles.width == 1 else (region.height, region.width * steps)
     parts_down, of_rows = _parts(tiles.rows, tiles.height, height)
     parts_along, of_columns = _parts(tiles.columns, tiles.width, width)
-    matrices = x.numel() // (tiles.rows * tiles.columns)
-    numbers = (tiles.rows, tiles.columns, tiles.height, tiles.width, down, along, parts_down, parts_along, signs)
-    launcher.launch(matrices * of_rows * of_columns, x, out.view(torch.int32), *numbers)
+    is_single = parts_down == parts_along == 1 and (matrices == 1 or not tiles.across)
+    launcher = _reader(source, warps, variant, region, finite, tiles.across, steps, is_single)
+    _, down, along = tiles.counts(count)
+    sizes = (tiles.rows, tiles.columns, tiles.height, tiles.width, down, along, parts_down, parts_along, signs)
+    return Launch(launcher, matrices * of_rows * of_columns, sizes), is_single
 
 
 def _parts(elements: int, size: int, length: int) -> tuple[int, int]:
@@ -118,23 +143,26 @@ def _parts(elements: int, size: int, length: int) -> tuple[int, int]:
     return parts, -(-elements // length) if size == 1 else parts * -(-elements // size)
 
 
-def _shape(tiles: Tiles, turn: TurnVariant) -> Shape:
-    """The region shape that fits the tiles: long regions, so that few programs compete for one number."""
+def _region(tiles: Tiles, turn: TurnVariant) -> tuple[Shape, int, int]:
+    """The shape of a region that fits the tiles, the number of regions that a program reads, and its warps.
+
+    Regions are long, so that few programs compete for one number. A small tensor is read by one program.
+    """
     tall, wide = min(tiles.height, tiles.rows), min(tiles.width, tiles.columns)
+    even = tiles.columns % 16 == 0 and (tiles.width % 16 == 0 or tiles.width in (1, tiles.columns))
+    form = (int(tiles.height == 1), int(tiles.width == 1), False, even, False, 1)
+    if tall == tiles.rows == 1 and 8192 < wide == tiles.columns <= _SMALL and not turn.levels:
+        return Shape(1, _SMALL // 4, *form), 4, 32
     if turn.down or tiles.width == 1:
         height, width = 32, 64
     else:
         width = min(1024, max(16, 1 << turn.levels, triton.next_power_of_2(wide)))
         height = min(1024 // width, triton.next_power_of_2(tiles.rows if tiles.height == 1 else tall))
-    even = tiles.columns % 16 == 0 and (tiles.width % 16 == 0 or tiles.width in (1, tiles.columns))
-    return Shape(height, width, int(tiles.height == 1), int(tiles.width == 1), False, even, False, 1)
+    steps = 8 if height * width >= 1024 and not tiles.height == tiles.width == 1 else 1
+    return Shape(height, width, *form), steps, 1 if height > 1 else 4
 
 
 @lru_cache(maxsize=1024)
-def _reader(shape: Shape, turn: TurnVariant, finite: bool, across: bool, source: torch.dtype) -> tuple[Launcher, int, int]:
-    """The kernel, and the number of rows and columns that one of its programs reads."""
-    single = shape.tile_height == shape.tile_width == 1
-    steps = 8 if shape.height * shape.width >= 1024 and not single else 1
-    height, width = (shape.height * steps, shape.width) if shape.tile_width == 1 else (shape.height, shape.width * steps)
-    constants = (turn, shape, finite, across, steps)
-    return Launcher(amaxes_kernel, (), constants, 1, num_warps=1 if shape.height > 1 else 4), height, width
+def _reader(source: torch.dtype, warps: int, *constants: Any) -> Launcher:
+    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
+    return Launcher(amaxes_kernel, *constants, num_warps=warps)

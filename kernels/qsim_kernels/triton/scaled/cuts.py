@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
-from torch import Tensor
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.reference.hadamard import hadamard, signs_of
+from qsim_kernels.reference.hadamard import signs_of
 from qsim_kernels.scales import ElementRounding, Scales, Tiles, Turn
 from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
 from qsim_kernels.triton.device.regions import Shape
-from qsim_kernels.triton.host.layouts import flat
 from qsim_kernels.triton.quantize.launch import run_of
 
 # Elements of the largest region that a program holds.
 _LARGEST = 2**14
 #: Transforms of larger blocks go through plain torch.
 _LARGEST_TURN = 32
+
+
+#: The dtypes of a kernel's input and output.
+Types = tuple[torch.dtype, torch.dtype]
 
 
 class Cut(NamedTuple):
@@ -41,45 +42,44 @@ class Cut(NamedTuple):
     registers: int
 
 
-class Prepared(NamedTuple):
-    """The input of a kernel.
+class Reading(NamedTuple):
+    """The way in which a kernel reads a contiguous tensor of at most 32 bits.
 
     Attributes:
-        x: A contiguous tensor of at most 32 bits; already transformed, unless the kernel does it.
+        elements: Number of elements.
         tiles: Which elements share a scale.
         turn: The transform that the kernel does.
         signs: Its signs, one bit per element of a block.
     """
 
-    x: Tensor
+    elements: int
     tiles: Tiles
     turn: TurnVariant
     signs: int
 
 
-def prepared(x: Tensor, tiles: Tiles, turn: Turn | None) -> Prepared:
-    """Prepare a tensor for a kernel."""
-    x = flat(x)
+def reading(count: int, source: torch.dtype, tiles: Tiles, turn: Turn | None) -> Reading | None:
+    """The way to read a tensor; none if float64 is needed, or if plain torch has to transform the tensor first."""
+    if source == torch.float64:
+        return None
     if tiles.across and tiles.columns == 1:
         # Neighbours in memory have different scales: these are columns rather than rows.
-        matrices = x.numel() // tiles.rows if tiles.rows else 0
+        matrices = count // tiles.rows if tiles.rows else 0
         tiles = Tiles(matrices, tiles.rows, max(matrices, 1), 1, False)
     if turn is None:
-        return Prepared(x, tiles, NO_TURN, 0)
+        return Reading(count, tiles, NO_TURN, 0)
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
-        return Prepared(hadamard(x, turn), tiles, NO_TURN, 0)
-    signs = _bits(turn._replace(length=0, inner=0))  # the signs do not depend on these
-    variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, x.dtype == torch.float16)
-    if turn.inner > 1 and tiles.counts(x.numel()) == (1, 1, 1):
+        return None
+    if turn.inner > 1 and tiles.counts(count) == (1, 1, 1):
         tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)
     if turn.inner == 1:
         fits = tiles.columns % turn.length == 0 and _holds(tiles.columns, tiles.width, turn.size)
     else:
         fits = (tiles.rows, tiles.columns) == (turn.length, turn.inner) and _holds(tiles.rows, tiles.height, turn.size)
-    return Prepared(x, tiles, variant, signs) if fits else Prepared(hadamard(x, turn), tiles, NO_TURN, 0)
+    variant = TurnVariant(turn.size.bit_length() - 1, turn.inner > 1, turn.size**-0.5, source == torch.float16)
+    return Reading(count, tiles, variant, _bits(turn)) if fits else None
 
 
-@lru_cache(maxsize=256)
 def _bits(turn: Turn) -> int:
     """The signs of a transform, one bit per element of a block."""
     return sum((sign < 0) << place for place, sign in enumerate(signs_of(turn)))
@@ -95,18 +95,18 @@ def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
     return source.itemsize == target.itemsize == 2
 
 
-def cut_between_tiles(read: Prepared, out: Tensor, elements: ElementRounding, how: Scales) -> Cut | None:
+def cut_between_tiles(read: Reading, types: Types, elements: ElementRounding, aligned: bool, how: Scales) -> Cut | None:
     """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment."""
-    _, (rows, columns, height, width, across), turn, _ = read
+    count, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
         return None
-    block, narrow, draws = 1 << turn.levels, is_narrow(read.x.dtype, out.dtype), elements.rule.mode == Mode.STOCHASTIC
+    block, narrow, draws = 1 << turn.levels, is_narrow(*types), elements.rule.mode == Mode.STOCHASTIC
     if draws:
         a_thread, warps, registers = 32, 1 if narrow else 2, 0
     else:
         a_thread, warps, registers = (64, 1, 0 if how.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
     if height == 1 and columns % width == 0 and not turn.down:
-        rows, columns = 1, read.x.numel()
+        rows, columns = 1, count
         size = 2048 if draws or (narrow and how.grid.mantissa == 0) else 4096 if narrow else 1024
         tall, wide = 1, max(size, width, block)
         warps, registers = 4, 0
@@ -120,14 +120,14 @@ def cut_between_tiles(read: Prepared, out: Tensor, elements: ElementRounding, ho
         warps = max(1, tall * wide // (32 * a_thread))
     if tall * wide > _LARGEST:
         return None
-    return _cut_into(read, out, elements.offset, rows, columns, (tall, wide), (height, width), warps, registers)
+    return _cut_into(read.elements, types, aligned, rows, columns, (tall, wide), (height, width), warps, registers)
 
 
-def cut(read: Prepared, out: Tensor, elements: ElementRounding) -> Cut:
+def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:
     """Regions for given scales, which need not hold whole tiles."""
     _, (rows, columns, height, width, _), turn, _ = read
     block, size, registers = 1 << turn.levels, 1024, 0
-    if is_narrow(read.x.dtype, out.dtype) and width > 1 and not turn.levels:
+    if is_narrow(*types) and width > 1 and not turn.levels:
         size, registers = 2048, 0 if elements.rule.mode == Mode.STOCHASTIC else 32
     if turn.down:
         tall, wide = block, 64
@@ -135,13 +135,13 @@ def cut(read: Prepared, out: Tensor, elements: ElementRounding) -> Cut:
         wide = min(size, max(16, block, triton.next_power_of_2(columns)))
         tall = min(size // wide, triton.next_power_of_2(rows))
     tile = (0 if height >= rows else height, 0 if width >= columns else width)
-    return _cut_into(read, out, elements.offset, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
+    return _cut_into(read.elements, types, aligned, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
 
 
 def _cut_into(
-    read: Prepared,
-    out: Tensor,
-    offset: int,
+    count: int,
+    types: Types,
+    aligned: bool,
     rows: int,
     columns: int,
     region: tuple[int, int],
@@ -149,11 +149,10 @@ def _cut_into(
     warps: int,
     registers: int,
 ) -> Cut:
-    count = read.x.numel()
     is_flat = rows == 1 and count == columns and region[0] == 1
-    aligned = offset % 8 == 0 and (rows * columns == columns == count or columns % 8 == 0)
-    shape = Shape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(read.x.dtype, out.dtype))
+    aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
+    shape = Shape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(*types))
     down, along = (-(-size // (part or size)) for size, part in zip((rows, columns), tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
-    programs = count // (rows * columns) * regions_down * regions_along
+    programs = count // (rows * columns) * regions_down * regions_along if count else 0
     return Cut(shape, programs, (rows, columns, down, along, regions_down, regions_along), warps, registers)

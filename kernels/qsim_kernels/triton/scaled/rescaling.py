@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.triton.device.regions import narrowed
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launch, Launcher
 
 _WIDTH = 1024
 #: The dtypes of biases and results that the kernel computes.
@@ -57,34 +57,44 @@ def rescale_kernel(
 
 def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
     """Write a product times scales; see `reference.scaling.rescaled_into`."""
-    places = [_place(factor, product) for factor in factors]
-    plain = product.dtype == torch.float32 and product.is_contiguous() and len(factors) <= 2 and 0 < product.numel() < 2**40
-    fits = out.dtype in _NARROW and (bias is None or bias.dtype in _NARROW)
-    if not plain or not fits or None in places:
+    packed = product.is_contiguous() and all(map(Tensor.is_contiguous, factors))
+    factor_types = [(factor.shape, factor.dtype) for factor in factors]
+    launch = packed and _prepared(product.shape, product.dtype, out.dtype, None if bias is None else bias.dtype, *factor_types)
+    if not launch:
         reference.rescaled_into(out, product, factors, bias)
         return
-    columns = product.shape[-1]
-    rows = product.numel() // columns
-    (first, second), (one, other) = [*factors, None, None][:2], [*places, None, None][:2]
-    launcher = _rescaler(one, other, columns % 16 == 0, out.dtype)
-    given = (first, second, None if bias is None else bias.contiguous(), rows, columns)
-    absent = (len(factors), None if bias is None else bias.dtype)
-    launcher.launch(rows * -(-columns // _WIDTH), product, out, *given, absent=absent)
+    launcher, programs, sizes = launch
+    first, second = (*factors, None, None)[:2]
+    launcher(programs, product, out, first, second, None if bias is None else bias.contiguous(), *sizes)
 
 
-def _place(factor: Tensor, product: Tensor) -> str | None:
-    """The dimensions of a matrix that a factor applies to; None if it is not float32 and packed, or applies elsewhere."""
-    if factor.dtype != torch.float32:
+@lru_cache(maxsize=4096)
+def _prepared(
+    shape: torch.Size, source: torch.dtype, target: torch.dtype, bias: torch.dtype | None, *factors: tuple[torch.Size, torch.dtype]
+) -> Launch | None:
+    """Prepare a launch for contiguous tensors, if the kernel supports their dtypes and shapes."""
+    places = [_place(factor, shape) for factor, dtype in factors if dtype == torch.float32]
+    count = shape.numel()
+    fits = source == torch.float32 and target in _NARROW and bias in (None, *_NARROW) and 0 < count < 2**40
+    if not fits or None in places or len(places) < len(factors) or len(factors) > 2:
         return None
+    columns = shape[-1]
+    launcher = _rescaler(*(*places, None, None)[:2], columns % 16 == 0, target, bias)
+    rows = count // columns
+    return Launch(launcher, rows * -(-columns // _WIDTH), (rows, columns))
+
+
+def _place(factor: torch.Size, shape: torch.Size) -> str | None:
+    """The dimensions of a matrix that a factor applies to; none if it applies elsewhere."""
     if factor.numel() == 1:
         return "all"
-    if product.dim() != 2 or not factor.is_contiguous():
+    if len(shape) != 2:
         return None
-    shapes = {(product.shape[0], 1): "row", (1, product.shape[1]): "column", (product.shape[1],): "column"}
-    return shapes.get(tuple(factor.shape))
+    return {(shape[0], 1): "row", (1, shape[1]): "column", (shape[1],): "column"}.get(tuple(factor))
 
 
 @lru_cache(maxsize=64)
-def _rescaler(first: str | None, second: str | None, even: bool, target: torch.dtype) -> Launcher:
+def _rescaler(first: str | None, second: str | None, even: bool, target: torch.dtype, bias: torch.dtype | None) -> Launcher:
+    """The launcher for the dtypes: a launcher's compiled forms do not distinguish dtypes."""
     # The bias is added to a rounded product, as in plain torch.
-    return Launcher(rescale_kernel, (), (first, second, even, _WIDTH), _WIDTH, enable_fp_fusion=False)
+    return Launcher(rescale_kernel, first, second, even, _WIDTH, enable_fp_fusion=False)

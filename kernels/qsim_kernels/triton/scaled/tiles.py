@@ -103,8 +103,8 @@ def round_region(
 
 @triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *MAKING, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "under"])
 def tiles_kernel(
-    x, out, scales, under, rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64,
-    regions_along: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, signs: tl.int64,
+    x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, over_below: tl.int64, scale: tl.int64,
@@ -151,8 +151,8 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
 def scaled_kernel(
-    x, out, scales, under, rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64,
-    regions_along: tl.int64, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64, signs: tl.int64,
+    x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
+    rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, over_below: tl.int64, scale: tl.int64,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -37,14 +38,14 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
     pointer = step.lr if step.lr.device == device else None
     rate = 0 if pointer is not None else _bits(float(step.lr))
     absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
-    _preparer(algorithm, roundings, kind, types[0]).launch(
+    _preparer(algorithm, roundings, kind, types[0], absent)(
         -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
-        step.seed, absent=absent,
+        step.seed,
     )  # fmt: skip
     for work, is_smooth in zip(work_of(counts, table.smooth, _STEPS * _BLOCK, device), (True, False), strict=True):
         if len(work):
-            updater = _updater(roundings, kind, *types, is_smooth)
-            updater.launch(len(work), table.device, work, table.factors, table.keys, step.found_inf, absent=absent)
+            updater = _updater(roundings, kind, *types, is_smooth, absent[0])
+            updater(len(work), table.device, work, table.factors, table.keys, step.found_inf)
     for column, flattened in zip(given, smooth, strict=True):
         if column is not step.grads and column is not flattened:
             for x, own in zip(column, flattened, strict=True):
@@ -92,22 +93,26 @@ def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: torch.dtype) -> Launcher:
+def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: torch.dtype, absent: tuple[Any, ...]) -> Launcher:
+    """The launcher for optional arguments that are absent, the last of which is the dtype of the learning rate on the device."""
     if isinstance(algorithm, Adam):
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
     variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     patterns = tuple(_bits(number) for number in numbers)
-    return Launcher(prepare_kernel, (*patterns, *grid), (kind, variant, _TYPES[param], _LANES), 1, num_warps=1, enable_fp_fusion=False)
+    return Launcher(prepare_kernel, *patterns, *grid, kind, variant, _TYPES[param], _LANES, num_warps=1, enable_fp_fusion=False)
 
 
 @lru_cache(maxsize=4096)
-def _updater(roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool) -> Launcher:
+def _updater(
+    roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
+) -> Launcher:
     weights = arguments.rounding(roundings.grid, roundings.rule, False)
     inner, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     states = arguments.rounding(roundings.state, roundings.state_rule, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
     types = (_TYPES[param], _TYPES[grad], _TYPES[state])
     constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK, _STEPS, smooth)
-    return Launcher(update_kernel, (*weights[1], *inner_numbers, *states[1]), constants, _BLOCK, num_warps=2, enable_fp_fusion=False)
+    numbers = (*weights[1], *inner_numbers, *states[1])
+    return Launcher(update_kernel, *numbers, *constants, num_warps=2, enable_fp_fusion=False)
