@@ -14,8 +14,9 @@ from qsim.diagnostics.arrivals import Arrival
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
 from qsim.formats import Format
-from qsim.nn.product.sites import Site, round_plainly
+from qsim.nn.product.sites import Site
 from qsim_kernels import tallies
+from qsim_kernels.ops.direct import operators
 
 #: The order in which points are reported.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w", "forward", "backward")
@@ -79,7 +80,7 @@ class LayerObserver:
         point = site.quantizer
         assert point is not None  # points that round nothing are not reported
         dtype = next(dtype for dtype in (x.dtype, torch.float32, torch.float64) if dtype in point.spelt.holders)
-        rounded = round_plainly(x, point, seed, site.stream, dtype, site.place)
+        rounded = site.round_plainly(operators(x), x, seed, dtype)
         return Tally(point.format, *torch.ops.qsim.tally.default(x, rounded, point.format.min, point.format.max))
 
     def used(self, name: str, measured: Any) -> None:

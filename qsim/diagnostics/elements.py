@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.nn.product.sites import Site, as_it_lies, quantized, round_plainly, turn_of
+from qsim.nn.product.sites import Site, as_it_lies, quantized, turn_of
 from qsim.random.places import Place
+from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.scaling import divided, spread
 from qsim_kernels.scales import Restore
 
@@ -35,22 +36,22 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """
     how = site.quantizer
     assert how is not None  # points that round nothing are not reported
-    seen = as_it_lies(x, site)
-    transformed = seen if site.transform is None else torch.ops.qsim.hadamard.default(seen, turn_of(site, seen.shape))
+    ops, seen = operators(x), as_it_lies(x, site)
+    transformed = seen if site.transform is None else ops.hadamard(seen, turn_of(site, seen.shape))
     spelt = how.spelt
     wide = torch.promote_types(transformed.dtype, torch.float32)
     dtype = wide if wide in spelt.holders else spelt.holders[-1]
     if how.scale is None or not x.numel():
-        return RoundedElements(transformed, round_plainly(transformed, how, seed, site.stream, dtype, site.place), None)
+        return RoundedElements(transformed, site.round_plainly(ops, transformed, seed, dtype), None)
     how = replace(how, scale=how.scale.repeated)
     # Scales are those of the local elements, values use the random bits of whole rows.
     site = replace(site, layouts={})
     held = replace(site, place=Place(site.place.offset))
-    values, scales, under = quantized(seen, held, how, seed, dtype, Restore.NOTHING)
+    values, scales, under = quantized(ops, seen, held, how, seed, dtype, Restore.NOTHING)
     assert scales is not None  # there are no scales
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
-        values = quantized(seen, site, how, seed, dtype, Restore.NOTHING).values
+        values = quantized(ops, seen, site, how, seed, dtype, Restore.NOTHING).values
     tiles = site.direction.tiles(how.scale, seen.shape)
     before, whole = divided(transformed, scales, under, tiles)
     return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))

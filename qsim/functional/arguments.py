@@ -18,6 +18,7 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.random import seeds, streams
 from qsim.rounding import Rounding
+from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
 class Spelling(NamedTuple):
@@ -60,15 +61,18 @@ def _spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow:
 _known_spelling = lru_cache(maxsize=4096)(_spelling)
 
 
-def check_input(name: str, x: object) -> None:
-    """Raise an error unless a tensor is dense and floating-point."""
-    refuse_tracing(name, x)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name}: x must be dense, got layout {x.layout}; call x.to_dense() first")
+def check_input(name: str, x: Tensor) -> Operators:
+    """Raise an error unless a tensor is dense and floating-point; return the operators for it."""
+    ops = operators(x)
+    if ops is DISPATCHED:
+        refuse_tracing(name, x)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: x must be a tensor, got {type(x).__name__}")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name}: x must be dense, got layout {x.layout}; call x.to_dense() first")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name}: x must be float32, bfloat16, float16 or float64, got {x.dtype}")
+    return ops
 
 
 def refuse_dtype(spelt: Spelling, dtype: torch.dtype, name: str) -> NoReturn:
@@ -139,11 +143,12 @@ def draw(
 
     What is drawn from torch's own generator may be the same on all ranks of a distributed run, so each takes streams of its own.
     """
-    if not torch.compiler.is_compiling():
+    if (stream != 0 or offset != 0) and not torch.compiler.is_compiling():
         seeds.check_index(stream, offset)
+    if is_stochastic and seed is None and generator is None:
+        return seeds.drawn(device), streams.rank_stream(stream)
     if is_stochastic:
-        is_own = seed is None and generator is None
-        return seeds.seed_tensor(seed, generator, device), streams.rank_stream(stream) if is_own else stream
+        return seeds.seed_tensor(seed, generator, device), stream
     if seed is not None or generator is not None:
         seeds.check_source(seed, generator, device)
     return None, stream

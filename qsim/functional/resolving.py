@@ -22,7 +22,7 @@ def resolved(
     clip_gradient: bool = False,
 ) -> tuple[Spelling, Scaling | None]:
     """Resolve the element format, the rounding and the scale, if any; cached if a name or a format specifies them completely."""
-    if scale is None and not torch.compiler.is_compiling():
+    if scale is None and not torch.compiler.is_dynamo_compiling():
         try:
             return _known(format, rounding, overflow, None, dim, clip_gradient)
         except TypeError:

@@ -11,8 +11,8 @@ from torch import Tensor
 from qsim.formats import Format
 from qsim.functional.arguments import Spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
-from qsim_kernels import scales as numbers
-from qsim_kernels.scales import Restore
+from qsim_kernels.ops.direct import Operators
+from qsim_kernels.scales import Restore, Tiles as KernelTiles
 
 
 class Share(Protocol):
@@ -44,28 +44,32 @@ class Layout(NamedTuple):
 
     Attributes:
         tiles: Which elements share a scale.
+        numbers: The same as numbers.
         making: How scales are made.
         turn: The numbers of a transform that goes before: see `qsim.transforms`.
-        whole: The tiles of the scale that they are under, if there is one.
+        whole: The tiles of the scale that they are under, as numbers, if there is one.
         largest: How that is made.
     """
 
-    tiles: numbers.Tiles
+    tiles: KernelTiles
+    numbers: Sequence[int]
     making: tuple[str, str]
     turn: Sequence[int] = ()
-    whole: numbers.Tiles | None = None
+    whole: Sequence[int] | None = None
     largest: tuple[str, str] = ("", "")
 
     @classmethod
-    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: numbers.Tiles, turn: Sequence[int] = ()) -> Layout:
+    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: KernelTiles, turn: Sequence[int] = ()) -> Layout:
         """The layout of a tensor of a shape, whose elements are rounded to a format."""
         making = scaling.spelling(element)
         if scaling.outer is None:
-            return cls(tiles, making, turn)
-        return cls(tiles, making, turn, scaling.outer.tiles(shape), scaling.outer.spelling(element, scaling.format))
+            return cls(tiles, _numbers(tiles), making, turn)
+        whole = _numbers(scaling.outer.tiles(shape))
+        return cls(tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
 
 
 def quantize_scaled(
+    ops: Operators,
     x: Tensor,
     spelt: Spelling,
     scaling: Scaling,
@@ -81,6 +85,7 @@ def quantize_scaled(
     """Round a tensor under scales that follow from itself.
 
     Args:
+        ops: The operators.
         x: Values.
         spelt: The elements' format and their rounding.
         scaling: The scales.
@@ -93,35 +98,34 @@ def quantize_scaled(
         share: How the largest magnitude of the whole tensor is found, if this is a share of it.
         known: The scales, if they were made before.
     """
-    ops = torch.ops.qsim
     if layout is None:
         layout = Layout.of(scaling, spelt.format, x.shape, scaling.tiles(x.shape))
-    own, turn = _numbers(layout.tiles), layout.turn
+    own, turn = layout.numbers, layout.turn
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None
     if layout.whole is not None:
-        amax = ops.amaxes.default(x, _numbers(layout.whole), turn, True)
+        amax = ops.amaxes(x, layout.whole, turn, True)
         amax = amax if share is None else share.of_all(amax)
-        of_whole = ops.scales.default(amax, None, *layout.largest)
+        of_whole = ops.scales(amax, None, *layout.largest)
         under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
     if isinstance(scaling, (Blocks, Tiles)):
-        values, scales = ops.quantize_tiles.default(x, under, own, turn, *layout.making, *rounding)
+        values, scales = ops.quantize_tiles(x, under, own, turn, *layout.making, *rounding)
         return Scaled(values, None if restore else scales, under)
     if known is None:
-        known = _scales(x, scaling, under, layout, share)
-    return Scaled(ops.quantize_scaled.default(x, known, under, own, turn, *rounding), known, under)
+        known = _scales(ops, x, scaling, under, layout, share)
+    return Scaled(ops.quantize_scaled(x, known, under, own, turn, *rounding), known, under)
 
 
-def _scales(x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:
+def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:
     """The scales of a whole tensor or of channels: what many elements share is known when all have been read, so they are read again."""
     if isinstance(scaling, Given):
         return x.new_full(layout.tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
-    amaxes = torch.ops.qsim.amaxes.default(x, _numbers(layout.tiles), layout.turn, False)
+    amaxes = ops.amaxes(x, layout.numbers, layout.turn, False)
     if share is not None:
         amaxes = share.of_channels(amaxes) if isinstance(scaling, Channel) else share.of_all(amaxes)
-    return torch.ops.qsim.scales.default(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
+    return ops.scales(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
 
 
-def _numbers(tiles: numbers.Tiles) -> list[int]:
+def _numbers(tiles: KernelTiles) -> list[int]:
     """Tiles as operators take them: what torch.compile writes into a graph is neither a NamedTuple nor a truth value among sizes."""
     return [*tiles[:4], int(tiles.across)]

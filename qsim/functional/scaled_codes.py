@@ -12,6 +12,7 @@ from qsim.functional import packing
 from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.scaling import Scaling
+from qsim_kernels.ops.direct import operators
 from qsim_kernels.ops.quantize import code_dtype
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import saturated, under_whole
@@ -62,7 +63,7 @@ def encode_scaled(
 ) -> ScaledCodes:
     """The codes of what `quantize_scaled` gives, element by element and scale by scale; the arguments are its, and two of `encode`."""
     fmt, narrowest = spelt.format, spelt.holders[0]
-    elements, scales, outer = quantize_scaled(x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
+    elements, scales, outer = quantize_scaled(operators(x), x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
     codes = _codes(elements, spelling(fmt, "nearest", overflow))
     assert scales is not None  # no scale was multiplied in
     scales = scales.view(scaling.counts(x.shape))

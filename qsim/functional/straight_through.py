@@ -14,9 +14,11 @@ from torch.autograd import forward_ad
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.scaling import Scaling
+from qsim_kernels.ops.direct import Operators, operators
 
 
 def rounded(
+    ops: Operators,
     x: Tensor,
     spelt: Spelling,
     seed: Tensor | None,
@@ -26,22 +28,22 @@ def rounded(
     limits: tuple[float, float] | None,
 ) -> Tensor:
     """Round a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
-    forward_mode = _in_forward_mode()
+    forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardStraightThrough if forward_mode else _StraightThrough
         return function.apply(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return,no-untyped-call]
-    return torch.ops.qsim.quantize.default(x, seed, spelt.grid, spelt.rule, stream, offset, dtype)  # type: ignore[no-any-return]
+    return ops.quantize(x, seed, spelt.grid, spelt.rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
 
 def rounded_under_scales(
-    x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, dtype: torch.dtype
+    ops: Operators, x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, dtype: torch.dtype
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
-    forward_mode = _in_forward_mode()
+    forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
         return function.apply(x, seed, spelt, scaling, stream, offset, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return _laid_out(x, quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values)
+    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype).values)
 
 
 def _laid_out(x: Tensor, values: Tensor) -> Tensor:
@@ -50,10 +52,6 @@ def _laid_out(x: Tensor, values: Tensor) -> Tensor:
         return values
     room = torch.empty_like(x, dtype=values.dtype)
     return values if room.stride() == values.stride() else room.copy_(values)
-
-
-def _in_forward_mode() -> bool:
-    return forward_ad._current_level >= 0
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -72,7 +70,7 @@ class _StraightThrough(torch.autograd.Function):
         dtype: torch.dtype,
         limits: tuple[float, float] | None,
     ) -> Tensor:
-        return torch.ops.qsim.quantize.default(x, seed, grid, rule, stream, offset, dtype)  # type: ignore[no-any-return]
+        return operators(x).quantize(x, seed, grid, rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -104,7 +102,7 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, seed: Tensor | None, spelt: Spelling, scaling: Scaling, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-        return _laid_out(x, quantize_scaled(x, spelt, scaling, seed, stream, offset, dtype).values)
+        return _laid_out(x, quantize_scaled(operators(x), x, spelt, scaling, seed, stream, offset, dtype).values)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -70,7 +70,7 @@ def quantize(
         >>> qsim.quantize(torch.full((6,), 1.25), "e2m1", rounding="stochastic", seed=0)
         tensor([1.5000, 1.0000, 1.5000, 1.5000, 1.5000, 1.5000])
     """
-    check_input("quantize", x)
+    ops = check_input("quantize", x)
     spelt, scale = resolved(format, rounding, overflow, scale, dim, clip_gradient)
     if out is not None:
         check_out(x, out, dtype)
@@ -84,13 +84,13 @@ def quantize(
     if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
         drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        values = rounded_under_scales(x, spelt, scale, drawn, stream, offset, target)
+        values = rounded_under_scales(ops, x, spelt, scale, drawn, stream, offset, target)
         return values if out is None else out.copy_(values)
     if out is not None:
         torch.ops.qsim.quantize_out.default(x, drawn, spelt.grid, spelt.rule, stream, offset, out)
         return out
     limits = (spelt.format.min, spelt.format.max) if clip_gradient else None
-    return rounded(x, spelt, drawn, stream, offset, target, limits)
+    return rounded(ops, x, spelt, drawn, stream, offset, target, limits)
 
 
 @not_scriptable
@@ -122,7 +122,7 @@ def quantize_(
         >>> qsim.quantize_(x, "e2m1")
         tensor([ 0.5000, -1.5000])
     """
-    check_input("quantize_", x)
+    ops = check_input("quantize_", x)
     spelt, scale = resolved(format, rounding, overflow, scale, dim)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, "x")
@@ -134,6 +134,6 @@ def quantize_(
         scale.tiles(x.shape)
     drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        return x.copy_(quantize_scaled(x, spelt, scale, drawn, stream, offset, x.dtype).values)
+        return x.copy_(quantize_scaled(ops, x, spelt, scale, drawn, stream, offset, x.dtype).values)
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
     return x

@@ -15,7 +15,7 @@ from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 
 
-def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
+def rounds(points: object, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
     """Whether there is anything to round; raise an error for points that are no `FivePoint`, and where autograd functions do not work.
 
     Args:
@@ -23,11 +23,13 @@ def rounds(points: FivePoint | None, a: Tensor, w: Tensor) -> TypeGuard[FivePoin
         a: The first operand.
         w: The second one.
     """
-    if isinstance(points, Recipe):
-        raise TypeError(f"points must be a FivePoint or None, got the recipe {points.name}, which is for a model: give recipe.points")
-    if points is not None and not isinstance(points, FivePoint):
-        raise TypeError(f"points must be a FivePoint or None, got {points!r}{recipe_hint(points)}")
-    if points is None or points.is_identity:
+    if points is None:
+        return False
+    if not isinstance(points, FivePoint):
+        why = ", which is for a model: give recipe.points" if isinstance(points, Recipe) else recipe_hint(points)
+        got = f"the recipe {points.name}" if isinstance(points, Recipe) else repr(points)
+        raise TypeError(f"points must be a FivePoint or None, got {got}{why}")
+    if points.is_identity:
         return False
     if points.is_delayed:
         raise ValueError(
@@ -59,9 +61,9 @@ def operands(
             raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
         if operand.dtype not in FLOATS:
             raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
-    devices = [x.device for x in (a, b, bias) if x is not None]
-    if any(device != devices[0] for device in devices):
-        raise ValueError(f"the operands of a product must be on one device, got {', '.join(map(str, devices))}")
+    if a.device != b.device or (bias is not None and bias.device != a.device):
+        devices = ", ".join(str(x.device) for x in (a, b, bias) if x is not None)
+        raise ValueError(f"the operands of a product must be on one device, got {devices}")
     if not autocasts(a.device):
         return a, b, bias, None
     lower = torch.get_autocast_dtype(a.device.type)

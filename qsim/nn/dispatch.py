@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.embedding import five_point_embedding
 from qsim.nn.product.plans import Setting
 from qsim.recipes.five_point import FivePoint
+
+_WHOLE = (Tensor, nn.Parameter)
 
 
 def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -30,10 +32,12 @@ def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: b
     return five_point_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
 
 
-def _is_distributed(*operands: Tensor | None) -> bool:
+def _is_distributed(a: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:
     """Whether one of the operands is a distributed tensor, which exist only in distributed runs."""
+    if type(a) in _WHOLE and type(w) in _WHOLE and (bias is None or type(bias) in _WHOLE):
+        return False
     if not distributed.is_available() or not distributed.is_initialized():
         return False
     from torch.distributed.tensor import DTensor  # imports much of torch.distributed
 
-    return any(isinstance(x, DTensor) for x in operands)
+    return any(isinstance(x, DTensor) for x in (a, w, bias))

@@ -52,8 +52,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     x, weight, bias, dtype = operands(x, weight, bias, points)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    check_bias("linear", bias, weight.shape[0])
-    return product_of(x, weight, bias, Setting(points, bilinear.Linear(), dtype=dtype), stream)
+    if bias is not None:
+        check_bias("linear", bias, weight.shape[0])
+    return product_of(x, weight, bias, Setting(points, bilinear.LINEAR, dtype=dtype), stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
@@ -75,7 +76,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = product_of(left, right, None, Setting(points, bilinear.Matmul(), two_inputs=True, dtype=dtype))
+    result = product_of(left, right, None, Setting(points, bilinear.MATMUL, two_inputs=True, dtype=dtype))
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 

@@ -136,7 +136,8 @@ class Linear(FivePointModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        return functional.linear(input, self.weight, self.bias, self.points_in_use, stream=self.stream)
+        points = self.points_in_use
+        return functional.linear(input, self.weight, self.bias, points, stream=self.stream if points.weight_is_stochastic else 0)
 
 
 class _Convolution(FivePointModule):

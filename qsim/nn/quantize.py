@@ -17,6 +17,7 @@ from qsim.nn.product.observers import Observer
 from qsim.nn.product.once import once
 from qsim.nn.product.sites import Site
 from qsim.random import places, seeds, streams
+from qsim_kernels.ops.direct import operators
 
 
 class Quantize(RemembersAmaxes):
@@ -110,4 +111,4 @@ class _RoundGradient(torch.autograd.Function):
         site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), places.WHOLE, OWN, multiplies=False)
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
-        return site.round(g, seed, g.dtype).values, None, None
+        return site.round(operators(g), g, seed, g.dtype)[0], None, None

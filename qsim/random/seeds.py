@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import LARGEST, stream
+from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 # Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
 _CPU = torch.device("cpu")
@@ -30,17 +31,25 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
         TypeError: If the seed or the generator has the wrong type.
         ValueError: If both are given, or they do not fit the device.
     """
-    compiling = torch.compiler.is_compiling()
-    capturing = not compiling and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if seed is None and generator is None:
-        return torch.randint(LARGEST, (), device=device if compiling or capturing else _CPU)
+        return drawn(device)
     check_source(seed, generator, device)
     drawn_on_cpu = generator.device.type == "cpu" if generator is not None else isinstance(seed, Tensor) and seed.device.type == "cpu"
-    if drawn_on_cpu and capturing:
+    if drawn_on_cpu and _repeats(device) and not torch.compiler.is_compiling():
         raise RuntimeError("every replay of a CUDA graph would reuse what the CPU drew: give a seed or generator on the device, or none")
     if generator is not None:
         return torch.randint(LARGEST, (), generator=generator, device=generator.device)
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=_CPU)
+
+
+def drawn(device: torch.device) -> Tensor:
+    """A seed from torch's own generator; see `seed_tensor`."""
+    return torch.randint(LARGEST, (), device=device if _repeats(device) else _CPU)
+
+
+def _repeats(device: torch.device) -> bool:
+    """Whether calls on a device are recorded, to be repeated later."""
+    return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def fresh_seed() -> int:
@@ -96,13 +105,18 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
-    return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
+    ops = operators(weight)
+    if ops is DISPATCHED:
+        return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
+    return _weight_seed(weight, stream_number, *place, ops=ops)
 
 
-def _weight_seed(weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool) -> Tensor:
+def _weight_seed(
+    weight: Tensor, stream_number: int, offset: int, row: int, stride: int, first: bool, ops: Operators = DISPATCHED
+) -> Tensor:
     # All processes must request the shared seed, because they may have to agree on it first.
     constant = _of_weight(shared_seed(), stream_number)
-    return torch.ops.qsim.checksum.default(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
+    return ops.checksum(weight, constant if first else 0, offset, row, stride)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=4096)

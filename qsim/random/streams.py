@@ -13,6 +13,8 @@ from torch import distributed
 
 #: The largest stream and the largest seed that are drawn.
 LARGEST = 2**63 - 1
+#: Whether torch was built with distributed runs.
+_MAY_BE_DISTRIBUTED = distributed.is_available()
 
 
 def stream(*names: str | int) -> int:
@@ -43,12 +45,12 @@ def _hashed(names: tuple[str | int, ...]) -> int:
 
 def own_rank() -> int:
     """The rank of this process in a distributed run; 0 outside of one."""
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return distributed.get_rank() if _MAY_BE_DISTRIBUTED and distributed.is_initialized() else 0
 
 
 def is_one_of_several() -> bool:
     """Whether this process is one of several in a distributed run."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return _MAY_BE_DISTRIBUTED and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def rank_stream(number: int, rank: int | None = None) -> int:

@@ -16,6 +16,7 @@ from qsim.functional.arguments import cannot_hold, spelling
 from qsim.functional.straight_through import rounded
 from qsim.random import seeds, streams
 from qsim.rounding import Overflow, Rounding
+from qsim_kernels.ops.direct import operators
 
 _OWN = {dtype: resolve_format(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
@@ -104,4 +105,4 @@ class Output:
     def _rounded(self, x: Tensor) -> Tensor:
         spelt = spelling(self.format, self.rounding, self.overflow)
         seed, stream = self.noise.next(x.device) if spelt.is_stochastic else (None, 0)
-        return rounded(x, spelt, seed, stream, 0, x.dtype, None)
+        return rounded(operators(x), x, spelt, seed, stream, 0, x.dtype, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,7 +16,25 @@ from qsim_kernels.grid import Grid, Mode, Rule, read
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
-library = torch.library.Library("qsim", "DEF")
+
+class OperatorLibrary(torch.library.Library):
+    """The library of the operators, which knows the functions that implement them."""
+
+    def __init__(self) -> None:
+        super().__init__("qsim", "DEF")  # type: ignore[no-untyped-call]
+        self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
+
+    def impl(self, op_name: Any, fn: Any, dispatch_key: Any = "", **options: Any) -> Any:
+        """Register the implementation of an operator for a dispatch key."""
+        self._functions[op_name, dispatch_key] = fn
+        return super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
+
+    def implementation(self, name: str, backend: str) -> Callable[..., Any]:
+        """The function that computes an operator on a backend, `"CPU"` or `"CUDA"`."""
+        return self._functions.get((name, backend)) or self._functions[name, "CompositeExplicitAutograd"]
+
+
+library: Any = OperatorLibrary()
 
 
 class OnBackend:

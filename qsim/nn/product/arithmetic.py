@@ -60,10 +60,6 @@ class Arithmetic(NamedTuple):
     factors: tuple[Tensor, ...] = ()
     adder: Adder | None = None
 
-    def multiplies_like_torch(self, operands: torch.dtype) -> bool:
-        """Whether torch's own product of operands of a dtype is the result."""
-        return operands == self.dtype and not self.exact and len(self.factors) == 0 and self.adder is None
-
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""
         return self._replace(dtype=torch.promote_types(self.dtype, torch.float32), factors=())

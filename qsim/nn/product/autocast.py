@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 
 
@@ -13,6 +10,6 @@ def autocasts(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+def without_autocast(device: torch.device) -> torch.autocast:
     """Keep operands in their carrier: autocast would cast them to 16 bits."""
-    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+    return torch.autocast(device.type, enabled=False)

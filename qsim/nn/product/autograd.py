@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim.nn.product import observers
-from qsim.nn.product.autocast import without_autocast
+from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.once import once
-from qsim.nn.product.operands import Kept, Upstream
+from qsim.nn.product.operands import Upstream
 from qsim.nn.product.plans import ProductPlan, Setting, plan_of
 from qsim.nn.product.sites import beyond
 from qsim.random import seeds
+from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
 def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
@@ -28,7 +29,7 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
         stream: Distinguishes weights that have the same values.
     """
     points = setting.points
-    seed = seeds.seed_tensor(None, None, a.device) if points.is_stochastic else None
+    seed = seeds.drawn(a.device) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not setting.two_inputs
     weight_seed = seeds.weight_seed(w, stream) if weight_draws else None
     return product_with_seeds(a, w, bias, seed, weight_seed, setting)
@@ -44,9 +45,14 @@ def product_with_seeds(
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, setting)
+    ops = operators(a, w)
+    # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
+    apply = FivePointProduct.apply if ops is DISPATCHED else _apply
+    given = (a, w, bias, seed, weight_seed, plan_of(setting, a, w), torch.is_grad_enabled(), ops)
+    if not autocasts(a.device):
+        return apply(*given)  # type: ignore[no-any-return,no-untyped-call]
     with without_autocast(a.device):
-        given = (a, w, bias, seed, weight_seed, plan_of(setting, a, w), torch.is_grad_enabled())
-        return FivePointProduct.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
+        return apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -62,58 +68,76 @@ class FivePointProduct(torch.autograd.Function):
         weight_seed: Tensor | None,
         plan: ProductPlan,
         recording: bool,
+        ops: Operators,
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
-        held, seed_of_w = plan.carriers[0], seed if plan.two_inputs else weight_seed
-        rounded_a, kept_a = plan.first.round(a, seed, held.dtype, needs_w)
-        rounded_w, kept_w = plan.second.round(w, seed_of_w, held.dtype, needs_a)
+        held, seed_of_w = plan.carriers[0].dtype, seed if plan.two_inputs else weight_seed
+        rounded_a, left_a, kept_a = plan.first.round(ops, a, seed, held, needs_w)
+        rounded_w, left_w, kept_w = plan.second.round(ops, w, seed_of_w, held, needs_a)
         observer = ctx.observer = observers.current()
         if observer is not None:
             ctx.noted = plan.first.show(observer, a, kept_a, seed), plan.second.show(observer, w, kept_w, seed_of_w)
             observer.multiplies(plan.first.forward, plan.second.forward)
         ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
+        scales_a = left_a.scales if left_a is not None and needs_w and plan.first.is_reused else None
+        scales_w = left_w.scales if left_w is not None and needs_a and plan.second.is_reused else None
         clip_a, clip_w = plan.clips
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
-        ctx.save_for_backward(seed, weight_seed, *kept_a, *kept_w, beyond_a, beyond_w)
-        how = plan.arithmetic(0, rounded_a, rounded_w, seed)
-        return plan.product.forward(rounded_a.values, rounded_w.values, bias if plan.adds_bias else None, how)
+        ctx.save_for_backward(seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w)
+        how = plan.arithmetic(0, left_a, left_w, seed)
+        return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
     @once
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
+        if not autocasts(g.device):
+            return _gradients(ctx, g)
         with without_autocast(g.device):
             return _gradients(ctx, g)
 
 
+_apply = super(torch.autograd.Function, FivePointProduct).apply
+
+
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    seed, weight_seed, a_or_codes, scales_a, w, scales_w, beyond_a, beyond_w = ctx.saved_tensors
-    kept_a, kept_w = Kept(a_or_codes, scales_a), Kept(w, scales_w)
+    seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
     plan: ProductPlan = ctx.plan
-    seed_of_w = seed if plan.two_inputs else weight_seed
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    needed = kept_w.values is not None, kept_a.values is not None
-    upstream = plan.upstream(g, seed, ctx.observer, needed, needs_bias)
-    gradients: list[Tensor | None] = [None] * 7
-    if needed[0]:
-        gradients[0] = _gradient(ctx, 1, upstream, kept_w, seed_of_w, beyond_a)
-    if needed[1]:
-        gradients[1] = _gradient(ctx, 2, upstream, kept_a, seed, beyond_w)
+    needed = kept_w is not None, kept_a is not None
+    ops = operators(g, kept_a, kept_w)
+    upstream = plan.upstream(ops, g, seed, ctx.observer, needed, needs_bias)
+    of_a = of_w = of_bias = None
+    if kept_w is not None:
+        of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.two_inputs else weight_seed, beyond_a)
+    if kept_a is not None:
+        of_w = _gradient(ctx, 2, ops, upstream, kept_a, scales_a, seed, beyond_w)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
-        gradients[2] = total.to(ctx.bias_dtype)
-    return tuple(gradients)
+        of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
+    return of_a, of_w, of_bias, None, None, None, None, None
 
 
-def _gradient(ctx: Any, index: int, upstream: Upstream, kept: Kept, seed: Tensor | None, clipped: Tensor | None) -> Tensor:
+def _gradient(
+    ctx: Any,
+    index: int,
+    ops: Operators,
+    upstream: Upstream,
+    kept: Tensor,
+    scales: Tensor | None,
+    seed: Tensor | None,
+    clipped: Tensor | None,
+) -> Tensor:
     """The gradient of an operand, 1 or 2, from the other one.
 
     Args:
         ctx: The context of the backward pass.
         index: Which operand.
+        ops: The operators.
         upstream: The gradient of the result.
         kept: What was kept of the other operand.
+        scales: The scales of the forward pass, if the other operand reuses them.
         seed: That with which the other operand is rounded.
         clipped: Where the gradient is zero, because the operand saturated.
     """
@@ -121,11 +145,11 @@ def _gradient(ctx: Any, index: int, upstream: Upstream, kept: Kept, seed: Tensor
     observer: observers.Observer | None = ctx.observer
     site, other = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
     held = plan.carriers[index].dtype
-    rounded_g, rounded = upstream.round(site, held), other.recall(kept, seed, held)
+    (rounded_g, left_g), (rounded, left) = upstream.round(site, held), other.recall(ops, kept, seed, held, scales)
     if observer is not None:
         other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
         observer.multiplies(site, other.backward)
-    how = plan.arithmetic(index, rounded_g, rounded, upstream.seed)
+    how = plan.arithmetic(index, left_g, left, upstream.seed)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
-    found = multiply(rounded_g.values, rounded.values, ctx.shapes[index - 1], how)
+    found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)

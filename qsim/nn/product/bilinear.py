@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled
-from qsim.nn.product.directions import LINEAR, MATMUL, Directions
+from qsim.nn.product.directions import Directions
 
 
 class Product(Protocol):
@@ -51,13 +52,13 @@ class Product(Protocol):
         """The gradient of the bias."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Linear:
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = True
-    directions: ClassVar[Directions] = LINEAR
+    directions: ClassVar[Directions] = directions.LINEAR
 
     def merges_rows(self, dims: int) -> bool:
         """Tokens are rows, in whichever dimensions they are."""
@@ -69,13 +70,14 @@ class Linear:
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result, with the bias added."""
-        if how.multiplies_like_torch(a.dtype):
+        if a.dtype == how.dtype and not (how.exact or how.factors or how.adder):
             return F.linear(a, w, bias)
         return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(rows(g), w, how).view(a_shape)
+        found = multiply(rows(g), w, how)
+        return found if g.dim() == 2 else found.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
@@ -86,18 +88,21 @@ class Linear:
         return rows(g).sum(0)
 
 
+LINEAR = Linear()
+
+
 def rows(x: Tensor) -> Tensor:
     """All dimensions but the last merged into one; torch does not allow -1 for rows without elements."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Matmul:
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
     gradient_first: ClassVar[bool] = False
     sums_rows: ClassVar[bool] = False
-    directions: ClassVar[Directions] = MATMUL
+    directions: ClassVar[Directions] = directions.MATMUL
 
     def merges_rows(self, dims: int) -> bool:
         """Matrices that share their second operand are one."""
@@ -124,6 +129,9 @@ class Matmul:
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
         raise NotImplementedError
+
+
+MATMUL = Matmul()
 
 
 def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.observers import Observer
-from qsim.nn.product.operands import Kept, Operand, Upstream
+from qsim.nn.product.operands import Operand, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
+from qsim_kernels.ops.direct import Operators
 from qsim_kernels.sums import read_sum
 
 #: The dtypes whose values are a format's, by the text of its grid.
@@ -28,31 +29,31 @@ _DTYPES = {E4M3.spelling[0]: torch.float8_e4m3fn, E5M2.spelling[0]: torch.float8
 class CodedOperand(Operand):
     """An input or a weight whose FP8 codes are multiplied; the backward pass keeps those of an input, and encodes a weight again."""
 
-    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> tuple[Rounded, Kept]:
-        """The operand for the forward product, and the data kept for the backward pass, if needed."""
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
+        """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
         if not needed or self.coding is None:
-            return Rounded(_encoded(x, self.forward, seed)), Kept(x if needed else None)
-        forward, backward = _encoded_twice(x, self.forward, self.backward, seed)
-        return Rounded(forward), Kept(backward)
+            return _encoded(ops, x, self.forward, seed), None, x if needed else None
+        forward, backward = _encoded_twice(ops, x, self.forward, self.backward, seed)
+        return forward, None, backward
 
-    def recall(self, kept: Kept, seed: Tensor | None, dtype: torch.dtype) -> Rounded:
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
         """The operand for a product of the backward pass."""
-        assert kept.values is not None  # it was needed
-        return Rounded(_encoded(kept.values, self.backward, seed) if self.coding is None else kept.values)
+        return (_encoded(ops, kept, self.backward, seed) if self.coding is None else kept), None
 
 
 class CodedUpstream(Upstream):
     """The gradient of the result in FP8 codes, for two products from one read, or for one of them.
 
     Args:
+        ops: The operators.
         g: The gradient.
         seed: Needed only for stochastic rounding.
         observer: The observer, if any.
         sites: The sites of the products that will be computed, in order.
     """
 
-    def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, sites: Sequence[Site]) -> None:
-        super().__init__(g, seed, observer, len({site.stream for site in sites}) == 1, False)
+    def __init__(self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, sites: Sequence[Site]) -> None:
+        super().__init__(ops, g, seed, observer, len({site.stream for site in sites}) == 1, False)
         self._sites = tuple(sites)
         self._waiting: Tensor | None = None
 
@@ -62,12 +63,12 @@ class CodedUpstream(Upstream):
         if self._observer is not None and not (is_second and self._serves_both):
             self._observer.rounds(site, self._g, self.seed)
         if self._waiting is not None:
-            return Rounded(self._waiting)
+            return self._waiting, None
         if len(self._sites) == 1:
-            return Rounded(_encoded(self._g, site, self.seed))
+            return _encoded(self._ops, self._g, site, self.seed), None
         one, other = self._sites
-        codes, self._waiting = _encoded_twice(self._g, one, other, self.seed)
-        return Rounded(codes)
+        codes, self._waiting = _encoded_twice(self._ops, self._g, one, other, self.seed)
+        return codes, None
 
 
 def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:
@@ -92,20 +93,20 @@ def _adds_fp8(how: str) -> bool:
     return product is not None and product.is_fp8
 
 
-def _encoded(x: Tensor, site: Site, seed: Tensor | None) -> Tensor:
+def _encoded(ops: Operators, x: Tensor, site: Site, seed: Tensor | None) -> Tensor:
     """A tensor as codes, stored along the dimension that its product sums over."""
     arguments = _arguments(site)
     chosen = seed if _is_stochastic(site) else None
     if _is_by_rows(site):
-        return torch.ops.qsim.encode.default(x.contiguous(), chosen, *arguments, 0, False).view(_dtype(site))  # type: ignore[no-any-return]
-    return _turned_back(torch.ops.qsim.encode_transpose.default(rows(x), chosen, *arguments), x, site)
+        return ops.encode(x.contiguous(), chosen, *arguments, 0, False).view(_dtype(site))  # type: ignore[no-any-return]
+    return _turned_back(ops.encode_transpose(rows(x), chosen, *arguments), x, site)
 
 
-def _encoded_twice(x: Tensor, one: Site, other: Site, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+def _encoded_twice(ops: Operators, x: Tensor, one: Site, other: Site, seed: Tensor | None) -> tuple[Tensor, Tensor]:
     """A tensor as the codes of two sites, whose products sum over different dimensions, from one read."""
     by_rows, turned = (one, other) if _is_by_rows(one) else (other, one)
     chosen = seed if _is_stochastic(one) or _is_stochastic(other) else None
-    codes, turned_codes = torch.ops.qsim.encode_with_transpose.default(rows(x), chosen, *_arguments(by_rows), *_arguments(turned))
+    codes, turned_codes = ops.encode_with_transpose(rows(x), chosen, *_arguments(by_rows), *_arguments(turned))
     plain, back = codes.view(_dtype(by_rows)).view(x.shape), _turned_back(turned_codes, x, turned)
     return (plain, back) if by_rows is one else (back, plain)
 

@@ -18,6 +18,7 @@ from qsim.nn.product.plans import GRAD, WEIGHT, Draws
 from qsim.nn.product.sites import SharedOperand, Site, beyond
 from qsim.random import places, seeds, streams
 from qsim.recipes.five_point import FivePoint
+from qsim_kernels.ops.direct import operators
 
 
 def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
@@ -95,7 +96,7 @@ class FivePointEmbedding(torch.autograd.Function):
         ctx.save_for_backward(x, seed, beyond(weight, site.quantizer) if site.quantizer is not None and clips else None)
         ctx.site = site_of_lookup(points, draws, shares[1])
         ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
-        table = site.round(weight, weight_seed, weight.dtype).values
+        table = site.round(operators(weight), weight, weight_seed, weight.dtype)[0]
         ctx.observer = observers.current()
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, weight, weight_seed)
@@ -107,7 +108,7 @@ class FivePointEmbedding(torch.autograd.Function):
         x, seed, clipped = ctx.saved_tensors
         rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
         site: Site = ctx.site
-        rounded = site.round(g, seed, torch.promote_types(g.dtype, torch.float32)).values
+        rounded = site.round(operators(g), g, seed, torch.promote_types(g.dtype, torch.float32))[0]
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, g, seed)
         gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)

@@ -23,7 +23,9 @@ def once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
 
     @wraps(backward)
     def refusing(ctx: Any, *gradients: Any) -> Gradients:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
             raise RuntimeError("what rounds at points cannot be differentiated twice: leave create_graph=True out, or revert the layers")
         return recorded_only_with_history(ctx, *gradients)
 

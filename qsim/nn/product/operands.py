@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.formats import Format
 from qsim.nn.product.observers import Observer
-from qsim.nn.product.sites import Rounded, Site, round_and_sum
+from qsim.nn.product.sites import Left, Rounded, Site
 from qsim_kernels.grid import Coding, read, spell
+from qsim_kernels.ops.direct import Operators
 
 #: Formats of at most this many bits are kept for the backward pass as codes.
 CODE_BITS = 8
 
 
-class Kept(NamedTuple):
-    """The data that the backward pass needs of an operand.
-
-    Attributes:
-        values: The operand itself, or its codes.
-        scales: The scales of the forward pass, if they are reused.
-    """
-
-    values: Tensor | None = None
-    scales: Tensor | None = None
+#: An operand for a product, what is left to multiply by, and what the backward pass needs: the operand itself, its codes, or nothing.
+RoundedOperand = tuple[Tensor, Left | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -48,53 +41,46 @@ class Operand:
     is_reused: bool
     coding: str | None = None
 
-    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> tuple[Rounded, Kept]:
-        """The operand for the forward product, and the data kept for the backward pass, if needed."""
-        if not needed:
-            return self.forward.round(x, seed, dtype), Kept()
-        if self.coding is None:
-            rounded = self.forward.round(x, seed, dtype)
-            return rounded, Kept(x, rounded.scales if self.is_reused else None)
-        values, codes = self._with_codes(x, seed, self.coding, dtype)
-        return Rounded(values), Kept(codes)
-
-    def _with_codes(self, x: Tensor, seed: Tensor | None, coding: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
+        """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
+        if not needed or self.coding is None:
+            return *self.forward.round(ops, x, seed, dtype), x if needed else None
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
         spelt, stream = other.spelt, self.backward.stream
         chosen = seed if spelt.is_stochastic or (one is not None and one.spelt.is_stochastic) else None
         if one is None:
-            return x.to(dtype), torch.ops.qsim.encode.default(x, chosen, spelt.grid, spelt.rule, coding, stream, 0, False)
-        given = (one.spelt.grid, one.spelt.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, coding, stream)
-        return torch.ops.qsim.quantize_and_encode.default(x, chosen, *given)  # type: ignore[no-any-return]
+            return x.to(dtype), None, ops.encode(x, chosen, spelt.grid, spelt.rule, self.coding, stream, 0, False)
+        first = one.spelt
+        values, codes = ops.quantize_and_encode(
+            x, chosen, first.grid, first.rule, self.forward.stream, dtype, spelt.grid, spelt.rule, self.coding, stream
+        )
+        return values, None, codes
 
-    def recall(self, kept: Kept, seed: Tensor | None, dtype: torch.dtype) -> Rounded:
-        """The operand for a product of the backward pass."""
-        assert kept.values is not None  # it was needed
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
+        """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
         if self.coding is None:
-            return self.backward.round(kept.values, seed, dtype, kept.scales)
+            return self.backward.round(ops, kept, seed, dtype, scales)
         assert self.backward.quantizer is not None
-        grid = self.backward.quantizer.spelt.grid
-        return Rounded(torch.ops.qsim.decode.default(kept.values, grid, self.coding, dtype))
+        return ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype), None
 
-    def show(self, observer: Observer, x: Tensor, kept: Kept, seed: Tensor | None) -> Any:
+    def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         if self.forward.quantizer is not None:
             observer.rounds(self.forward, x, seed)
-        if self.coding is None or kept.values is None or self.is_reused:
+        if self.coding is None or kept is None or self.is_reused:
             return None
         return observer.measured(self.backward, x, seed)
 
-    def show_recalled(self, observer: Observer, kept: Kept, noted: Any, seed: Tensor | None) -> None:
+    def show_recalled(self, observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None) -> None:
         """Report to an observer what `recall` did, given the result of `show`."""
         if noted is not None:
             observer.used(self.backward.name, noted)
         elif self.backward.quantizer is not None and self.coding is None and not self.is_reused:
-            assert kept.values is not None
-            observer.rounds(self.backward, kept.values, seed)
+            observer.rounds(self.backward, kept, seed)
 
 
 def coding_of(fmt: Format) -> str:
@@ -110,6 +96,7 @@ class Upstream:
     """The gradient of the result: rounded for two products (once if one rounding serves both), and summed unrounded for the bias.
 
     Args:
+        ops: The operators.
         g: The gradient.
         seed: Needed only for stochastic rounding.
         observer: The observer, if any.
@@ -117,9 +104,10 @@ class Upstream:
         is_summed: Whether its sum over rows will be needed, and can come from the same read.
     """
 
-    def __init__(self, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool) -> None:
-        self._g, self._observer = g, observer
-        self.seed = seed
+    def __init__(
+        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool
+    ) -> None:
+        self._ops, self._g, self.seed, self._observer = ops, g, seed, observer
         self._serves_both, self._is_summed = serves_both, is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
@@ -128,13 +116,15 @@ class Upstream:
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:
         """The gradient rounded at a site, for a product, in a dtype that holds it."""
         if self._rounded is not None:
-            return self._rounded._replace(values=self._rounded.values.to(dtype))
-        if site.quantizer is not None and self._observer is not None:
+            values, left = self._rounded
+            return (values if values.dtype == dtype else values.to(dtype)), left
+        if self._observer is not None and site.quantizer is not None:
             self._observer.rounds(site, self._g, self.seed)
         if self._is_summed and self.total is None:
-            values, self.total = round_and_sum(self._g, site, self.seed, dtype)
-            found = Rounded(values)
+            values, self.total = site.round_and_sum(self._ops, self._g, self.seed, dtype)
+            found: Rounded = values, None
         else:
-            found = site.round(self._g, self.seed, dtype)
-        self._rounded = found if self._serves_both else None
+            found = site.round(self._ops, self._g, self.seed, dtype)
+        if self._serves_both:
+            self._rounded = found
         return found

@@ -18,18 +18,21 @@ from qsim.nn.product.chip import CodedOperand, CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
-from qsim.nn.product.sites import Rounded, SharedOperand, Site, leaves_factor, values_of
+from qsim.nn.product.sites import Left, SharedOperand, Site, leaves_factor, values_of
 from qsim.nn.product.sums import chain_of, spelled_sums
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.chip.library import is_chip
+from qsim_kernels.ops.direct import Operators
 
 # Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
 WEIGHT, WEIGHT_BWD = (stream("five points", name) for name in ("weight", "weight_bwd"))
 SECOND = stream("five points", "second operand")
 SUM, SUM_A, SUM_W = (stream("accumulate", name) for name in ("forward", "grad_a", "grad_w"))
+
+_NOTHING = Left()
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class ProductPlan:
         sums: The emulated accumulators of the three products, spelled as for the operator; empty if there are none.
         sum_streams: Their streams of random bits.
         chip: Whether the chip may multiply, if it adds like these.
+        arithmetics: The computation of the three products where nothing is left to multiply by and no accumulator adds.
     """
 
     product: Product
@@ -118,25 +122,32 @@ class ProductPlan:
     sums: tuple[str | None, ...] = ()
     sum_streams: tuple[int, int, int] = (0, 0, 0)
     chip: Chip = "auto"
+    arithmetics: tuple[Arithmetic, ...] = ()
 
-    def arithmetic(self, index: int, one: Rounded, other: Rounded, seed: Tensor | None) -> Arithmetic:
+    def arithmetic(self, index: int, one: Left | None, other: Left | None, seed: Tensor | None) -> Arithmetic:
         """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients.
 
         Args:
             index: The product.
-            one: The first operand forward, and the result's gradient backward.
-            other: The other operand.
+            one: What is left to multiply by of the first operand forward, and of the result's gradient backward.
+            other: The same of the other operand.
             seed: Needed only for stochastic sums.
         """
         how = self.sums[index] if self.sums else None
+        if how is None and one is None and other is None:
+            return self.arithmetics[index]
+        one, other = one or _NOTHING, other or _NOTHING
         left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
         adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
-        return Arithmetic((self.dtype, *self.dtypes)[index], self.carriers[index].exact, one.factors + other.factors, adder)
+        return self.arithmetics[index]._replace(factors=one.factors + other.factors, adder=adder)
 
-    def upstream(self, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], sums: bool) -> Upstream:
+    def upstream(
+        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], sums: bool
+    ) -> Upstream:
         """The gradient of the result, as the backward pass rounds it.
 
         Args:
+            ops: The operators.
             g: The gradient.
             seed: Needed only for stochastic rounding.
             observer: The observer, if any.
@@ -145,8 +156,8 @@ class ProductPlan:
         """
         if isinstance(self.first, CodedOperand):
             sites = [site for site, is_needed in zip((self.grad, self.grad_w), needed, strict=True) if is_needed]
-            return CodedUpstream(g, seed, observer, sites)
-        return Upstream(g, seed, observer, self.rounds_gradient_once, sums and self.sums_gradient)
+            return CodedUpstream(ops, g, seed, observer, sites)
+        return Upstream(ops, g, seed, observer, self.rounds_gradient_once, sums and self.sums_gradient)
 
     def on_codes(self) -> ProductPlan:
         """The same products of FP8 codes."""
@@ -155,13 +166,14 @@ class ProductPlan:
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     """The plan of a product of two tensors, cached on the points."""
-    rank = own_rank()
+    points = setting.points
+    rank = own_rank() if points.is_stochastic else 0
     if setting.shares is not None or torch.compiler.is_compiling():
         return _plan(setting, a, w, rank)
     kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, w.dim(), a.device.type, rank)
-    known: ProductPlan | None = setting.points.plans.get(kind)
+    known: ProductPlan | None = points.plans.get(kind)
     if known is None:
-        known = setting.points.plans[kind] = _plan(setting, a, w, rank)
+        known = points.plans[kind] = _plan(setting, a, w, rank)
     return known
 
 
@@ -170,15 +182,15 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
     first, second, grad, grad_w = _with_chains(points, *_tensors(setting, product.merges_rows(w.dim()), rank))
 
-    def held(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
+    def carrier_of(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
         # Results still to be multiplied by scales must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
         return carrier(values_of(one, one_dtype), values_of(other, other_dtype), a.device, product.narrow_carrier(own))
 
     carriers = (
-        held(first.forward, of_a, second.forward, of_w, dtype),
-        held(grad, dtype, second.backward, of_w, of_a),
-        held(grad_w, dtype, first.backward, of_a, of_w),
+        carrier_of(first.forward, of_a, second.forward, of_w, dtype),
+        carrier_of(grad, dtype, second.backward, of_w, of_a),
+        carrier_of(grad_w, dtype, first.backward, of_a, of_w),
     )
     plan = ProductPlan(
         product,
@@ -202,6 +214,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=(rank_stream(SUM, rank), rank_stream(SUM_A, rank), rank_stream(SUM_W, rank)),
         chip=points.chip,
+        arithmetics=tuple(Arithmetic(result, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
     )
     return plan.on_codes() if may_run_on_chip(plan, w.dim()) and is_chip(a.device.type, a.device.index) else plan
 

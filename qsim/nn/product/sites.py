@@ -7,7 +7,6 @@ by them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,8 +22,9 @@ from qsim.functional.scaled import Layout, Scaled, Share, quantize_scaled
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
-from qsim.random.places import WHOLE, Place, narrowed, widened
+from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
+from qsim_kernels.ops.direct import Operators
 from qsim_kernels.reference.scaled_sums import ChainScales
 from qsim_kernels.reference.scaling import under_whole
 from qsim_kernels.scales import Restore
@@ -42,20 +42,22 @@ class SharedOperand(Protocol):
         """The shard of an operand, with a direction in a product."""
 
 
-class Rounded(NamedTuple):
-    """A rounded tensor in its carrier.
+class Left(NamedTuple):
+    """What is left to multiply by after a tensor was rounded under scales.
 
     Attributes:
-        values: The values, in the tensor's shape.
         factors: Factors for the result of a product, if any.
         scales: The scales that were not multiplied in.
         chains: The scales that enter with short sums.
     """
 
-    values: Tensor
     factors: tuple[Tensor, ...] = ()
     scales: Tensor | None = None
     chains: ChainScales | None = None
+
+
+#: A rounded tensor in its carrier, in its own shape, and what is left to multiply by, if anything.
+Rounded = tuple[Tensor, Left | None]
 
 
 @dataclass(frozen=True)
@@ -93,42 +95,41 @@ class Site:
         """Whether there is neither a scale nor a transform."""
         return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
 
-    def round(self, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
         """Round a tensor.
 
         Args:
+            ops: The operators.
             x: The tensor.
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
         """
         if self.quantizer is None:
-            return Rounded(x.to(dtype))
+            return (x if x.dtype == dtype else x.to(dtype)), None
         if self.transform is None and self.quantizer.scale is None:
-            return Rounded(round_plainly(x, self.quantizer, seed, self.stream, dtype, self.place))
-        return _round_under_scales(x, self, self.quantizer, seed, dtype, known)
+            return self.round_plainly(ops, x, seed, dtype), None
+        return _round_under_scales(ops, x, self, self.quantizer, seed, dtype, known)
 
+    def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Round a tensor without scales, with the random bits that its elements have in the whole."""
+        assert self.quantizer is not None
+        spelt, place = self.quantizer.spelt, self.place
+        if not spelt.is_stochastic:
+            return ops.quantize(x, None, spelt.grid, spelt.rule, self.stream, 0, dtype)  # type: ignore[no-any-return]
+        if not place.row:
+            return ops.quantize(x, seed, spelt.grid, spelt.rule, self.stream, place.offset, dtype)  # type: ignore[no-any-return]
+        wide, offset = widened(x, place)
+        rounded = ops.quantize(wide, seed, spelt.grid, spelt.rule, self.stream, offset, dtype)
+        return narrowed(rounded, place).reshape(x.shape)
 
-def round_plainly(x: Tensor, how: Quantizer, seed: Tensor | None, stream: int, dtype: torch.dtype, place: Place = WHOLE) -> Tensor:
-    """A tensor rounded without scales, with the random bits that its elements have in the whole."""
-    spelt = how.spelt
-    if not spelt.is_stochastic:
-        return torch.ops.qsim.quantize.default(x, None, spelt.grid, spelt.rule, stream, 0, dtype)  # type: ignore[no-any-return]
-    if not place.row:
-        return torch.ops.qsim.quantize.default(x, seed, spelt.grid, spelt.rule, stream, place.offset, dtype)  # type: ignore[no-any-return]
-    wide, offset = widened(x, place)
-    rounded = torch.ops.qsim.quantize.default(wide, seed, spelt.grid, spelt.rule, stream, offset, dtype)
-    return narrowed(rounded, place).reshape(x.shape)
-
-
-def round_and_sum(x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A tensor rounded without scales, and its own sum over all dimensions but the last, from one read."""
-    how = site.quantizer
-    assert how is not None  # a tensor that is not rounded is only summed
-    spelt, seen = how.spelt, x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    chosen = seed if spelt.is_stochastic else None
-    values, total = torch.ops.qsim.quantize_and_sum.default(seen, chosen, spelt.grid, spelt.rule, site.stream, dtype)
-    return values.view(x.shape), total
+    def round_and_sum(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Round a tensor without scales, and sum it, unrounded, over all dimensions but the last, in one read."""
+        assert self.quantizer is not None  # a tensor that is not rounded is only summed
+        spelt = self.quantizer.spelt
+        chosen = seed if spelt.is_stochastic else None
+        values, total = ops.quantize_and_sum(rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
+        return (values if x.dim() == 2 else values.view(x.shape)), total
 
 
 def beyond(x: Tensor, point: Quantizer) -> Tensor:
@@ -173,7 +174,7 @@ _known_values = lru_cache(maxsize=1024)(_values)
 
 def as_it_lies(x: Tensor, site: Site) -> Tensor:
     """A tensor in the shape that its scales follow."""
-    return rows(x) if site.merges and x.dim() != 2 else x
+    return rows(x) if site.merges else x
 
 
 def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
@@ -198,25 +199,28 @@ def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
     return Layout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
 
 
-def _round_under_scales(x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None) -> Rounded:
+def _round_under_scales(
+    ops: Operators, x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
+) -> Rounded:
     seen = as_it_lies(x, site)
     if how.scale is None:
-        transformed = torch.ops.qsim.hadamard.default(seen, turn_of(site, seen.shape))
-        return Rounded(round_plainly(transformed, how, seed, site.stream, dtype, site.place).view(x.shape))
+        transformed = ops.hadamard(seen, turn_of(site, seen.shape))
+        return site.round_plainly(ops, transformed, seed, dtype).view(x.shape), None
     is_local = isinstance(how.scale, (Blocks, Tiles))
     restore = Restore.ALL if not site.multiplies else Restore.SCALE if is_local and not site.chain else Restore.NOTHING
-    values, scales, under = quantized(seen, site, how, seed, dtype, restore, known)
-    values = values.reshape(x.shape)
-    if restore == Restore.ALL:
-        return Rounded(values)
+    values, scales, under = quantized(ops, seen, site, how, seed, dtype, restore, known)
+    values = values if values.shape == x.shape else values.reshape(x.shape)
+    if restore == Restore.ALL or (is_local and scales is None and under is None):
+        return values, None
     if is_local:
         chains = None if scales is None else site.direction.chains(scales, layout_of(site, how, seen.shape).tiles, seen.shape, site.chain)
-        return Rounded(values, () if under is None else (under,), chains=chains)
+        return values, Left(() if under is None else (under,), chains=chains)
     assert scales is not None  # only scales of blocks and tiles are not returned
-    return Rounded(values, (site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
+    return values, Left((site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
 
 
 def quantized(
+    ops: Operators,
     x: Tensor,
     site: Site,
     how: Quantizer,
@@ -232,7 +236,7 @@ def quantized(
     chosen = seed if spelt.is_stochastic else None
     if chosen is None or not site.place.row:
         rounding = (chosen, site.stream, site.place.offset, dtype, restore, layout_of(site, how, x.shape), share, known)
-        return quantize_scaled(x, spelt, how.scale, *rounding)
+        return quantize_scaled(ops, x, spelt, how.scale, *rounding)
     wide, offset = widened(x, site.place)
     layout = layout_of(site, how, wide.shape)
     # Scales of columns are widened and narrowed with these.
@@ -240,7 +244,7 @@ def quantized(
     if known is not None and is_of_columns:
         known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
     rounding = (chosen, site.stream, offset, dtype, restore, layout, share, known)
-    values, scales, under = quantize_scaled(wide, spelt, how.scale, *rounding)
+    values, scales, under = quantize_scaled(ops, wide, spelt, how.scale, *rounding)
     if is_of_columns and scales is not None:
         scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
     return Scaled(narrowed(values.view(wide.shape), site.place), scales, under)

@@ -1,0 +1,93 @@
+"""Two ways to call the operators: through torch's dispatcher, and straight to the implementation that it would choose.
+
+The dispatcher takes longer than small kernels run, and usually does nothing but choose. Only what it does besides is visible: to modes,
+tensor subclasses, torch.func, tracers, compilers and profilers. Where there is any of these, operators are dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler
+
+from qsim_kernels.ops import accumulate_scaled, quantize, scaled, transposes  # noqa: F401 (define operators)
+from qsim_kernels.ops.backend import library
+
+
+class Operators:
+    """The operators as functions, named and called as in `torch.ops.qsim`.
+
+    Args:
+        find: Returns the function of an operator, given its name.
+    """
+
+    def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
+        self.accumulate_scaled = find("accumulate_scaled")
+        self.amaxes = find("amaxes")
+        self.checksum = find("checksum")
+        self.decode = find("decode")
+        self.encode = find("encode")
+        self.encode_transpose = find("encode_transpose")
+        self.encode_with_transpose = find("encode_with_transpose")
+        self.hadamard = find("hadamard")
+        self.quantize = find("quantize")
+        self.quantize_and_encode = find("quantize_and_encode")
+        self.quantize_and_sum = find("quantize_and_sum")
+        self.quantize_scaled = find("quantize_scaled")
+        self.quantize_tiles = find("quantize_tiles")
+        self.rescaled = find("rescaled")
+        self.scales = find("scales")
+
+
+#: The operators through the dispatcher.
+DISPATCHED = Operators(lambda name: getattr(torch.ops.qsim, name).default)
+
+#: What eager code adds to the keys of operands: nothing that acts.
+_EAGER = {"BackendSelect", "ADInplaceOrView"}
+_BACKENDS = ("CPU", "CUDA")
+_CLASSES = (Tensor, torch.nn.Parameter)
+#: The way to call the operators by the dispatch keys of a thread, and by those of a tensor.
+_of_threads: dict[int, bool] = {}
+_of_tensors: dict[int, Operators] = {}
+
+
+def operators(x: Tensor, *others: Tensor | None) -> Operators:
+    """The operators for some tensors, and for what is computed from them: direct if nobody could tell the difference."""
+    if torch.compiler.is_dynamo_compiling() or profiler._is_profiler_enabled or torch._C._is_torch_function_mode_enabled():
+        return DISPATCHED
+    of_thread = torch._C._dispatch_tls_local_include_set()
+    is_eager = _of_threads.get(of_thread.raw_repr())
+    if is_eager is None:
+        is_eager = _of_threads[of_thread.raw_repr()] = _names(of_thread) <= _EAGER
+    if not is_eager:
+        return DISPATCHED
+    found = _of_tensor(x)
+    for other in others:
+        if other is not None and _of_tensor(other) is not found:
+            return DISPATCHED
+    return found
+
+
+def _of_tensor(x: Tensor) -> Operators:
+    if type(x) not in _CLASSES:
+        return DISPATCHED
+    keys = torch._C._dispatch_keys(x)
+    return _of_tensors.get(keys.raw_repr()) or _found(keys)
+
+
+def _found(keys: Any) -> Operators:
+    """The operators for tensors with some dispatch keys."""
+    names, found = _names(keys), DISPATCHED
+    for backend in _BACKENDS:
+        if backend in names and names <= {backend, f"Autograd{backend}", f"Autocast{backend}", "ADInplaceOrView"}:
+            found = Operators(lambda name, backend=backend: library.implementation(name, backend))  # type: ignore[misc]
+    _of_tensors[keys.raw_repr()] = found
+    return found
+
+
+def _names(keys: Any) -> set[str]:
+    """The names of dispatch keys, from text like `DispatchKeySet(CPU, AutogradCPU)`."""
+    return set(str(keys).partition("(")[2].rstrip(")").split(", "))
