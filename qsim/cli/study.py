@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,12 @@ examples:
   qsim study batch-size --help             the options of this one
   qsim study batch-size --dry-run          the runs, and how long they will take
   qsim study batch-size --full --workers 4 --data fashion-mnist/
-  qsim study batch-size --part 2/8         one of eight jobs that share a folder
+  qsim study batch-size --scheduler tcp://10.0.0.1:8786   on the workers of a Dask cluster
 
 An interrupted study continues where it stopped.
 """
+#: Options that determine where results are computed and stored, but not which: a report's command does not name them.
+_OF_THIS_MACHINE = ("--out", "--scheduler", "--workers")
 _NEEDED = ("matplotlib", "scipy", "sklearn", "tqdm", "filelock")
 
 
@@ -58,9 +61,6 @@ def run(args: argparse.Namespace) -> int:
         _print_plan(plan)
         return 0
     plan.carry_out()
-    if plan.missing():
-        print(f"{plan.missing()} of {len(plan.runs)} runs of other parts are still missing in {plan.folder}")
-        return 0
     _show(plan)
     return 0
 
@@ -84,7 +84,7 @@ def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda with --full if available, else cpu)")
     parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one for each core, or for each GPU)")
     parser.add_argument(
-        "--part", default="1/1", metavar="I/N", help="execute only this share of the runs, such as 2/4; the parts share --out"
+        "--scheduler", metavar="ADDRESS", help="submit the runs to this Dask scheduler, such as tcp://10.0.0.1:8786, instead"
     )
     parser.add_argument("--dry-run", action="store_true", help="list the runs and the time they will take")
     parser.set_defaults(form="default")
@@ -102,30 +102,28 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
         out=chosen.out,
         device=chosen.device,
         workers=chosen.workers,
-        part=chosen.part,
-        command=shlex.join(["qsim", "study", args.name, *_without_out(args.options)]),
+        scheduler=chosen.scheduler,
+        command=shlex.join(["qsim", "study", args.name, *_without(_OF_THIS_MACHINE, args.options)]),
         settings=choices.given(chosen, study.settings()),
     )
 
 
-def _without_out(words: list[str]) -> list[str]:
-    """The options that determine results: the output folder only concerns this machine."""
+def _without(names: Sequence[str], words: list[str]) -> list[str]:
+    """The words without some options and their values."""
     return [
         word
         for before, word in zip(["", *words], words, strict=False)
-        if before != "--out" and word != "--out" and not word.startswith("--out=")
+        if before not in names and word not in names and word.partition("=")[0] not in names
     ]
 
 
 def _print_plan(plan: Plan) -> None:
     """Print the runs and their estimated times."""
-    seconds = plan.estimates()
-    for run in plan.todo():
-        print(f"{seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
-    done = len(plan.runs) - plan.missing()
-    share = min(plan.workers, max(1, len(seconds)))
-    total = max(sum(seconds.values()) / share, max(seconds.values(), default=0.0))
-    print(f"{len(seconds)} runs to do, {done} done; about {_duration(total)} on {plan.device} with {plan.workers} at a time")
+    todo, found = plan.todo(), plan.estimate()
+    for run in todo:
+        print(f"{found.seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
+    done = len(plan.runs) - len(todo)
+    print(f"{len(todo)} runs to do, {done} done; about {_duration(found.total)} on {plan.engine.device} with {found.at_once} at a time")
 
 
 def _named(run: Any) -> str:

@@ -18,13 +18,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsim.studies.carrying_out import Plan, plan, run
+    from qsim.studies.plans import Estimate, Plan, plan, run
     from qsim.studies.report import Claim, Picture, Report, Table
     from qsim.studies.result import Result
-    from qsim.studies.store import Part
     from qsim.studies.study import Study
 
-__all__ = ["Claim", "Part", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
+__all__ = ["Claim", "Estimate", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
 _STUDIES = {
     "accumulator": "accumulator.Accumulator",
@@ -40,9 +39,8 @@ _STUDIES = {
     "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
-    "carrying_out": ("Plan", "plan", "run"),
+    "plans": ("Estimate", "Plan", "plan", "run"),
     "report": ("Claim", "Picture", "Report", "Table"),
-    "store": ("Part",),
     "result": ("Result",),
     "study": ("Study",),
 }

@@ -39,7 +39,7 @@ def test_a_study_is_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     )
     page = (tmp_path / "report.md").read_text()
     # The results' location depends on the machine; their content does not.
-    assert "`qsim study coins --workers 1 --sides heads --seeds 2`" in page
+    assert "`qsim study coins --sides heads --seeds 2`" in page
     assert "- 2 runs on" in page
 
 
@@ -52,12 +52,6 @@ def test_a_plan_lists_what_is_to_do(capsys: pytest.CaptureFixture[str], tmp_path
     assert not list(tmp_path.iterdir())
     said(capsys, *words)
     assert said(capsys, *words, "--dry-run") == "0 runs to do, 6 done; about 0 s on cpu with 1 at a time\n"
-
-
-def test_parts_say_what_is_missing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ("coins", "--out", str(tmp_path), "--workers", "1")
-    assert said(capsys, *words, "--part", "1/2") == f"3 of 6 runs of other parts are still missing in {tmp_path}\n"
-    assert "Fair." in said(capsys, *words, "--part", "2/2")
 
 
 def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +68,6 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (("dice",), "qsim: no study is called 'dice'. There are: accumulator, batch-size, "),
-        (("coins", "--part", "3/2"), "qsim: part: must be i/n with 1 <= i <= n, such as 2/4; got '3/2'\n"),
         (("coins", "--device", "tpu"), "qsim: device: must be cpu, cuda or cuda:N; got 'tpu'\n"),
         (("coins", "--workers", "0"), "qsim: workers: must be at least 1, got 0\n"),
         (("coins", "--weight", "-1"), "qsim: no coin is that light\n"),

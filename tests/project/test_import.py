@@ -22,6 +22,8 @@ qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
 print([name for name in ("matplotlib", "scipy", "sklearn", "transformers", "triton") if name in sys.modules])
 qsim.bench, qsim.save, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
 print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
+import qsim.studies.cluster
+print("distributed" in sys.modules)
 """
 
 
@@ -47,7 +49,7 @@ def test_import_brings_only_qsim_itself_and_the_rest_once_it_is_used() -> None:
     )
     assert [name for name in brought if name.startswith((*later, "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
     # No part of it exists before it is requested, and other packages are only imported to draw, to run a study or to compile.
-    assert then == ["[]", "True", "[]", "[] False"]
+    assert then == ["[]", "True", "[]", "[] False", "False"]
 
 
 def test_every_package_is_installed() -> None:

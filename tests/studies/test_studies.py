@@ -10,8 +10,8 @@ import torch
 from matplotlib.figure import Figure
 
 from qsim import figures, studies
-from qsim.studies import Part, Result, Study
-from qsim.studies.running import machine
+from qsim.studies import Result, Study
+from qsim.studies.measuring import machine
 from qsim.studies.store import Store
 from support.coins import Coins, Settings, Toss
 
@@ -135,27 +135,10 @@ def test_an_error_in_a_worker_is_raised(tmp_path: Path) -> None:
         studies.run(Coins(), out=tmp_path, workers=2, settings={"weight": -1.0})
 
 
-def test_parts_share_the_runs_and_the_folder(tmp_path: Path) -> None:
-    whole = studies.plan(Coins(), out=tmp_path)
-    shares = [studies.plan(Coins(), out=tmp_path, part=f"{index}/4").todo() for index in range(1, 5)]
-    assert sorted(run for share in shares for run in map(str, share)) == sorted(map(str, whole.runs))
-    for index in range(1, 5):
-        part = studies.plan(Coins(), out=tmp_path, part=f"{index}/4")
-        if index > 1:
-            with pytest.raises(ValueError, match=r"coins: \d of 6 runs have no result in"):
-                part.report()
-        part.carry_out()
-    assert {file.name for file in tmp_path.glob("*.jsonl")} == {f"results-{index}-of-4.jsonl" for index in range(1, 5)}
-    assert whole.report().meaning == "Fair."
-    assert not whole.todo()
-
-
 def test_a_file_has_one_writer(tmp_path: Path) -> None:
-    with Store(tmp_path, Coins()).writing():
-        with pytest.raises(ValueError, match="is being written by another process; give each its own --part"):
-            studies.run(Coins(), out=tmp_path)
-        # Another part writes another file.
-        studies.plan(Coins(), out=tmp_path, part="2/2").carry_out()
+    written = "is being written by another process; give each its own --out"
+    with Store(tmp_path, Coins()).writing(), pytest.raises(ValueError, match=written):
+        studies.run(Coins(), out=tmp_path)
     studies.run(Coins(), out=tmp_path)
 
 
@@ -192,7 +175,7 @@ def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
 
 def test_estimates_follow_from_work(tmp_path: Path) -> None:
     plan = studies.plan(Coins(), out=tmp_path)
-    fresh = plan.estimates()
+    fresh = plan.estimate().seconds
     assert len(fresh) == 6
     assert not lines(tmp_path)  # the timed run is not stored
     coins = Coins()
@@ -202,7 +185,7 @@ def test_estimates_follow_from_work(tmp_path: Path) -> None:
     # Results of this machine determine the time per unit of work.
     with plan.store.writing():
         plan.store.add(Result(Toss("heads", 0.5, 2), {"share": 0.5}, 60.0, machine(CPU)))
-    assert plan.estimates()[coins.key(Toss("heads", 0.5, 1))] == pytest.approx(40.0)
+    assert plan.estimate().seconds[coins.key(Toss("heads", 0.5, 1))] == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +193,8 @@ def test_estimates_follow_from_work(tmp_path: Path) -> None:
     [
         ({"form": "huge"}, "form: must be one of default, quick, full; got 'huge'"),
         ({"workers": 0}, "workers: must be at least 1, got 0"),
-        ({"part": "3/2"}, "part: must be i/n with 1 <= i <= n, such as 2/4; got '3/2'"),
-        ({"part": "0/2"}, "part: must be i/n"),
-        ({"part": "two"}, "part: must be i/n"),
+        ({"workers": 2, "scheduler": "tcp://host:1"}, "workers: a scheduler has its own; got 2"),
+        ({"device": "cuda:1", "scheduler": "tcp://host:1"}, "device: must be cpu or cuda with a scheduler"),
         ({"device": "tpu"}, "device: must be cpu, cuda or cuda:N; got 'tpu'"),
         ({"device": "mps"}, "device: must be cpu, cuda or cuda:N; got 'mps'"),
         ({"device": "cuda:99"}, "device: cuda:99 was asked for, but this machine has"),
@@ -228,11 +210,6 @@ def test_errors(options: dict[str, object], message: str, tmp_path: Path) -> Non
 def test_unknown_studies_are_named() -> None:
     with pytest.raises(ValueError, match=r"no study is called 'batchsize'. There are: accumulator, batch-size"):
         studies.named("batchsize")
-
-
-def test_parts() -> None:
-    assert Part.parse("2/4").file == "results-2-of-4.jsonl"
-    assert Part().file == "results.jsonl"
 
 
 @pytest.mark.parametrize("name", studies.names())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -12,13 +12,37 @@ from typing import Any
 import torch
 
 from qsim.studies import named
+from qsim.studies.processes import Processes, default_count
 from qsim.studies.report import Report, origin
 from qsim.studies.result import Result
-from qsim.studies.running import carry_out, default_workers, machine, measured
-from qsim.studies.store import Part, Store
+from qsim.studies.running import Engine, ThisProcess, carry_out
+from qsim.studies.store import Store
 from qsim.studies.study import Study
 
 FORMS = ("default", "quick", "full")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The time that runs will take.
+
+    Attributes:
+        seconds: The seconds of each run, by its key.
+        at_once: The number of runs at a time.
+
+    Example:
+        >>> Estimate({"a": 3.0, "b": 2.0, "c": 1.0}, at_once=4).total
+        3.0
+    """
+
+    seconds: Mapping[str, float]
+    at_once: int
+
+    @property
+    def total(self) -> float:
+        """The seconds until all are done."""
+        share = min(self.at_once, max(1, len(self.seconds)))
+        return max(sum(self.seconds.values()) / share, max(self.seconds.values(), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -29,9 +53,7 @@ class Plan:
         study: The study.
         settings: Its settings.
         folder: Where results, figures and the report go.
-        device: The device to compute on.
-        workers: The number of processes.
-        part: The share of the runs.
+        engine: Where runs are measured: this process, several processes, or a cluster.
         command: The equivalent command line, for the report.
         form: The form of the study on which the settings are based.
 
@@ -45,57 +67,49 @@ class Plan:
     study: Study[Any, Any]
     settings: Any
     folder: Path
-    device: torch.device
-    workers: int
-    part: Part
+    engine: Engine
     command: str
     form: str = "default"
 
     @property
     def store(self) -> Store:
         """The store of the results."""
-        return Store(self.folder, self.study, self.part)
+        return Store(self.folder, self.study)
 
     @property
     def runs(self) -> list[Any]:
-        """All runs, of all parts."""
+        """All runs."""
         return list(self.study.runs(self.settings))
 
     def todo(self) -> list[Any]:
-        """This part's runs that have no result yet."""
+        """The runs that have no result yet."""
         done = self.store.results()
-        return [run for run in self.runs[self.part.index - 1 :: self.part.count] if self.study.key(run) not in done]
+        return [run for run in self.runs if self.study.key(run) not in done]
 
-    def estimates(self) -> dict[str, float]:
-        """Estimated seconds of each run of this part that is still to do, by its key.
+    def estimate(self) -> Estimate:
+        """The time that the runs that are still to do will take.
 
-        The time per unit of work comes from results of this machine. Without any, the run with the least work and
+        The time per unit of work comes from results of the same kind of machine. Without any, the run with the least work and
         the one in the middle are measured; their results are not kept.
         """
-        todo = self.todo()
-        if not todo:
-            return {}
-        here = machine(self.device)["device"]
-        known = [result for result in self.store.results().values() if result.machine["device"] == here]
-        known = known or [self._tried(sorted(todo, key=self.study.work))]
-        unit = median(result.seconds / self.study.work(result.run) for result in known)
-        return {self.study.key(run): unit * self.study.work(run) for run in todo}
-
-    def _tried(self, ordered: Sequence[Any]) -> Result[Any]:
-        """The run in the middle. The one before it only pays for imports and compilation."""
-        measured(self.study, ordered[0], self.device)
-        return measured(self.study, ordered[len(ordered) // 2], self.device)
+        todo = sorted(self.todo(), key=self.study.work)
+        with self.engine.ready(self.study) as workers:
+            known = [result for result in self.store.results().values() if result.machine["device"] in workers.devices]
+            if todo and not known:
+                # The first only pays for imports and compilation.
+                known = [workers.trial([todo[0], todo[len(todo) // 2]])]
+            unit = median(result.seconds / self.study.work(result.run) for result in known) if todo else 0.0
+            return Estimate({self.study.key(run): unit * self.study.work(run) for run in todo}, workers.count)
 
     def carry_out(self) -> None:
         """Execute the runs that are still to do."""
         todo = self.todo()
         if todo:
-            carry_out(self.study, todo, self.store, self.device, self.workers)
+            carry_out(self.study, todo, self.store, self.engine)
 
     def missing(self) -> int:
-        """The number of runs, of all parts, that have no result yet."""
-        done = self.store.results()
-        return sum(self.study.key(run) not in done for run in self.runs)
+        """The number of runs that have no result yet."""
+        return len(self.todo())
 
     def report(self) -> Report:
         """The report, once all results exist.
@@ -124,7 +138,7 @@ def plan(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
     workers: int | None = 1,
-    part: str | Part = "1/1",
+    scheduler: str | None = None,
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -134,9 +148,10 @@ def plan(
         study: Its name, or a study of your own.
         form: `"default"`, `"quick"` for a test in seconds, or `"full"` for a GPU.
         out: The folder of results, figures and the report. The default is `studies/NAME`, with the form appended if it is not the default.
-        device: The device to compute on; by default, the full form uses a GPU if there is one, and the others the CPU.
+        device: The device to compute on; by default, the full form uses a GPU if there is one or a scheduler is given, and the others
+            the CPU.
         workers: The number of processes; None: one for each core or GPU. With several, the calling script must be safe to import.
-        part: The share of the runs, such as `"2/4"`.
+        scheduler: The address of a Dask scheduler whose workers measure the runs, instead of processes of this machine.
         command: The command that the report gives as its origin.
         settings: Values that override those of the form, by the names of the study's settings.
 
@@ -156,17 +171,13 @@ def plan(
     for name in settings or {}:
         if name not in known:
             raise ValueError(f"{found.name} has no setting {name!r}. It has: {', '.join(sorted(known))}")
-    where = _device(device, form)
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers: must be at least 1, got {workers}")
+    engine = _local(device, form, workers) if scheduler is None else _cluster(scheduler, device, form, workers)
     folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")
     return Plan(
         found,
         replace(base, **(settings or {})),
         folder,
-        where,
-        default_workers(where) if workers is None else workers,
-        Part.parse(part) if isinstance(part, str) else part,
+        engine,
         command or f"qsim study {shlex.quote(found.name)}{'' if form == 'default' else f' --{form}'}",
         form,
     )
@@ -183,7 +194,7 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
         The report; `report.meaning` is its result in one sentence, `report.claims` are the paper's claims with verdicts.
 
     Raises:
-        ValueError: If the options are invalid, or results of other parts are missing.
+        ValueError: If the options are invalid.
 
     Example:
         >>> import tempfile
@@ -199,15 +210,32 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
     return report
 
 
-def _device(device: str | torch.device | None, form: str) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if form == "full" and torch.cuda.is_available() else "cpu")
+def _local(device: str | torch.device | None, form: str, workers: int | None) -> Engine:
+    where = _parsed("cuda" if form == "full" and torch.cuda.is_available() else "cpu") if device is None else _parsed(device)
+    if where.type == "cuda" and not (torch.cuda.is_available() and (where.index or 0) < torch.cuda.device_count()):
+        raise ValueError(f"device: {device} was asked for, but this machine has {torch.cuda.device_count()} GPUs")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers: must be at least 1, got {workers}")
+    count = default_count(where) if workers is None else workers
+    return ThisProcess(where) if count == 1 else Processes(where, count)
+
+
+def _cluster(scheduler: str, device: str | torch.device | None, form: str, workers: int | None) -> Engine:
+    from qsim.studies.cluster import Cluster
+
+    where = _parsed(device or ("cuda" if form == "full" else "cpu"))
+    if ":" in str(where):
+        raise ValueError(f"device: must be cpu or cuda with a scheduler, whose workers have one GPU each; got {device}")
+    if workers not in (None, 1):
+        raise ValueError(f"workers: a scheduler has its own; got {workers}")
+    return Cluster(scheduler, where)
+
+
+def _parsed(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device: must be cpu, cuda or cuda:N; got {device!r}") from None
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f"device: must be cpu, cuda or cuda:N; got {device!r}")
-    if found.type == "cuda" and not (torch.cuda.is_available() and (found.index or 0) < torch.cuda.device_count()):
-        raise ValueError(f"device: {device} was asked for, but this machine has {torch.cuda.device_count()} GPUs")
     return found
