@@ -21,13 +21,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from qsim.nn.calls.attention import attention
 from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import convert_as_described
+from qsim.nn.converting.interfaces import OWN
 from qsim.nn.histories import RemembersAmaxes
 
 __all__: list[str] = []
@@ -95,3 +99,8 @@ def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:
 if METHOD not in AUTO_QUANTIZER_MAPPING:
     register_quantization_config(METHOD)(DescribedConversion)
     register_quantizer(METHOD)(Converter)
+
+AttentionInterface.register(OWN, attention)
+AttentionMaskInterface.register(OWN, eager_mask)
+# Experts sorted by tokens: each product with a group of rows is one of those that qsim.convert rounds.
+ExpertsInterface.register(OWN, grouped_mm_experts_forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,10 +42,21 @@ if hasattr(F, "grouped_mm"):
 
 
 def know_others() -> None:
-    """Round functions of other packages as well, if these are imported."""
+    """Round functions of other packages as well, if these are imported, and let compilers ask the mode about all functions.
+
+    Dynamo asks modes about the functions that torch documents as overridable, and grouped products are none.
+    """
+    _show_to_dynamo(torch._grouped_mm)
     grouped = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if grouped is not None:
         PRODUCTS.update(dict.fromkeys((grouped, grouped.default), products.grouped))
+
+
+def _show_to_dynamo(function: Any) -> None:
+    torch.overrides.get_overridable_functions()[torch].append(function)
+    known = sys.modules.get("torch._dynamo.variables.torch")
+    if known is not None:  # it has a copy
+        known.get_overridable_functions().add(function)
 
 
 #: Torch's own, for the sake of the calls inside.

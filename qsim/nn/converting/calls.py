@@ -36,10 +36,10 @@ def callers(model: nn.Module, layers: Sequence[Layer], calls: Calls) -> list[Lay
     return [*found, *(Layer(tuple(known_as), module, ATTENTION) for module, known_as in names.items())]
 
 
-def set_call_points(layer: Layer, points: FivePoint, source: Drawn, of_activations: bool) -> None:
+def set_call_points(layer: Layer, points: FivePoint, source: Drawn, *, of_activations: bool) -> None:
     """Round the products with a module's parameters and, perhaps, those of activations that it computes."""
     for i, part in enumerate((layer.module, *parts(layer.module))):
-        part.__dict__["_call_points"] = CallPoints(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations)
+        part.__dict__["_call_points"] = CallPoints(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations=of_activations)
 
 
 def enter_calls(model: nn.Module) -> None:

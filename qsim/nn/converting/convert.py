@@ -20,6 +20,7 @@ from qsim.nn.converting.calls import callers, enter_calls, leave_calls, set_call
 from qsim.nn.converting.classes import exchanged, kind
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
+from qsim.nn.converting.interfaces import attends_by_qsim
 from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.converting.table import conversion
@@ -132,7 +133,7 @@ def convert(
             _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
     for layer, found in [*(pair for pair in chosen if pair[0].obstacle), *calling]:
         if not found.is_delayed:
-            set_call_points(layer, found, source, calls == "all")
+            set_call_points(layer, found, source, of_activations=calls == "all" or layer.obstacle == ATTENTION)
     if calls != "none":
         enter_calls(model)
     for module in model.modules():
@@ -147,8 +148,8 @@ def convert(
 
 def _reason(layer: Layer, calls: Calls) -> str:
     """Why a layer cannot be chosen; empty if it can."""
-    is_called = (layer.calls and calls != "none") or (layer.obstacle == ATTENTION and calls == "all")
-    return "" if is_called else layer.obstacle
+    attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and attends_by_qsim(layer.module)))
+    return "" if attends or (layer.calls and calls != "none") else layer.obstacle
 
 
 def _try(model: nn.Module, example: Any, verbose: bool) -> None:

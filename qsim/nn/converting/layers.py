@@ -12,6 +12,7 @@ from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.converting.classes import kind
+from qsim.nn.converting.interfaces import check_attention, check_experts
 from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
@@ -110,6 +111,10 @@ def check(layer: Layer, points: FivePoint) -> None:
                 check_groups(type(module).__name__, points, bool(module.transposed))
         except ValueError as error:
             raise ValueError(f"convert: {layer.title}: {error}") from error
+    if layer.obstacle == ATTENTION:
+        check_attention(layer.title, module)
+    elif layer.obstacle:
+        check_experts(layer.title, module)
     if "forward" in vars(module):
         raise ValueError(f"convert: {layer.title} has a forward of its own, set on the module past its class: undo that, or exclude it")
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse):

@@ -272,3 +272,13 @@ def test_compiled_code_gives_the_same_bits() -> None:
     model = made(calls, FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic")), part=nn.Linear(4, 4), table=nn.Embedding(4, 4))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))
+
+
+def test_compiled_code_rounds_grouped_products() -> None:
+    """Compilers ask function modes about documented functions only, of which these are none."""
+    offs, x = torch.tensor([3, 7], dtype=torch.int32), inputs(7, 16).bfloat16()
+    torch.manual_seed(0)
+    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=offs))
+    model.stack = nn.Parameter(torch.randn(2, 8, 16).bfloat16())
+    own = qsim.convert(model, NEAREST)(x)
+    assert same_bits(torch.compile(model, backend="eager")(x), own)
