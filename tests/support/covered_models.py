@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -71,8 +72,8 @@ def _clip() -> Made:
 def _vision(package: str, name: str, size: int = 64, **options: Any) -> Callable[[], Made]:
     def make() -> Made:
         package_: Any = import_module(package)
-        model = package_.create_model(name, num_classes=10, **options) if package == "timm" else getattr(package_, name)(num_classes=10)
-        return model, {"input" if package == "timm" else "x": _image(size)}
+        create = partial(package_.create_model, name) if package == "timm" else getattr(package_, name)
+        return create(num_classes=10, **options), {"input" if package == "timm" else "x": _image(size)}
 
     return make
 
@@ -93,7 +94,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "MobileNetV2 (torchvision)": _vision("torchvision.models", "mobilenet_v2"),
     "ConvNeXt (torchvision)": _vision("torchvision.models", "convnext_tiny"),
     "Swin (torchvision)": _vision("torchvision.models", "swin_t"),
-    "ViT (torchvision)": _vision("torchvision.models", "vit_b_32", 224),
+    "ViT (torchvision)": _vision("torchvision.models", "vit_b_32", image_size=64),
     "ResNet-18 (timm)": _vision("timm", "resnet18"),
     "MobileNetV3 (timm)": _vision("timm", "mobilenetv3_small_050"),
     "ConvNeXt (timm)": _vision("timm", "convnext_atto"),

@@ -13,6 +13,7 @@ from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.interfaces import check_attention, check_experts
+from qsim.nn.converting.sums import check_sums
 from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
@@ -109,6 +110,7 @@ def check(layer: Layer, points: FivePoint) -> None:
             with_points.check_points(points)
             if getattr(module, "groups", 1) > 1:
                 check_groups(type(module).__name__, points, bool(module.transposed))
+            check_sums(module, points)
         except ValueError as error:
             raise ValueError(f"convert: {layer.title}: {error}") from error
     if layer.obstacle == ATTENTION:

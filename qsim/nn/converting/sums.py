@@ -1,0 +1,39 @@
+"""An early check of accumulators, which would otherwise raise an error in a layer's first call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from qsim.nn.product import bilinear
+from qsim.nn.product.convolution import Convolution
+from qsim.nn.product.plans import Setting, plan_of
+from qsim.recipes.five_point import FivePoint
+
+
+def check_sums(module: nn.Module, points: FivePoint) -> None:
+    """Raise an error for accumulators that cannot add the products of a layer, in whichever dtype its operands are."""
+    if points.accumulate is None or isinstance(module, nn.Embedding):
+        return
+    own = next(parameter.dtype for parameter in module.parameters())
+    errors = [_error(_product(module), points, dtype) for dtype in (own, torch.float32, torch.bfloat16, torch.float16)]
+    if errors[0] is not None and all(errors):
+        raise errors[0]
+
+
+def _product(module: nn.Module) -> tuple[bilinear.Product, int]:
+    """The product of a layer, and the number of dimensions of its weight."""
+    if not isinstance(module, _ConvNd):
+        return bilinear.Linear(), 2
+    ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
+    return Convolution(ones, zeros, ones, zeros, module.groups, module.transposed), 2 + len(ones)
+
+
+def _error(product: tuple[bilinear.Product, int], points: FivePoint, dtype: torch.dtype) -> ValueError | None:
+    operand: Tensor = torch.empty((0,) * product[1], dtype=dtype)
+    try:
+        plan_of(Setting(points, product[0]), operand, operand)
+    except ValueError as error:
+        return error
+    return None

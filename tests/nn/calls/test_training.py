@@ -1,0 +1,62 @@
+"""Real models train for 20 steps in four recipes. For the table of all models: `PYTHONPATH=tests python tests/nn/calls/test_training.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint
+from qsim.nn import functional
+from qsim.text.columns import aligned
+from support.covered_models import MODELS
+
+RECIPES = ("fp8_hybrid", "mxfp8", "mxfp4", "nvfp4")
+STEPS = 20
+
+
+def losses(name: str, recipe: str | None) -> list[float]:
+    """The losses of a model on one batch, before each step and after the last."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    if recipe is not None:
+        qsim.convert(model, qsim.recipes.resolve(recipe).points, calls="all")
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3)
+
+    def steps() -> Iterator[float]:
+        for _ in range(STEPS):
+            loss = _loss(model, inputs)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield float(loss.detach())
+        yield float(_loss(model, inputs).detach())
+
+    return list(steps())
+
+
+def _loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    found = model(*inputs.values()) if len(inputs) == 1 else model(**inputs)
+    if not isinstance(found, Tensor):
+        return found.loss  # type: ignore[no-any-return]
+    return F.cross_entropy(found, torch.arange(len(found)))
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("Qwen3-MoE", "nvfp4"), ("Mamba", "mxfp4"), ("Whisper", "fp8_hybrid")])
+def test_models_train(name: str, recipe: str) -> None:
+    pytest.importorskip("transformers")
+    found = losses(name, recipe)
+    assert found[-1] < 0.9 * found[0]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or MODELS:
+        for recipe in (None, *RECIPES):
+            found = losses(name, recipe)
+            print(f"{name} | {recipe or 'float32'} | {found[0]:.4f} | {found[-1]:.4f}", flush=True)
