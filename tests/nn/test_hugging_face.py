@@ -99,7 +99,7 @@ def test_every_layer_is_converted_and_the_rest_is_named(name: str) -> None:
         assert {own for _, _, own in told.changed} == {points}
         assert dict(told.left) == LEFT[name]
         calls = {"model.layers.0.mlp.gate": "weight", "model.layers.0.mlp.experts": "gate_up_proj, down_proj"} if name == "mixtral" else {}
-        assert told.calls == tuple((own, f"products with {names}", points) for own, names in calls.items())
+        assert told.calls == tuple((own, f"any products with {names}", points) for own, names in calls.items())
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == keys
 
@@ -145,7 +145,7 @@ def test_patterns_of_their_names() -> None:
 
 def test_experts_and_attention_can_be_requested() -> None:
     found = qsim.nn.conversion(qsim.convert(mixtral(), NEAREST, include=["*.experts"]))
-    assert (found.changed, found.calls) == ((), (("model.layers.0.mlp.experts", "products with gate_up_proj, down_proj", NEAREST),))
+    assert (found.changed, found.calls) == ((), (("model.layers.0.mlp.experts", "any products with gate_up_proj, down_proj", NEAREST),))
     found = qsim.nn.conversion(qsim.convert(mixtral(), {"*_proj": NEAREST, "*.self_attn": NOISY}, calls="all"))
     assert found.calls == (("model.layers.0.self_attn", "products of activations", NOISY),)
 

@@ -54,9 +54,7 @@ def test_attention_refuses_histories() -> None:
 
 def test_convolutions_refuse_sums_with_scales_inside() -> None:
     model = nn.Sequential(nn.Linear(4, 4), MODELS["conv"][0]())
-    with pytest.raises(
-        ValueError, match=r"convert: 1\.0: .*act times its blocks' scales: the unit takes operands in e4m3 or e5m2"
-    ):
+    with pytest.raises(ValueError, match=r"convert: 1\.0: .*act times its blocks' scales: the unit takes operands in e4m3 or e5m2"):
         qsim.convert(model, RUNS["deepseek_v3"].points)
     assert qsim.nn.conversion(model).changed == ()
 

@@ -41,6 +41,9 @@ STEPS: dict[str, Step] = {
     "rnn_relu": partial(_rnn_step, torch.relu),
 }
 
+#: The two orders in which layers take the steps of a sequence; each undoes itself.
+_DIRECTIONS: tuple[Callable[[Sequence[Tensor]], list[Tensor]], ...] = (list, lambda steps: list(reversed(steps)))
+
 
 def cell(step: Step, input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None) -> Any:
     """`torch.lstm_cell` and its relatives."""
@@ -62,16 +65,16 @@ def layer(step: Step, input: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     x = input.transpose(0, 1) if any(batch_first) else input
     steps = list(x.split(sizes)) if sizes else list(x.unbind(0))
-    directions = 2 if both else 1
-    each = len(weights) // (layers * directions)
+    directions = _DIRECTIONS if both else _DIRECTIONS[:1]
+    each = len(weights) // (layers * len(directions))
     finals: list[State] = []
     for i in range(layers):
         outputs = []
-        for reverse in range(directions):
+        for in_order in directions:
             own = len(finals)
-            first, named = tuple(s[own] for s in state), _named(weights[own * each : (own + 1) * each], has_biases)
-            found, final = _direction(steps, first, named, step, bool(reverse))
-            outputs.append(found)
+            first, named = tuple(s[own] for s in state), _named(weights[own * each : (own + 1) * each], has_biases=has_biases)
+            found, final = _direction(in_order(steps), first, named, step)
+            outputs.append(in_order(found))
             finals.append(final)
         steps = [torch.cat(parts, -1) for parts in zip(*outputs, strict=True)]
         if i < layers - 1:
@@ -90,21 +93,24 @@ class Weights(NamedTuple):
     w_hr: Tensor | None
 
 
-def _named(given: Sequence[Tensor], has_biases: bool) -> Weights:
+def _named(given: Sequence[Tensor], *, has_biases: bool) -> Weights:
     w_ih, w_hh, *others = given
     b_ih, b_hh = others[:2] if has_biases else (None, None)
     projection = others[2:] if has_biases else others
     return Weights(w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None)
 
 
-def _direction(steps: Sequence[Tensor], first: State, weights: Weights, step: Step, reverse: bool) -> tuple[list[Tensor], State]:
-    """The hidden states of one layer in one direction, and the last state. Sequences of a packed batch end one after another."""
+def _direction(steps: Sequence[Tensor], first: State, weights: Weights, step: Step) -> tuple[list[Tensor], State]:
+    """The hidden states of one layer in one direction, and the last state.
+
+    Sequences of a packed batch end one after another, or begin so in the backward direction.
+    """
     sizes = [len(x) for x in steps]
     products = _linear(torch.cat(list(steps)), weights.w_ih, weights.b_ih).split(sizes)
-    state = tuple(s[: sizes[-1 if reverse else 0]] for s in first)
+    state = tuple(s[: sizes[0]] for s in first)
     ended: list[State] = []
     found = []
-    for product in reversed(products) if reverse else products:
+    for product in products:
         had, size = len(state[0]), len(product)
         if size < had:
             ended.append(tuple(s[size:] for s in state))
@@ -114,7 +120,7 @@ def _direction(steps: Sequence[Tensor], first: State, weights: Weights, step: St
             state = _linear(state[0], weights.w_hr, None), *state[1:]
         found.append(state[0])
     last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True))
-    return found[::-1] if reverse else found, last
+    return found, last
 
 
 def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -54,12 +54,12 @@ class Layer:
 
     @property
     def calls(self) -> str:
-        """The products that it computes by functions of torch, as far as its class shows: those with its own parameters."""
+        """The products that it may compute by functions of torch: those with its own parameters, of which its code decides when it runs."""
         if self.obstacle in ("", ATTENTION) or isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
             return ""
         own = [("", self.module), *((f"{name}.", part) for name, part in self.module.named_modules() if part in parts(self.module))]
         names = ", ".join(prefix + name for prefix, part in own for name in matrices(part))
-        return f"products with {names}" if names else ""
+        return f"any products with {names}" if names else ""
 
     @property
     def title(self) -> str:

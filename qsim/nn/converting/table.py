@@ -22,7 +22,8 @@ class Conversion:
 
     Attributes:
         changed: The name, the kind and the points of each layer that rounds.
-        calls: The name of each other module that rounds, the products that it rounds if it computes any, and their points.
+        calls: The name of each other module that rounds, the products that it rounds if it computes any, and their points. `qsim.coverage`
+            shows which it computes.
         left: The name of each layer that does not, and the reason: a recipe keeps it in high precision, it was not chosen, its class is
             unknown to `convert`, it is a module that multiplies by its own weights, or it is Hugging Face's attention with its two
             products.

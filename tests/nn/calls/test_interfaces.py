@@ -15,6 +15,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from qsim.nn.calls.attention import attention
+from qsim.nn.calls.settings import call_points
 from support.comparing import same_bits
 
 transformers: Any = pytest.importorskip("transformers")
@@ -91,6 +92,36 @@ def test_both_products_are_rounded_at_the_points_of_the_module() -> None:
     found = attention(attends, *given, None)[0]
     for a, b in zip(*(torch.autograd.grad(y.square().sum(), of) for y, of in ((found, given), (expected, (q, k, v)))), strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)  # products of several heads are one sum, whose gradient is rounded
+
+
+@pytest.mark.parametrize("recipe", ["fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"])
+def test_experts_are_a_linear_layer_for_each_expert(recipe: str) -> None:
+    """Results and gradients, to the bit: every product draws its random bits in the order of the experts."""
+    experts = mixtral(experts="qsim").model.layers[0].mlp.experts
+    points = qsim.recipes.resolve(recipe).points
+    qsim.convert(experts, points)
+    torch.manual_seed(1)
+    x, chosen = torch.randn(8, 16), torch.randint(2, (8, 1))
+
+    def written_out(x: Tensor) -> Tensor:
+        order = chosen.flatten().argsort(stable=True)
+        found = x[order]
+        for name, after in (("gate_up_proj", experts._apply_gate), ("down_proj", lambda y: y)):
+            stream = call_points(experts).stream(name, experts.training)  # type: ignore[union-attr]
+            groups = found.split(chosen.flatten().bincount(minlength=2).tolist())
+            weights = getattr(experts, name)
+            products = [functional.linear(groups[i], weights[i], None, points, stream=stream ^ i) for i in range(2)]
+            found = after(torch.cat(products))
+        return found[order.argsort()]
+
+    def results(call: Any) -> list[Tensor]:
+        torch.manual_seed(2)
+        given = x.clone().requires_grad_()
+        y = call(given)
+        return [y, *torch.autograd.grad(y.square().sum(), [given, experts.gate_up_proj, experts.down_proj])]
+
+    own, expected = results(lambda x: experts(x, chosen, torch.ones(8, 1))), results(written_out)
+    assert all(map(same_bits, own, expected))
 
 
 def test_queries_that_share_a_key_see_one_rounding_of_it() -> None:

@@ -1,4 +1,4 @@
-"""Real models train for 20 steps in four recipes. For the table of all models: `PYTHONPATH=tests python tests/nn/calls/test_training.py`."""
+"""Real models train for 20 steps in four recipes. For all models: `PYTHONPATH=tests python tests/nn/calls/test_training.py`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim import FivePoint
-from qsim.nn import functional
-from qsim.text.columns import aligned
 from support.covered_models import MODELS
 
 RECIPES = ("fp8_hybrid", "mxfp8", "mxfp4", "nvfp4")
@@ -48,11 +45,11 @@ def _loss(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
     return F.cross_entropy(found, torch.arange(len(found)))
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("Qwen3-MoE", "nvfp4"), ("Mamba", "mxfp4"), ("Whisper", "fp8_hybrid")])
-def test_models_train(name: str, recipe: str) -> None:
+def test_a_mixture_of_experts_trains_in_nvfp4() -> None:
+    """The loss falls from 4.18 to 3.16, and in float32 to 3.12."""
     pytest.importorskip("transformers")
-    found = losses(name, recipe)
-    assert found[-1] < 0.9 * found[0]
+    found = losses("Qwen3-MoE", "nvfp4")
+    assert found[-1] < 3.6
 
 
 if __name__ == "__main__":

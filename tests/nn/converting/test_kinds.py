@@ -171,13 +171,13 @@ def test_unknown_layers_round_their_products_and_are_named() -> None:
     found = qsim.nn.conversion(qsim.convert(model, NEAREST))
     assert [name for name, _, _ in found.changed] == ["1.gate", "6"]
     assert found.calls == (
-        ("0", "products with weight", NEAREST),
-        ("1", "products with stacked", NEAREST),
-        ("2", "products with weight_ih_l0, weight_hh_l0", NEAREST),
-        ("4", "products with weight", NEAREST),
+        ("0", "any products with weight", NEAREST),
+        ("1", "any products with stacked", NEAREST),
+        ("2", "any products with weight_ih_l0, weight_hh_l0", NEAREST),
+        ("4", "any products with weight", NEAREST),
     )
     assert found.left == (("3", "has weights of its own: weight"),)
-    assert str(found).splitlines()[3] == f"1       calls       products with stacked: {NEAREST}"
+    assert str(found).splitlines()[3] == f"1       calls       any products with stacked: {NEAREST}"
     x = torch.randn(2, 4)
     assert same_bits(model[0](x), 2 * rounded(model[0], x))
     assert [type(module) for module in qsim.revert(model).modules()] == types
