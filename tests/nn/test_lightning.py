@@ -1,0 +1,77 @@
+"""Lightning's trainer with converted models, in three precisions, and from its checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, Quantizer
+from support.comparing import same_bits
+
+pl = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+
+NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "same", "same", Quantizer("e5m2", "stochastic"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+    """A converted model; records its losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), NOISY)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        loss = F.cross_entropy(self.model(batch[0].to(self.model[0].weight.dtype)).float(), batch[1])
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return qsim.optim.AdamW(self.model.parameters(), lr=1e-2, update="stochastic", seed=5)
+
+
+def fit(module: Module, folder: Path, epochs: int, precision: Any = "32-true", **options: Any) -> Any:
+    torch.manual_seed(1)
+    x = torch.randn(32, 16)
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :4].argmax(1)), 8)
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, default_root_dir=folder, precision=precision, **silent)
+    trainer.fit(module, batches, **options)
+    return trainer
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_it_trains(precision: str, tmp_path: Path) -> None:
+    module = Module()
+    fit(module, tmp_path, 6, precision)
+    assert sum(module.losses[-4:]) < 0.9 * sum(module.losses[:4])
+    assert module.model[0].weight.dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
+    assert len(qsim.nn.conversion(module).changed) == 2
+
+
+def test_a_checkpoint_has_the_weights_and_the_optimizer(tmp_path: Path) -> None:
+    module, again = Module(), Module()
+    trainer = fit(module, tmp_path, 2)
+    trainer.save_checkpoint(tmp_path / "state.ckpt")
+    resumed = fit(again, tmp_path, 2, ckpt_path=str(tmp_path / "state.ckpt"))
+    assert resumed.global_step == trainer.global_step
+    assert all(map(same_bits, module.parameters(), again.parameters()))
+    assert all(map(same_bits, map(module.model, [torch.ones(2, 16)]), map(again.model, [torch.ones(2, 16)])))

@@ -1,0 +1,74 @@
+"""transformers' Trainer with converted models: every option trains, and an interrupted run goes on to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import qsim
+from qsim import FivePoint, Quantizer
+
+pytest.importorskip("accelerate")
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("qsim.hugging_face")
+
+NOISY = FivePoint("e4m3", Quantizer("e4m3", "stochastic"), "same", "same", Quantizer("e5m2", "stochastic"))
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TEXTS = [{"input_ids": row, "labels": row} for row in torch.randint(3, 40, (4, 12), generator=torch.Generator().manual_seed(0))] * 4
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=40, attn_implementation="qsim"))
+
+
+def trainer(model: Any, folder: Path, **options: Any) -> Any:
+    given = {"per_device_train_batch_size": 4, "max_steps": 8, "learning_rate": 1e-2, "use_cpu": True, "seed": 3}
+    silent = {"report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(folder), **{**given, **silent, **options})
+    optimizer = qsim.optim.AdamW(model.parameters(), lr=1e-2, update="stochastic", seed=5)
+    return transformers.Trainer(model, arguments, train_dataset=TEXTS, optimizers=(optimizer, None))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "bf16": {"bf16": True},
+}
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_it_trains(option: str, tmp_path: Path) -> None:
+    own = trainer(qsim.convert(model(), NOISY), tmp_path, **OPTIONS[option])
+    own.train()
+    losses = [entry["loss"] for entry in own.state.log_history if "loss" in entry]
+    assert len(losses) == 8
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_checkpointing_and_compilation_do_not_change_a_bit(tmp_path: Path) -> None:
+    def weights(**options: Any) -> list[torch.Tensor]:
+        own = qsim.convert(model(), NOISY)
+        trainer(own, tmp_path, max_steps=3, **options).train()
+        return list(own.parameters())
+
+    usual = weights()
+    for options in (OPTIONS["checkpointing"], COMPILED):
+        assert all(map(torch.equal, usual, weights(**options))), options
+
+
+def test_an_interrupted_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    whole: nn.Module = qsim.convert(model(), NOISY)
+    trainer(whole, tmp_path, **saving).train()
+    checkpoint = tmp_path / "checkpoint-4"
+    resumed = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="qsim")
+    assert qsim.nn.conversion(resumed) == qsim.nn.conversion(whole)
+    trainer(resumed, tmp_path / "again", **saving).train(resume_from_checkpoint=str(checkpoint))
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
