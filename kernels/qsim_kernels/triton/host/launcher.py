@@ -52,8 +52,8 @@ class Launcher:
         if known is None or is_watched or device != _current_device():
             self._compile(programs, x, out, *others)
             return
-        run, function, metadata = known
-        run(programs, 1, 1, _current_stream(device), function, metadata, None, None, None, source, target, *others, *self._tail)
+        run, function, head = known
+        run(programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
 
     def _compile(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
         """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
@@ -64,7 +64,16 @@ class Launcher:
         with torch.cuda.device(device):
             compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
         form = device, x.data_ptr() % 16, out.data_ptr() % 16
-        self._compiled[form] = compiled.run, compiled.function, compiled.packed_metadata
+        self._compiled[form] = _entry(compiled)
+
+
+def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]]:
+    """The function that launches a compiled kernel, the kernel's handle, and the arguments between this and the kernel's own."""
+    run, function, hooks = compiled.run, compiled.function, (compiled.packed_metadata, None, None, None)
+    if triton.__version__.startswith("3.6.") and run.global_scratch_size == run.profile_scratch_size == 0:
+        # Triton's Python function would only look for the memory that kernels of ours do not need.
+        return run.launch, function, (run.launch_cooperative_grid, run.launch_pdl, None, None, *hooks)
+    return run, function, hooks
 
 
 class Launch(NamedTuple):
