@@ -49,11 +49,14 @@ class Launcher:
         source, target, device = x.data_ptr(), out.data_ptr(), x.get_device()
         known = self._compiled.get((device, source % 16, target % 16))
         is_watched = _RUNTIME.launch_enter_hook.calls or _RUNTIME.launch_exit_hook.calls
-        if known is None or is_watched or device != _current_device():
+        if known is None or is_watched:
             self._compile(programs, x, out, *others)
-            return
-        run, function, head = known
-        run(programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
+        elif device != _current_device():
+            with torch.cuda.device(device):
+                self(programs, x, out, *others)
+        else:
+            run, function, head = known
+            run(programs, 1, 1, _current_stream(device), function, *head, source, target, *others, *self._tail)
 
     def _compile(self, programs: int, x: Tensor, out: Tensor, *others: Any) -> None:
         """Launch by way of Triton, which compiles the kernel if necessary and calls the hooks of profilers."""
