@@ -118,6 +118,7 @@ def check(ops: Implementation, device: torch.device, how: Setting) -> None:
         assert equal(x, *amaxes)
         whole = [which.scales(y, None, *making) for which, y in zip((REFERENCE, ops), amaxes, strict=True)]
         assert equal(x, *whole)
+        assert equal(x, whole[0], ops.scales_of_tiles(here, None, tiles, how.turn, True, *making))
         under = whole[0].view(()).clamp(min=2.0**-110)
     below = None if under is None else under.to(device)
     if isinstance(how.scaling, (Blocks, Tiles)):
@@ -129,6 +130,7 @@ def check(ops: Implementation, device: torch.device, how: Setting) -> None:
     assert equal(x, *amaxes)
     scales = [which.scales(y, u, *how.making) for which, y, u in ((REFERENCE, amaxes[0], under), (ops, amaxes[1], below))]
     assert equal(x, *scales)
+    assert equal(x, scales[0], ops.scales_of_tiles(here, below, how.tiles, how.turn, False, *how.making))
     one = REFERENCE.quantize_scaled(x, scales[0], under, how.tiles, how.turn, *how.rounding)
     other = ops.quantize_scaled(here, scales[1], below, how.tiles, how.turn, *how.rounding)
     assert not first_difference(x, one, other.cpu())

@@ -19,7 +19,7 @@ from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
 from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "hadamard"]
+__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
 #: Elements that a thread divides, rounds and multiplies before it continues with the next.
 _AT_ONCE = 1 << 15
@@ -52,6 +52,9 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     scales_loop(out.data_ptr(), amaxes.data_ptr(), amaxes.numel(), *given)
 
 
+scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
+
+
 def quantize_tiles_into(
     out: Tensor,
     scales: Tensor | None,
@@ -67,11 +70,9 @@ def quantize_tiles_into(
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     x = x if turn is None else hadamard(x, turn)
-    amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
     if scales is None:
-        scales = torch.empty_like(amaxes, dtype=torch.float32)
-    amaxes_into(amaxes, x, tiles, None, False)
-    scales_into(scales, amaxes, under, how)
+        scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
+    scales_of_tiles_into(scales, x, under, tiles, None, False, how)
     quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
 
 

@@ -43,7 +43,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 
 for _module, _names in (
     (rounding, ("quantize", "quantize_and_sum")),
-    (scaling, ("amaxes", "scales", "quantize_scaled", "quantize_tiles", "rescaled")),
+    (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),
 ):
     for _name in _names:
         _lower(_name, getattr(_module, _name))

@@ -43,6 +43,14 @@ def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -
     return scales_of(largest, read_scales(making, scale_grid), _onto)
 
 
+def scales_of_tiles(
+    x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str
+) -> Tensor | None:
+    """The scales of a tensor's tiles, if `_is_lowered`."""
+    largest = amaxes(x, tiles, turn, finite)
+    return None if largest is None else scales(largest, under, making, scale_grid)
+
+
 def quantize_scaled(
     x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
 ) -> Tensor | None:

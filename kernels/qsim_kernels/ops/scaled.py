@@ -20,6 +20,7 @@ for _schema in (
     "hadamard(Tensor x, SymInt[] turn) -> Tensor",
     "amaxes(Tensor x, SymInt[] tiles, SymInt[] turn, bool finite) -> Tensor",
     "scales(Tensor amaxes, Tensor? under, str making, str scale_grid) -> Tensor",
+    "scales_of_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, bool finite, str making, str scale_grid) -> Tensor",
     f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
     f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
     "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
@@ -57,6 +58,22 @@ class Implementation(OnBackend):
         """The scales that result from the largest magnitudes, in float32."""
         out = torch.empty_like(amaxes, dtype=torch.float32)
         self._backend.scales_into(out, amaxes, under, read_scales(making, scale_grid))
+        return out
+
+    def scales_of_tiles(
+        self,
+        x: Tensor,
+        under: Tensor | None,
+        tiles: Sequence[int],
+        turn: Sequence[int],
+        finite: bool,
+        making: str,
+        scale_grid: str,
+    ) -> Tensor:
+        """The scales of a tensor's tiles, `amaxes` and `scales` in one, in float32."""
+        where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
+        out = x.new_empty(counts, dtype=torch.float32)
+        self._backend.scales_of_tiles_into(out, x, under, where, turned, finite, read_scales(making, scale_grid))
         return out
 
     def quantize_scaled(
@@ -122,7 +139,7 @@ def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
 
 
 #: The operators that round; `rescaled` is only for layers, which are not batched.
-NAMES = ("hadamard", "amaxes", "scales", "quantize_scaled", "quantize_tiles")
+NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles")
 
 
 def _register(implementation: Implementation, key: str) -> None:
@@ -149,6 +166,10 @@ def _fake_scales(amaxes: Tensor, *rest: Any) -> Tensor:
     return torch.empty_like(amaxes, dtype=torch.float32)
 
 
+def _fake_scales_of_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> Tensor:
+    return _empty_scales(x, Tiles.of(tiles), 0)
+
+
 def _fake_quantize_scaled(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=rest[-2])
 
@@ -165,6 +186,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "hadamard": _fake_turned,
     "amaxes": _fake_amaxes,
     "scales": _fake_scales,
+    "scales_of_tiles": _fake_scales_of_tiles,
     "quantize_scaled": _fake_quantize_scaled,
     "quantize_tiles": _fake_quantize_tiles,
     "rescaled": _fake_rescaled,

@@ -63,6 +63,35 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     out.copy_(scales_of(largest, scales))
 
 
+def scales_of_tiles_into(
+    out: Tensor,
+    x: Tensor,
+    under: Tensor | None,
+    tiles: Tiles,
+    turn: Turn | None,
+    finite: bool,
+    scales: Scales,
+    largest: Callable[..., None] = amaxes_into,
+    make: Callable[..., None] = scales_into,
+) -> None:
+    """Write the scales of a tensor's tiles: `amaxes_into` and `scales_into` in one.
+
+    Args:
+        out: See `scales_into`.
+        x: See `amaxes_into`.
+        under: See `scales_into`.
+        tiles: See `amaxes_into`.
+        turn: See `amaxes_into`.
+        finite: See `amaxes_into`.
+        scales: See `scales_into`.
+        largest: The function that finds the largest magnitudes, as `amaxes_into` does.
+        make: The function that computes scales, as `scales_into` does.
+    """
+    amaxes = x.new_empty(out.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+    largest(amaxes, x, tiles, turn, finite)
+    make(out, amaxes, under, scales)
+
+
 def quantize_tiles_into(
     out: Tensor,
     scales: Tensor | None,
@@ -76,16 +105,14 @@ def quantize_tiles_into(
     stream: int,
     offset: int,
 ) -> None:
-    """Round `x` under the scales of its tiles: `amaxes_into`, `scales_into` and `quantize_scaled_into` in one.
+    """Round `x` under the scales of its tiles: `scales_of_tiles_into` and `quantize_scaled_into` in one.
 
     The scales are written if a tensor for them is given.
     """
     x = x if turn is None else hadamard(x, turn)
-    amaxes = x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
     if scales is None:
-        scales = torch.empty_like(amaxes, dtype=torch.float32)
-    amaxes_into(amaxes, x, tiles, None, False)
-    scales_into(scales, amaxes, under, making)
+        scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
+    scales_of_tiles_into(scales, x, under, tiles, None, False, making)
     quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
 
 

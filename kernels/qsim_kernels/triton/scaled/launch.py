@@ -23,8 +23,9 @@ from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.cuts import cut, cut_between_tiles, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
+from qsim_kernels.triton.scaled.whole import whole_scale_into
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "hadamard"]
+__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -33,6 +34,20 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         reference.scales_into(out, amaxes, under, scales)
     else:
         making.scales_into(out, amaxes, under, scales)
+
+
+def scales_of_tiles_into(out: Tensor, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, finite: bool, how: Scales) -> None:
+    """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
+    if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
+        whole_scale_into(out, x, how, finite)
+    else:
+        reference.scales_of_tiles_into(out, x, under, tiles, turn, finite, how, amaxes_into, scales_into)
+
+
+@lru_cache(maxsize=4096)
+def _is_whole(tiles: Tiles, shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Whether a nonempty tensor is one tile that can be read in any order, without float64."""
+    return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
 
 def quantize_tiles_into(
@@ -102,10 +117,9 @@ def _quantize_tiles_in_turn(
     elif turn is not None and reading(x.numel(), x.dtype, tiles, turn) is None:
         quantize_tiles_into(out, scales, hadamard(x, turn), under, tiles, None, how, elements, *noise)
     else:
-        found = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
-        amaxes_into(found, x, tiles, turn, False)
-        scales = torch.empty_like(found) if scales is None else scales
-        scales_into(scales, found, under, how)
+        if scales is None:
+            scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
+        scales_of_tiles_into(scales, x, under, tiles, turn, False, how)
         quantize_scaled_into(out, x, scales, under, tiles, turn, elements, *noise)
 
 

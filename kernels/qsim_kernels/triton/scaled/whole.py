@@ -1,0 +1,88 @@
+"""The scale of a whole tensor in one launch: the program that finishes last computes it from the largest magnitude of all."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qsim_kernels.scales import Scales
+from qsim_kernels.triton.device.blocks import as_single, load
+from qsim_kernels.triton.device.making import MAKING, as_making, making_of, tile_scales
+from qsim_kernels.triton.device.values import as_numbers
+from qsim_kernels.triton.host.launcher import Launch, Launcher
+
+#: Elements that a single program reads at most, in blocks of a quarter.
+_SMALL = 1 << 16
+
+
+@triton.jit
+def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """The magnitude patterns of a block."""
+    values = as_single(load(x + start, tl.arange(0, BLOCK), count - start, MASKED))
+    bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if MASKED:
+        bits = tl.where(tl.arange(0, BLOCK) < count - start, bits, 0)
+    if FINITE:
+        bits = tl.where(bits < 0x7F800000, bits, 0)
+    return bits
+
+
+@triton.jit(do_not_specialize=["count", *MAKING], do_not_specialize_on_alignment=["out", "state"])
+def whole_scale_kernel(
+    x, out, state, count: tl.int64,
+    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
+    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
+    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    M: tl.constexpr, G: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
+    first = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
+    found = tl.zeros([BLOCK], tl.int32)
+    if first + STEPS * BLOCK <= count:
+        for step in range(STEPS):
+            found = tl.maximum(found, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, False))
+    else:
+        for step in range(STEPS):
+            found = tl.maximum(found, largest_pattern(x, first + step * BLOCK, count, FINITE, BLOCK, True))
+    own = tl.max(found)
+    is_last = True
+    if state is not None:
+        tl.atomic_max(state, own, sem="relaxed")
+        # What the others wrote before they were counted is visible to the last.
+        is_last = tl.atomic_add(state + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if is_last:
+            own = tl.atomic_max(state, 0, sem="relaxed")
+    if is_last:
+        grid = as_numbers(
+            scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
+            scale_scale, G.wide,
+        )  # fmt: skip
+        making = as_making(largest, factor, spare, power, smallest, lift, grid)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + own, None, making, M, G)
+        tl.store(out + tl.arange(0, 1), scale)
+
+
+def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
+    """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
+    launcher, programs, sizes = _prepared(x.shape, x.dtype, how, finite)
+    state = None if programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
+    launcher(programs, x.contiguous(), out, state, *sizes)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(shape: torch.Size, source: torch.dtype, how: Scales, finite: bool) -> Launch:
+    count = shape.numel()
+    launcher = _maker(source, how, finite, count <= _SMALL)
+    return Launch(launcher, -(-count // launcher.share), (count,))
+
+
+@lru_cache(maxsize=1024)
+def _maker(source: torch.dtype, how: Scales, finite: bool, single: bool) -> Launcher:
+    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
+    variants, numbers = making_of(how, False)
+    steps, block, warps = (4, _SMALL // 4, 32) if single else (8, 1024, 4)
+    return Launcher(whole_scale_kernel, *numbers, *variants, finite, steps, block, share=steps * block, num_warps=warps)
