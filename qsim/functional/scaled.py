@@ -104,9 +104,10 @@ def quantize_scaled(
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None
     if layout.whole is not None:
-        amax = ops.amaxes(x, layout.whole, turn, True)
-        amax = amax if share is None else share.of_all(amax)
-        of_whole = ops.scales(amax, None, *layout.largest)
+        if share is None:
+            of_whole = ops.scales_of_tiles(x, None, layout.whole, turn, True, *layout.largest)
+        else:
+            of_whole = ops.scales(share.of_all(ops.amaxes(x, layout.whole, turn, True)), None, *layout.largest)
         under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
     if isinstance(scaling, (Blocks, Tiles)):
         values, scales = ops.quantize_tiles(x, under, own, turn, *layout.making, *rounding)
@@ -120,6 +121,8 @@ def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, l
     """The scales of a whole tensor or of channels: what many elements share is known when all have been read, so they are read again."""
     if isinstance(scaling, Given):
         return x.new_full(layout.tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
+    if share is None and not scaling.is_recorded:
+        return ops.scales_of_tiles(x, under, layout.numbers, layout.turn, False, *layout.making)  # type: ignore[no-any-return]
     amaxes = ops.amaxes(x, layout.numbers, layout.turn, False)
     if share is not None:
         amaxes = share.of_channels(amaxes) if isinstance(scaling, Channel) else share.of_all(amaxes)

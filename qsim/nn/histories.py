@@ -107,6 +107,10 @@ class Recorded(Whole):
         self.history.check()
         return super().tiles(shape)
 
+    @property
+    def is_recorded(self) -> bool:  # noqa: D102 (documented above)
+        return True
+
     def used(self, amaxes: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return self.history.used(amaxes)
 

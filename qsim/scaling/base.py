@@ -107,6 +107,11 @@ class Scaling:
         """
         raise NotImplementedError
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether scales follow from the largest magnitudes of other tensors, too: see `used`."""
+        return False
+
     def used(self, amaxes: torch.Tensor) -> torch.Tensor:
         """The largest magnitudes that scales follow from, given those of the current tensor."""
         return amaxes

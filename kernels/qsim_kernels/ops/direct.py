@@ -40,6 +40,7 @@ class Operators:
         self.quantize_tiles = find("quantize_tiles")
         self.rescaled = find("rescaled")
         self.scales = find("scales")
+        self.scales_of_tiles = find("scales_of_tiles")
 
 
 #: The operators through the dispatcher.
