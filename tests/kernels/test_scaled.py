@@ -12,12 +12,10 @@ import qsim
 from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks
 from qsim_kernels.ops.scaled import Implementation
-from qsim_kernels.scales import Scales
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
 
 from qsim_kernels.triton.device import making  # isort: skip
-from qsim_kernels.triton.host.launcher import Launcher  # isort: skip
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -57,12 +55,7 @@ def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute all scales in one block in the interpreter, whose time depends on blocks; the kernels' own blocks have 128 scales."""
     if DEVICE.type == "cuda":
         return
-
-    def maker(scales: Scales, is_under: bool) -> Launcher:
-        variants, numbers = making.making_of(scales, is_under)
-        return Launcher(making.scales_kernel, *numbers, *variants, 2048, share=2048)
-
-    monkeypatch.setattr(making, "_maker", maker)
+    monkeypatch.setattr(making, "_BLOCK", 2048)
     making._prepared.cache_clear()
 
 

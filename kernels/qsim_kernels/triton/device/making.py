@@ -19,8 +19,11 @@ from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.rounding import round_bits
 from qsim_kernels.triton.device.values import Variant, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.quantize.kernels import NUMBERS
+
+#: Scales that a program computes.
+_BLOCK = 128
 
 EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
 FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
@@ -207,20 +210,15 @@ def scales_kernel(
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
-    launcher, programs, sizes = _prepared(scales, under is not None, out.shape)
-    launcher(programs, amaxes.contiguous(), out, under, *sizes)
+    run, programs, sizes = _prepared(scales, under is not None, out.shape)
+    run(programs, amaxes.contiguous(), out, under, *sizes)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(scales: Scales, is_under: bool, shape: torch.Size) -> Launch:
-    launcher, count = _maker(scales, is_under), shape.numel()
-    return Launch(launcher, -(-count // launcher.share), (count,))
-
-
-@lru_cache(maxsize=1024)
-def _maker(scales: Scales, is_under: bool) -> Launcher:
     variants, numbers = making_of(scales, is_under)
-    return Launcher(scales_kernel, *numbers, *variants, 128, share=128)
+    count = shape.numel()
+    return Launch(launcher(scales_kernel, (is_under,), *numbers, *variants, _BLOCK), -(-count // _BLOCK), (count,))
 
 
 @lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +21,17 @@ class Launcher:
     """A kernel with its arguments that follow from what it computes, for tensors of any shape.
 
     Triton finds the compiled form of a kernel by inspecting every argument, which takes longer than launching it. Here the form depends
-    only on the device and on the alignment of two pointers, and the driver launches it directly. So optional arguments must be given to all
-    launches or to none, and other tensors must be aligned or not be specialized on their alignment.
+    only on the device and on the alignment of two pointers, and the driver launches it directly. So whatever else it depends on must be the
+    same in all launches: see `launcher`.
 
     Args:
         kernel: The kernel.
-        tail: Its last arguments: numbers that are never specialized, then compile-time constants.
-        share: Elements that a program takes.
-        **options: Compiler options: `num_warps`, `maxnreg`.
+        tail: See `launcher`.
+        share: See `launcher`.
+        options: Compiler options.
     """
 
-    def __init__(self, kernel: Any, *tail: Any, share: int = 1, **options: int) -> None:
+    def __init__(self, kernel: Any, tail: tuple[Any, ...], share: int, options: dict[str, int]) -> None:
         self._kernel, self._tail, self.share = kernel, tail, share
         self._options = {} if _INTERPRETED else options
         self._compiled: dict[tuple[int, int, int], Any] = {}
@@ -68,6 +69,20 @@ class Launcher:
             compiled = self._kernel[programs, 1, 1](x, out, *others, *self._tail, **self._options)
         form = device, x.data_ptr() % 16, out.data_ptr() % 16
         self._compiled[form] = _entry(compiled)
+
+
+@lru_cache(maxsize=4096)
+def launcher(kernel: Any, form: tuple[Any, ...], *tail: Any, share: int = 1, **options: int) -> Launcher:
+    """The launcher of a kernel, one for equal arguments.
+
+    Args:
+        kernel: The kernel.
+        form: What else its compiled forms depend on: the dtypes of tensors, which optional ones are given, and the alignment of others.
+        *tail: Its last arguments: numbers that are never specialized, then compile-time constants.
+        share: Elements that a program takes.
+        **options: Compiler options: `num_warps`, `maxnreg`.
+    """
+    return Launcher(kernel, tail, share, options)
 
 
 def _entry(compiled: Any) -> tuple[Callable[..., None], int, tuple[Any, ...]]:

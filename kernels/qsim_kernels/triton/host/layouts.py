@@ -133,8 +133,8 @@ def prepared(
     layout = layout_of(shape, *strides, by_index=by_index, aligned=aligned)
     if layout is None:
         return None
-    launcher = build(*form, layout.tile)
-    return Launch(launcher, layout.programs(launcher.share), layout.sizes)
+    run = build(*form, layout.tile)
+    return Launch(run, layout.programs(run.share), layout.sizes)
 
 
 def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:

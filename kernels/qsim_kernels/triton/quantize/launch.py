@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.transposed import Tile
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import in_order, prepared
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
@@ -41,8 +40,8 @@ def quantize_into(
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
         return
-    launcher, programs, sizes = launch
-    launcher(programs, x, out, pointer, number, stream, offset, *sizes)
+    run, programs, sizes = launch
+    run(programs, x, out, pointer, number, stream, offset, *sizes)
 
 
 def encode_into(
@@ -70,9 +69,9 @@ def encode_into(
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
         return in_order(lambda source, target: encode_into(target, source, *others), x, out)
-    launcher, programs, sizes = launch
+    run, programs, sizes = launch
     lost = torch.zeros((), dtype=torch.int32, device=x.device) if check else None
-    launcher(programs, x, out, lost, pointer, number, stream, offset, *sizes)
+    run(programs, x, out, lost, pointer, number, stream, offset, *sizes)
     return False if lost is None else lost
 
 
@@ -83,8 +82,8 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: i
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
         return
-    launcher, programs, sizes = launch
-    launcher(programs, codes, out, sizes[0])
+    run, programs, sizes = launch
+    run(programs, codes, out, sizes[0])
 
 
 def quantize_and_encode_into(
@@ -109,11 +108,10 @@ def quantize_and_encode_into(
         others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
         in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)
         return
-    launcher, programs, sizes = launch
-    launcher(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
+    run, programs, sizes = launch
+    run(programs, x, out, codes, pointer, number, stream, code_stream, *sizes)
 
 
-@lru_cache(maxsize=4096)
 def _quantizer(
     grid: Grid,
     rule: Rule,
@@ -144,10 +142,9 @@ def _quantizer(
     block = block or size
     options = {"maxnreg": registers} if registers else {}
     constants = (variant, tile, run, aligned, block, steps)
-    return Launcher(quantize_kernel, *numbers, *constants, share=steps * block, num_warps=warps, **options)
+    return launcher(quantize_kernel, (source, target, unseeded), *numbers, *constants, share=steps * block, num_warps=warps, **options)
 
 
-@lru_cache(maxsize=4096)
 def _encoder(
     grid: Grid,
     rule: Rule,
@@ -166,17 +163,15 @@ def _encoder(
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
     constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
-    return Launcher(encode_kernel, *numbers, *code_numbers, *constants, share=2 * block)
+    return launcher(encode_kernel, (source, target, unseeded, checked), *numbers, *code_numbers, *constants, share=2 * block)
 
 
-@lru_cache(maxsize=4096)
 def _decoder(grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None, tile: Tile | None) -> Launcher:
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
-    return Launcher(decode_kernel, *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
+    return launcher(decode_kernel, (source, target), *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
 
 
-@lru_cache(maxsize=4096)
 def _both(
     grid: Grid,
     rule: Rule,
@@ -202,7 +197,7 @@ def _both(
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     numbers = (*numbers, *second_numbers, *code_numbers)
-    return Launcher(quantize_and_encode_kernel, *numbers, *constants, share=2048, **scarce)
+    return launcher(quantize_and_encode_kernel, (source, target, codes, unseeded, misaligned), *numbers, *constants, share=2048, **scarce)
 
 
 def drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:

@@ -16,7 +16,7 @@ from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.values import CodeVariant, Noise, Variant, as_codes, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import drawn_later
@@ -145,10 +145,10 @@ def encode_both_ways(
     """
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     place = None if out is None else out.data_ptr() % 16
-    launcher, programs, sizes = _prepared(
+    run, programs, sizes = _prepared(
         rounding[:3], turned_rounding[:3], x.shape, x.dtype, turned.dtype, place, pointer is None, rounding == turned_rounding
     )
-    launcher(programs, x.contiguous(), turned, out, pointer, number, rounding[3], turned_rounding[3], *sizes)
+    run(programs, x.contiguous(), turned, out, pointer, number, rounding[3], turned_rounding[3], *sizes)
 
 
 @lru_cache(maxsize=4096)
@@ -164,22 +164,10 @@ def _prepared(
 ) -> Launch:
     rows, columns = shape
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
-    launcher = _launcher(rounding, turned, source, target, place, unseeded, square)
-    return Launch(launcher, -(-rows // square.rows) * -(-columns // square.columns), (rows, columns))
-
-
-@lru_cache(maxsize=4096)
-def _launcher(
-    rounding: tuple[Grid, Rule, Coding],
-    turned: tuple[Grid, Rule, Coding],
-    source: torch.dtype,
-    target: torch.dtype,
-    place: int | None,
-    unseeded: bool,
-    square: Square,
-) -> Launcher:
     (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*rounding, source), _numbers(*turned, source)
-    return Launcher(both_ways_kernel, *numbers, *turned_numbers, *variants, *turned_variants, square, num_warps=4)
+    constants = (*variants, *turned_variants, square)
+    run = launcher(both_ways_kernel, (source, target, place, unseeded), *numbers, *turned_numbers, *constants, num_warps=4)
+    return Launch(run, -(-rows // square.rows) * -(-columns // square.columns), (rows, columns))
 
 
 def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:

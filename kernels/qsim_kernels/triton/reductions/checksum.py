@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels import mixing
 from qsim_kernels.triton.device.blocks import load
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 
 _BLOCK = 1024
 _STEPS = 8  # blocks that share one atomic addition
@@ -78,23 +78,18 @@ def checksum_kernel(
 
 def checksum(x: Tensor, start: int, offset: int = 0, row: int = 0, stride: int = 0) -> Tensor:
     """Add the mixed bits of all elements to a number; see `reference.checksum`."""
-    launcher, programs, sizes = _prepared(x.numel(), x.dtype, row > 0)
+    run, programs, sizes = _prepared(x.numel(), x.dtype, row > 0)
     if programs == 1:
         total = torch.empty((), dtype=torch.int64, device=x.device)
     else:
         total = torch.full((), start, dtype=torch.int64, device=x.device)
-    launcher(programs, x.contiguous(), total, start, offset, row, stride, *sizes)
+    run(programs, x.contiguous(), total, start, offset, row, stride, *sizes)
     return total
 
 
 @lru_cache(maxsize=4096)
 def _prepared(count: int, dtype: torch.dtype, rows: bool) -> Launch:
-    launcher = _adder(dtype, rows, 0 < count <= _SMALL)
-    return Launch(launcher, -(-count // launcher.share), (count,))
-
-
-@lru_cache(maxsize=64)
-def _adder(dtype: torch.dtype, rows: bool, single: bool) -> Launcher:
-    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
+    single = 0 < count <= _SMALL
     steps, block, warps = (_SMALL // _WIDE_BLOCK, _WIDE_BLOCK, 32) if single else (_STEPS, _BLOCK, 4)
-    return Launcher(checksum_kernel, _WORDS[dtype.itemsize], rows, single, steps, block, share=steps * block, num_warps=warps)
+    constants = (_WORDS[dtype.itemsize], rows, single, steps, block)
+    return Launch(launcher(checksum_kernel, (dtype,), *constants, num_warps=warps), -(-count // (steps * block)), (count,))

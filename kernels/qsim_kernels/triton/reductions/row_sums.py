@@ -17,7 +17,7 @@ from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import quantize_into, run_of
@@ -98,14 +98,13 @@ def quantize_and_sum_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Gri
         # Rows that do not begin where random bits begin would need separate bits for each element.
         quantize_into(out, x, seed, grid, rule, stream, 0)
         return x.sum(0, dtype=_kind(x.dtype))
-    (launcher, programs, sizes), (adder, adders, own_sizes), kind = form
-    columns, parts = own_sizes
+    (round_, programs, sizes), (add, adders, (columns, parts)), kind = form
     sums = torch.empty((parts, columns), dtype=kind, device=x.device)
-    launcher(programs, x.contiguous(), out, sums, pointer, number, stream, *sizes)
+    round_(programs, x.contiguous(), out, sums, pointer, number, stream, *sizes)
     if parts == 1:
         return sums.view(columns)
     total = torch.empty(columns, dtype=kind, device=x.device)
-    adder(adders, sums, total, columns, parts)
+    add(adders, sums, total, columns, parts)
     return total
 
 
@@ -125,20 +124,11 @@ def _prepared(
     across = -(-columns // block)
     depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
     parts, kind = -(-rows // depth), _kind(source)
-    rounding = Launch(_rounder(grid, rule, source, target, block, unseeded), parts * across, (rows, columns, depth))
-    return rounding, Launch(_adder(kind), -(-columns // _ADDED), (columns, parts)), kind
-
-
-@lru_cache(maxsize=2)
-def _adder(kind: torch.dtype) -> Launcher:
-    return Launcher(add_parts_kernel, 64, _ADDED)
-
-
-@lru_cache(maxsize=4096)
-def _rounder(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype, block: int, unseeded: bool) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    constants = (variant, run_of(source, target), block)
-    return Launcher(quantize_and_sum_kernel, *numbers, *constants, num_warps=_warps(block), maxnreg=64)
+    constants, options = (variant, run_of(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
+    round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
+    add = launcher(add_parts_kernel, (kind,), 64, _ADDED)
+    return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), kind
 
 
 def _warps(block: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 
 import torch
 import triton
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels import tallies
 from qsim_kernels.triton.device.blocks import as_single, load
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import launcher
 from qsim_kernels.triton.host.layouts import flat
 
 _BLOCK, _WARPS = 512, 4
@@ -111,12 +110,6 @@ def tally_kernel(
     tl.store(sums + program * SUMS + NOISE, tl.sum(noise))
 
 
-@lru_cache(maxsize=16)
-def _launcher(before: torch.dtype, after: torch.dtype, single: bool, blocks: int) -> Launcher:
-    """The launcher for a pair of dtypes: a launcher's compiled forms do not distinguish dtypes."""
-    return Launcher(tally_kernel, single, blocks, _GROUP, _BLOCK, num_warps=_WARPS)
-
-
 def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Count and sum rounding outcomes over a tensor's elements; see `reference.tally`."""
     counts = torch.zeros(tallies.SIZE, dtype=torch.int64, device=x.device)
@@ -128,7 +121,8 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
     others = (counts, own_sums, count, _pattern(low), _pattern(high))
-    _launcher(x.dtype, rounded.dtype, single, blocks)(programs, flat(x), flat(rounded), *others)
+    constants = (single, blocks, _GROUP, _BLOCK)
+    launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)(programs, flat(x), flat(rounded), *others)
     return counts, own_sums.sum(0)
 
 

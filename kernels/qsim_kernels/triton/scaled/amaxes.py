@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -16,7 +15,7 @@ from qsim_kernels.scales import Tiles, Turn
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.regions import Shape, inside, row_starts
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.cuts import reading
 
 #: Elements of a row that a single program reads at most.
@@ -110,10 +109,10 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
         else:
             amaxes_into(out, hadamard_in_torch(x, turn), tiles, None, finite)
         return
-    (launcher, programs, sizes), is_single = prepared
+    (run, programs, sizes), is_single = prepared
     if not is_single:
         out.zero_()
-    launcher(programs, x.contiguous(), out, *sizes)
+    run(programs, x.contiguous(), out, *sizes)
 
 
 @lru_cache(maxsize=4096)
@@ -124,17 +123,18 @@ def _prepared(shape: torch.Size, source: torch.dtype, tiles: Tiles, turn: Turn |
         return None
     count, tiles, variant, signs = read
     if not count:
-        return Launch(Launcher(amaxes_kernel), 0, ()), False
+        return Launch(launcher(amaxes_kernel, ()), 0, ()), False
     matrices = count // (tiles.rows * tiles.columns)
     region, steps, warps = _region(tiles, variant)
     height, width = (region.height * steps, region.width) if tiles.width == 1 else (region.height, region.width * steps)
     parts_down, of_rows = _parts(tiles.rows, tiles.height, height)
     parts_along, of_columns = _parts(tiles.columns, tiles.width, width)
     is_single = parts_down == parts_along == 1 and (matrices == 1 or not tiles.across)
-    launcher = _reader(source, warps, variant, region, finite, tiles.across, steps, is_single)
+    constants = (variant, region, finite, tiles.across, steps, is_single)
+    run = launcher(amaxes_kernel, (source,), *constants, num_warps=warps)
     _, down, along = tiles.counts(count)
     sizes = (tiles.rows, tiles.columns, tiles.height, tiles.width, down, along, parts_down, parts_along, signs)
-    return Launch(launcher, matrices * of_rows * of_columns, sizes), is_single
+    return Launch(run, matrices * of_rows * of_columns, sizes), is_single
 
 
 def _parts(elements: int, size: int, length: int) -> tuple[int, int]:
@@ -160,9 +160,3 @@ def _region(tiles: Tiles, turn: TurnVariant) -> tuple[Shape, int, int]:
         height = min(1024 // width, triton.next_power_of_2(tiles.rows if tiles.height == 1 else tall))
     steps = 8 if height * width >= 1024 and not tiles.height == tiles.width == 1 else 1
     return Shape(height, width, *form), steps, 1 if height > 1 else 4
-
-
-@lru_cache(maxsize=1024)
-def _reader(source: torch.dtype, warps: int, *constants: Any) -> Launcher:
-    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
-    return Launcher(amaxes_kernel, *constants, num_warps=warps)

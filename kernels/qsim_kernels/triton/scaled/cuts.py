@@ -41,6 +41,11 @@ class Cut(NamedTuple):
     warps: int
     registers: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """The compiler's options."""
+        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+
 
 class Reading(NamedTuple):
     """The way in which a kernel reads a contiguous tensor of at most 32 bits.

@@ -12,12 +12,10 @@ from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.scales import ElementRounding, Scales, Tiles, Turn
 from qsim_kernels.triton.device import making
-from qsim_kernels.triton.device.hadamard import TurnVariant
-from qsim_kernels.triton.device.regions import Shape
-from qsim_kernels.triton.device.saturation import Clamp, clamp_of_given, clamp_of_tiles
+from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.cuts import cut, cut_between_tiles, is_narrow, reading
@@ -70,8 +68,8 @@ def quantize_tiles_into(
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, tiles, turn, how, elements, seed, stream, offset)
         return
-    launcher, programs, sizes = launch
-    launcher(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
+    run, programs, sizes = launch
+    run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
 
 
 def quantize_scaled_into(
@@ -96,8 +94,8 @@ def quantize_scaled_into(
         else:
             quantize_scaled_into(out, hadamard(x, turn), scales, under, tiles, None, elements, seed, stream, offset)
         return
-    launcher, programs, sizes = launch
-    launcher(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
+    run, programs, sizes = launch
+    run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
 
 
 def _quantize_tiles_in_turn(
@@ -143,9 +141,12 @@ def _on_tiles(
     if read is None or regions is None:
         return None
     clamp = clamp_of_tiles(how, elements, is_under, source if turn is None else torch.float32, target)
-    form = (source, target, unseeded, kept, regions.warps, regions.registers)
-    launcher = _tiles_rounder(how, elements, is_under, read.turn, regions.shape, clamp, *form)
-    return Launch(launcher, regions.programs, (*regions.matrices, read.signs))
+    variant, numbers = _rounding(elements, source, target)
+    making_variants, making_numbers = making.making_of(how, is_under)
+    constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), int(clamp))
+    form = (source, target, is_under, unseeded, kept)
+    run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, read.signs))
 
 
 @lru_cache(maxsize=4096)
@@ -165,55 +166,13 @@ def _under_given(
     if read is None:
         return None
     regions = cut(read, (source, target), elements, aligned)
-    form = (source, target, unseeded, regions.warps, regions.registers)
-    launcher = _scaled_rounder(elements, is_under, read.turn, regions.shape, read.tiles.across, *form)
-    return Launch(launcher, regions.programs, (*regions.matrices, read.signs))
-
-
-@lru_cache(maxsize=4096)
-def _tiles_rounder(
-    how: Scales,
-    elements: ElementRounding,
-    is_under: bool,
-    turn: TurnVariant,
-    shape: Shape,
-    clamp: Clamp,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    kept: bool,
-    warps: int,
-    registers: int,
-) -> Launcher:
     variant, numbers = _rounding(elements, source, target)
-    making_variants, making_numbers = making.making_of(how, is_under)
-    constants = (variant, *making_variants, turn, shape, int(elements.restore), int(clamp))
-    return Launcher(tiles_kernel, *numbers, *making_numbers, *constants, num_warps=warps, **_limit(registers))
-
-
-@lru_cache(maxsize=4096)
-def _scaled_rounder(
-    elements: ElementRounding,
-    is_under: bool,
-    turn: TurnVariant,
-    shape: Shape,
-    across: bool,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    warps: int,
-    registers: int,
-) -> Launcher:
-    variant, numbers = _rounding(elements, source, target)
-    constants = (variant, turn, shape, int(elements.restore), int(clamp_of_given(elements)), across)
-    return Launcher(scaled_kernel, *numbers, *constants, num_warps=warps, **_limit(registers))
+    constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
+    run = launcher(scaled_kernel, (source, target, is_under, unseeded), *numbers, *constants, **regions.options)
+    return Launch(run, regions.programs, (*regions.matrices, read.signs))
 
 
 def _rounding(elements: ElementRounding, source: torch.dtype, target: torch.dtype) -> tuple[Variant, tuple[int, ...]]:
     """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
     variant, numbers = arguments.rounding(elements.grid, elements.rule, False)
     return (arguments.drawn_later(variant, elements.grid, few=False) if is_narrow(source, target) else variant), numbers
-
-
-def _limit(registers: int) -> dict[str, int]:
-    return {"maxnreg": registers} if registers else {}

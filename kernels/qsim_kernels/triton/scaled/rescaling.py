@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.triton.device.regions import narrowed
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 
 _WIDTH = 1024
 #: The dtypes of biases and results that the kernel computes.
@@ -79,9 +79,11 @@ def _prepared(
     if not fits or None in places or len(places) < len(factors) or len(factors) > 2:
         return None
     columns = shape[-1]
-    launcher = _rescaler(*(*places, None, None)[:2], columns % 16 == 0, target, bias)
+    constants = (*(*places, None, None)[:2], columns % 16 == 0, _WIDTH)
+    # The bias is added to a rounded product, as in plain torch.
+    run = launcher(rescale_kernel, (target, bias), *constants, enable_fp_fusion=False)
     rows = count // columns
-    return Launch(launcher, rows * -(-columns // _WIDTH), (rows, columns))
+    return Launch(run, rows * -(-columns // _WIDTH), (rows, columns))
 
 
 def _place(factor: torch.Size, shape: torch.Size) -> str | None:
@@ -91,10 +93,3 @@ def _place(factor: torch.Size, shape: torch.Size) -> str | None:
     if len(shape) != 2:
         return None
     return {(shape[0], 1): "row", (1, shape[1]): "column", (shape[1],): "column"}.get(tuple(factor))
-
-
-@lru_cache(maxsize=64)
-def _rescaler(first: str | None, second: str | None, even: bool, target: torch.dtype, bias: torch.dtype | None) -> Launcher:
-    """The launcher for the dtypes: a launcher's compiled forms do not distinguish dtypes."""
-    # The bias is added to a rounded product, as in plain torch.
-    return Launcher(rescale_kernel, first, second, even, _WIDTH, enable_fp_fusion=False)

@@ -13,7 +13,7 @@ from qsim_kernels.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
 from qsim_kernels.triton.device.making import MAKING, as_making, making_of, tile_scales
 from qsim_kernels.triton.device.values import as_numbers
-from qsim_kernels.triton.host.launcher import Launch, Launcher
+from qsim_kernels.triton.host.launcher import Launch, launcher
 
 #: Elements that a single program reads at most, in blocks of a quarter.
 _SMALL = 1 << 16
@@ -68,21 +68,16 @@ def whole_scale_kernel(
 
 def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
     """Write the scale of a tensor of at most 32 bits, from the largest magnitude of its elements or of the finite ones."""
-    launcher, programs, sizes = _prepared(x.shape, x.dtype, how, finite)
+    run, programs, sizes = _prepared(x.shape, x.dtype, how, finite)
     state = None if programs == 1 else torch.zeros(2, dtype=torch.int32, device=x.device)
-    launcher(programs, x.contiguous(), out, state, *sizes)
+    run(programs, x.contiguous(), out, state, *sizes)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(shape: torch.Size, source: torch.dtype, how: Scales, finite: bool) -> Launch:
     count = shape.numel()
-    launcher = _maker(source, how, finite, count <= _SMALL)
-    return Launch(launcher, -(-count // launcher.share), (count,))
-
-
-@lru_cache(maxsize=1024)
-def _maker(source: torch.dtype, how: Scales, finite: bool, single: bool) -> Launcher:
-    """The launcher for a dtype: a launcher's compiled forms do not distinguish dtypes."""
-    variants, numbers = making_of(how, False)
+    single = count <= _SMALL
     steps, block, warps = (4, _SMALL // 4, 32) if single else (8, 1024, 4)
-    return Launcher(whole_scale_kernel, *numbers, *variants, finite, steps, block, share=steps * block, num_warps=warps)
+    variants, numbers = making_of(how, False)
+    run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, num_warps=warps)
+    return Launch(run, -(-count // (steps * block)), (count,))

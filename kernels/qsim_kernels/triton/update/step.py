@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launcher
+from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import flat
 from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
@@ -101,7 +101,8 @@ def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: to
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
     variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     patterns = tuple(_bits(number) for number in numbers)
-    return Launcher(prepare_kernel, *patterns, *grid, kind, variant, _TYPES[param], _LANES, num_warps=1, enable_fp_fusion=False)
+    constants = (kind, variant, _TYPES[param], _LANES)
+    return launcher(prepare_kernel, absent, *patterns, *grid, *constants, num_warps=1, enable_fp_fusion=False)
 
 
 @lru_cache(maxsize=4096)
@@ -115,4 +116,4 @@ def _updater(
     types = (_TYPES[param], _TYPES[grad], _TYPES[state])
     constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK, _STEPS, smooth)
     numbers = (*weights[1], *inner_numbers, *states[1])
-    return Launcher(update_kernel, *numbers, *constants, num_warps=2, enable_fp_fusion=False)
+    return launcher(update_kernel, (unchecked,), *numbers, *constants, num_warps=2, enable_fp_fusion=False)

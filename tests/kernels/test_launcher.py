@@ -1,0 +1,82 @@
+"""Launches of compiled kernels: by way of Triton once per form, directly from then on. The kernel here only notes its calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+
+from qsim_kernels.triton.host import launcher as host
+from support.side_by_side import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the other tests launch directly")
+
+
+class Kernel:
+    """A kernel whose compiled forms note the arguments of direct launches."""
+
+    def __init__(self) -> None:
+        self.by_triton: list[tuple[Any, ...]] = []
+        self.direct: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, programs: tuple[int, int, int]) -> Any:
+        def launch(*arguments: Any, **options: int) -> Any:
+            self.by_triton.append((programs[0], *arguments[2:], options))
+            run = SimpleNamespace(launch=self._note, global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=0, launch_pdl=0)
+            return SimpleNamespace(run=run, function=17, packed_metadata="metadata")
+
+        return launch
+
+    def _note(self, *arguments: Any) -> None:
+        self.direct.append(arguments)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """A kernel to launch as on a GPU."""
+    monkeypatch.setattr(host, "_INTERPRETED", False)
+    monkeypatch.setattr(host, "_current_device", lambda: -1)
+    monkeypatch.setattr(host, "_current_stream", lambda device: 23)
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    return Kernel()
+
+
+def test_each_form_goes_through_triton_once(kernel: Kernel) -> None:
+    run, x = host.launcher(kernel, (), 5, "constant", num_warps=2), torch.zeros(64)
+    odd = x[1:]
+    for source in (x, odd, x, x, odd):
+        run(3, source, x, None, 7)
+    assert kernel.by_triton == [(3, None, 7, 5, "constant", {"num_warps": 2})] * 2
+    head = (3, 1, 1, 23, 17, 0, 0, None, None, "metadata", None, None, None)
+    tail = (x.data_ptr(), None, 7, 5, "constant")
+    assert kernel.direct == [(*head, source.data_ptr(), *tail) for source in (x, x, odd)]
+
+
+def test_hooks_see_every_launch(kernel: Kernel) -> None:
+    run, x = host.launcher(kernel, ()), torch.zeros(64)
+    run(1, x, x)
+    hook = triton.knobs.runtime.launch_enter_hook
+    hook.add(print)
+    try:
+        run(1, x, x)
+    finally:
+        hook.remove(print)
+    run(1, x, x)
+    assert (len(kernel.by_triton), len(kernel.direct)) == (2, 1)
+
+
+def test_nothing_is_launched_for_no_programs(kernel: Kernel) -> None:
+    x = torch.zeros(0)
+    host.launcher(kernel, ())(0, x, x)
+    assert not kernel.by_triton
+
+
+def test_one_launcher_for_equal_arguments(kernel: Kernel) -> None:
+    assert host.launcher(kernel, (torch.float32,), 1) is host.launcher(kernel, (torch.float32,), 1)
+    assert host.launcher(kernel, (torch.float32,), 1) is not host.launcher(kernel, (torch.float16,), 1)
