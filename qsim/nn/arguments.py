@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeGuard
 
 import torch
@@ -11,8 +12,38 @@ from qsim import recipes
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
+from qsim.nn.product.bilinear import Product
+from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.random.streams import own_rank
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
+from qsim_kernels.ops.direct import DISPATCHED, operators
+
+
+def plan_for(points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None) -> ProductPlan | None:
+    """The plan of a product with points, or `None` if there is nothing to round.
+
+    Arguments are checked where no plan is known for their kind. A plan is found by all that these checks depend on.
+    """
+    ops = operators(a, w, bias)
+    if ops is DISPATCHED or type(points) is not FivePoint or points.is_delayed:
+        return _checked_plan(points, product, a, w, bias)
+    device = a.device
+    lower = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    rank = own_rank() if points.is_stochastic else 0
+    key = ops, product, a.dtype, w.dtype, w.dim(), device, w.device, None if bias is None else (bias.device, bias.dtype), lower, rank
+    plan: ProductPlan | None = points.plans.get(key)
+    if plan is None:
+        plan = points.plans[key] = _checked_plan(points, product, a, w, bias)
+    return plan
+
+
+def _checked_plan(points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None) -> ProductPlan | None:
+    if not rounds(points, a, w):
+        return None
+    x, weight, shift, dtype = operands(a, w, bias, points)
+    plan = plan_of(Setting(points, product, dtype=dtype), x, weight)
+    return plan if dtype is None else replace(plan, casts=(x.dtype, weight.dtype, dtype if shift is None else shift.dtype))
 
 
 def rounds(points: object, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:

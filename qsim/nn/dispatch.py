@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from torch import Tensor, distributed, nn
 
-from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.autograd import five_point_product, planned_product
 from qsim.nn.product.embedding import five_point_embedding
-from qsim.nn.product.plans import Setting
+from qsim.nn.product.plans import ProductPlan, Setting
 from qsim.recipes.five_point import FivePoint
+from qsim_kernels.ops.direct import DISPATCHED
 
 _WHOLE = (Tensor, nn.Parameter)
+
+
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
+    """The product of a plan."""
+    if plan.casts is not None:
+        of_a, of_w, of_bias = plan.casts
+        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
+    if plan.ops is DISPATCHED and _is_distributed(a, w, bias):
+        return _sharded(a, w, bias, plan.setting, stream)
+    return planned_product(a, w, bias, plan, stream)
 
 
 def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
     """The product of whole tensors, or of distributed ones."""
     if _is_distributed(a, w, bias):
-        if setting.points.accumulate is not None:
-            raise ValueError("accumulate is not supported for distributed tensors: their sums would continue in another process")
-        from qsim.nn.sharded.product import sharded_product
-
-        return sharded_product(a, w, bias, setting, stream)
+        return _sharded(a, w, bias, setting, stream)
     return five_point_product(a, w, bias, setting, stream)
+
+
+def _sharded(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int) -> Tensor:
+    if setting.points.accumulate is not None:
+        raise ValueError("accumulate is not supported for distributed tensors: their sums would continue in another process")
+    from qsim.nn.sharded.product import sharded_product
+
+    return sharded_product(a, w, bias, setting, stream)
 
 
 def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, operands, rounds
+from qsim.nn.arguments import check_bias, operands, plan_for, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from qsim.nn.dispatch import lookup_of, product_of
+from qsim.nn.dispatch import lookup_of, planned, product_of
 from qsim.nn.product import bilinear
 from qsim.nn.product.plans import Setting
 from qsim.nn.product.scaled_checks import check_lookup, check_matmul, refuse_sums
@@ -47,14 +47,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
         >>> qsim.nn.functional.linear(x, w, points=qsim.FivePoint(act="e4m3", weight="e4m3"))
         tensor([[5.5625]])
     """
-    if not rounds(points, x, weight):
+    plan = plan_for(points, bilinear.LINEAR, x, weight, bias)
+    if plan is None:
         return F.linear(x, weight, bias)
-    x, weight, bias, dtype = operands(x, weight, bias, points)
     if x.shape[-1:] != weight.shape[1:]:
         raise ValueError(f"linear: x of shape {tuple(x.shape)} does not fit a weight of shape {tuple(weight.shape)}")
-    if bias is not None:
+    if bias is not None and bias.shape != weight.shape[:1]:
         check_bias("linear", bias, weight.shape[0])
-    return product_of(x, weight, bias, Setting(points, bilinear.LINEAR, dtype=dtype), stream)
+    return planned(x, weight, bias, plan, stream)
 
 
 def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:

@@ -90,7 +90,7 @@ def shared_seed() -> int:
     return _shared(torch.initial_seed())
 
 
-def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Tensor:
+def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE, ops: Operators | None = None) -> Tensor:
     """A seed for a weight's rounding that stays the same until a step changes the weight.
 
     It is computed from the shared seed, the weight's bits and their positions in the weight. So replicas with the same weight round it
@@ -101,11 +101,13 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE) -> Ten
         weight: The weight, or a shard of it.
         stream_number: Distinguishes weights that have the same values.
         place: The position of a shard. The sum of the results of all shards is the seed of the whole.
+        ops: The operators for the weight, if known.
 
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
-    ops = operators(weight)
+    if ops is None:
+        ops = operators(weight)
     if ops is DISPATCHED:
         return torch.ops.qsim.weight_seed.default(weight, stream_number, *place)  # type: ignore[no-any-return]
     return _weight_seed(weight, stream_number, *place, ops=ops)

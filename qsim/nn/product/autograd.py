@@ -28,15 +28,20 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
         setting: The points and the operation.
         stream: Distinguishes weights that have the same values.
     """
-    points = setting.points
+    return planned_product(a, w, bias, plan_of(setting, a, w), stream)
+
+
+def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
+    """`five_point_product` with its plan."""
+    points = plan.setting.points
     seed = seeds.drawn(a.device) if points.is_stochastic else None
-    weight_draws = points.weight_is_stochastic and not setting.two_inputs
-    weight_seed = seeds.weight_seed(w, stream) if weight_draws else None
-    return product_with_seeds(a, w, bias, seed, weight_seed, setting)
+    weight_draws = points.weight_is_stochastic and not plan.two_inputs
+    weight_seed = seeds.weight_seed(w, stream, ops=plan.ops) if weight_draws else None
+    return product_with_seeds(a, w, bias, seed, weight_seed, plan)
 
 
 def product_with_seeds(
-    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, setting: Setting
+    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: ProductPlan
 ) -> Tensor:
     """`five_point_product` with given seeds, each needed only for stochastic rounding.
 
@@ -44,15 +49,13 @@ def product_with_seeds(
     """
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
-        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, setting)
-    ops = operators(a, w)
+        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan)
     # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
-    apply = FivePointProduct.apply if ops is DISPATCHED else _apply
-    given = (a, w, bias, seed, weight_seed, plan_of(setting, a, w), torch.is_grad_enabled(), ops)
+    apply = FivePointProduct.apply if plan.ops is DISPATCHED else _apply
     if not autocasts(a.device):
-        return apply(*given)  # type: ignore[no-any-return,no-untyped-call]
+        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
     with without_autocast(a.device):
-        return apply(*given)  # type: ignore[no-any-return,no-untyped-call]
+        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -68,11 +71,11 @@ class FivePointProduct(torch.autograd.Function):
         weight_seed: Tensor | None,
         plan: ProductPlan,
         recording: bool,
-        ops: Operators,
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
-        held, seed_of_w = plan.carriers[0].dtype, seed if plan.two_inputs else weight_seed
+        ops, held = plan.ops, plan.carriers[0].dtype
+        seed_of_w = seed if plan.two_inputs else weight_seed
         rounded_a, left_a, kept_a = plan.first.round(ops, a, seed, held, needs_w)
         rounded_w, left_w, kept_w = plan.second.round(ops, w, seed_of_w, held, needs_a)
         observer = ctx.observer = observers.current()
@@ -86,7 +89,9 @@ class FivePointProduct(torch.autograd.Function):
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
         ctx.save_for_backward(seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w)
-        how = plan.arithmetic(0, left_a, left_w, seed)
+        how = plan.arithmetics[0]
+        if plan.sums or left_a is not None or left_w is not None:
+            how = plan.arithmetic(0, left_a, left_w, seed)
         return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
@@ -105,9 +110,10 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
     plan: ProductPlan = ctx.plan
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    needed = kept_w is not None, kept_a is not None
     ops = operators(g, kept_a, kept_w)
-    upstream = plan.upstream(ops, g, seed, ctx.observer, needed, needs_bias)
+    sites = None if kept_w is None else plan.grad, None if kept_a is None else plan.grad_w
+    is_summed = needs_bias and plan.sums_gradient
+    upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed)
     of_a = of_w = of_bias = None
     if kept_w is not None:
         of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.two_inputs else weight_seed, beyond_a)
@@ -116,7 +122,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
-    return of_a, of_w, of_bias, None, None, None, None, None
+    return of_a, of_w, of_bias, None, None, None, None
 
 
 def _gradient(
@@ -149,7 +155,9 @@ def _gradient(
     if observer is not None:
         other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
         observer.multiplies(site, other.backward)
-    how = plan.arithmetic(index, left_g, left, upstream.seed)
+    how = plan.arithmetics[index]
+    if plan.sums or left_g is not None or left is not None:
+        how = plan.arithmetic(index, left_g, left, upstream.seed)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
     found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)

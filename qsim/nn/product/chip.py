@@ -42,19 +42,20 @@ class CodedOperand(Operand):
 
 
 class CodedUpstream(Upstream):
-    """The gradient of the result in FP8 codes, for two products from one read, or for one of them.
+    """The gradient of the result in FP8 codes, for two products from one read, or for one of them."""
 
-    Args:
-        ops: The operators.
-        g: The gradient.
-        seed: Needed only for stochastic rounding.
-        observer: The observer, if any.
-        sites: The sites of the products that will be computed, in order.
-    """
-
-    def __init__(self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, sites: Sequence[Site]) -> None:
-        super().__init__(ops, g, seed, observer, len({site.stream for site in sites}) == 1, False)
-        self._sites = tuple(sites)
+    def __init__(
+        self,
+        ops: Operators,
+        g: Tensor,
+        seed: Tensor | None,
+        observer: Observer | None,
+        sites: tuple[Site | None, Site | None],
+        serves_both: bool,
+        is_summed: bool,
+    ) -> None:
+        self._sites = tuple(site for site in sites if site is not None)
+        super().__init__(ops, g, seed, observer, sites, len({site.stream for site in self._sites}) == 1, is_summed=False)
         self._waiting: Tensor | None = None
 
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:

@@ -100,12 +100,20 @@ class Upstream:
         g: The gradient.
         seed: Needed only for stochastic rounding.
         observer: The observer, if any.
+        sites: The sites of the products that will be computed, in order; `None` for those that will not.
         serves_both: Whether one rounding serves both products.
         is_summed: Whether its sum over rows will be needed, and can come from the same read.
     """
 
     def __init__(
-        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, serves_both: bool, is_summed: bool
+        self,
+        ops: Operators,
+        g: Tensor,
+        seed: Tensor | None,
+        observer: Observer | None,
+        sites: tuple[Site | None, Site | None],
+        serves_both: bool,
+        is_summed: bool,
     ) -> None:
         self._ops, self._g, self.seed, self._observer = ops, g, seed, observer
         self._serves_both, self._is_summed = serves_both, is_summed

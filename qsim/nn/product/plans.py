@@ -14,9 +14,8 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import Carrier, carrier
-from qsim.nn.product.chip import CodedOperand, CodedUpstream, coded, takes_codes
+from qsim.nn.product.chip import CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
-from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
 from qsim.nn.product.sites import Left, SharedOperand, Site, leaves_factor, values_of
 from qsim.nn.product.sums import chain_of, spelled_sums
@@ -24,7 +23,7 @@ from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.chip.library import is_chip
-from qsim_kernels.ops.direct import Operators
+from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 # Streams of the points, so that no two share random bits; those of weights are shared by all ranks.
 ACT, ACT_BWD, GRAD, GRAD_W = (stream("five points", name) for name in ("act", "act_bwd", "grad", "grad_w"))
@@ -87,6 +86,8 @@ class ProductPlan:
     """The plan of a product, given the dtypes of its operands.
 
     Attributes:
+        setting: The configuration that it follows from.
+        ops: The operators of the forward pass.
         product: The operation.
         dtype: The result's dtype.
         dtypes: The operands' dtypes.
@@ -97,6 +98,7 @@ class ProductPlan:
         carriers: The carriers of the forward product, and of the products for the gradients of the first and the second operand.
         two_inputs: Whether the second operand is an input too.
         adds_bias: Whether the bias is added here.
+        upstream: The kind of gradient of the result.
         rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
         sums_gradient: Whether the gradient's sum over rows comes from the read that rounds it.
         clips: For each operand, the function that makes its gradient zero where it saturates, if any.
@@ -104,8 +106,11 @@ class ProductPlan:
         sum_streams: Their streams of random bits.
         chip: Whether the chip may multiply, if it adds like these.
         arithmetics: The computation of the three products where nothing is left to multiply by and no accumulator adds.
+        casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
     """
 
+    setting: Setting
+    ops: Operators
     product: Product
     dtype: torch.dtype
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -116,6 +121,7 @@ class ProductPlan:
     carriers: tuple[Carrier, Carrier, Carrier]
     two_inputs: bool
     adds_bias: bool
+    upstream: type[Upstream]
     rounds_gradient_once: bool
     sums_gradient: bool
     clips: tuple[Quantizer | None, Quantizer | None]
@@ -123,6 +129,7 @@ class ProductPlan:
     sum_streams: tuple[int, int, int] = (0, 0, 0)
     chip: Chip = "auto"
     arithmetics: tuple[Arithmetic, ...] = ()
+    casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
 
     def arithmetic(self, index: int, one: Left | None, other: Left | None, seed: Tensor | None) -> Arithmetic:
         """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients.
@@ -134,58 +141,49 @@ class ProductPlan:
             seed: Needed only for stochastic sums.
         """
         how = self.sums[index] if self.sums else None
-        if how is None and one is None and other is None:
-            return self.arithmetics[index]
         one, other = one or _NOTHING, other or _NOTHING
         left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
         adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
         return self.arithmetics[index]._replace(factors=one.factors + other.factors, adder=adder)
 
-    def upstream(
-        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], sums: bool
-    ) -> Upstream:
-        """The gradient of the result, as the backward pass rounds it.
-
-        Args:
-            ops: The operators.
-            g: The gradient.
-            seed: Needed only for stochastic rounding.
-            observer: The observer, if any.
-            needed: Whether the gradients of the first operand and of the second are computed.
-            sums: Whether the sum over rows is needed.
-        """
-        if isinstance(self.first, CodedOperand):
-            sites = [site for site, is_needed in zip((self.grad, self.grad_w), needed, strict=True) if is_needed]
-            return CodedUpstream(ops, g, seed, observer, sites)
-        return Upstream(ops, g, seed, observer, self.rounds_gradient_once, sums and self.sums_gradient)
-
     def on_codes(self) -> ProductPlan:
         """The same products of FP8 codes."""
-        return replace(self, first=coded(self.first), second=coded(self.second))
+        return replace(self, first=coded(self.first), second=coded(self.second), upstream=CodedUpstream)
 
 
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     """The plan of a product of two tensors, cached on the points."""
-    points = setting.points
-    rank = own_rank() if points.is_stochastic else 0
-    if setting.shares is not None or torch.compiler.is_compiling():
-        return _plan(setting, a, w, rank)
-    kind = (setting.product, setting.two_inputs, setting.draws, setting.dtype, a.dtype, w.dtype, w.dim(), a.device.type, rank)
-    known: ProductPlan | None = points.plans.get(kind)
+    ops, device = operators(a, w), a.device
+    compiles = ops is DISPATCHED and torch.compiler.is_compiling()
+    rank = own_rank() if setting.points.is_stochastic else 0
+    kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
+    if compiles or setting.shares is not None:
+        return _plan(setting, *kind)
+    key = setting.product, setting.two_inputs, setting.draws, setting.dtype, kind
+    known: ProductPlan | None = setting.points.plans.get(key)
     if known is None:
-        known = points.plans[kind] = _plan(setting, a, w, rank)
+        known = setting.points.plans[key] = _plan(setting, *kind)
     return known
 
 
-def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
-    points, product, of_a, of_w = setting.points, setting.product, a.dtype, w.dtype
+def _plan(
+    setting: Setting,
+    ops: Operators,
+    of_a: torch.dtype,
+    of_w: torch.dtype,
+    dims: int,
+    device: torch.device,
+    rank: int,
+    compiles: bool,
+) -> ProductPlan:
+    points, product = setting.points, setting.product
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
-    first, second, grad, grad_w = _with_chains(points, *_tensors(setting, product.merges_rows(w.dim()), rank))
+    first, second, grad, grad_w = _with_chains(points, *_tensors(setting, product.merges_rows(dims), rank, compiles))
 
     def carrier_of(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
         # Results still to be multiplied by scales must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
-        return carrier(values_of(one, one_dtype), values_of(other, other_dtype), a.device, product.narrow_carrier(own))
+        return carrier(values_of(one, one_dtype), values_of(other, other_dtype), device, product.narrow_carrier(own))
 
     carriers = (
         carrier_of(first.forward, of_a, second.forward, of_w, dtype),
@@ -193,6 +191,8 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         carrier_of(grad_w, dtype, first.backward, of_a, of_w),
     )
     plan = ProductPlan(
+        setting,
+        ops,
         product,
         dtype,
         (of_a, of_w),
@@ -203,6 +203,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         carriers,
         setting.two_inputs,
         adds_bias=setting.draws is None or setting.draws.adds_bias,
+        upstream=Upstream,
         rounds_gradient_once=grad.stream == grad_w.stream and not (grad.chain or grad_w.chain),
         # A chip rounds the gradient in another read, and the bias's gradient must not depend on who multiplies.
         sums_gradient=points.accumulate is None
@@ -216,7 +217,7 @@ def _plan(setting: Setting, a: Tensor, w: Tensor, rank: int) -> ProductPlan:
         chip=points.chip,
         arithmetics=tuple(Arithmetic(result, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
     )
-    return plan.on_codes() if may_run_on_chip(plan, w.dim()) and is_chip(a.device.type, a.device.index) else plan
+    return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
 
 
 def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
@@ -236,7 +237,7 @@ def _clipping(operand: Operand) -> Quantizer | None:
     return point if point is not None and point.clip_gradient else None
 
 
-def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operand, Site, Site]:
+def _tensors(setting: Setting, merges: bool, rank: int, compiles: bool) -> tuple[Operand, Operand, Site, Site]:
     """The sites of the input, of the weight or other input, and of the gradient for each of their gradients."""
     points, lies, shares = setting.points, setting.product.directions, setting.shares or Shares(None, None, None)
     draws = setting.draws or Draws(rank, rank, rank)
@@ -245,10 +246,12 @@ def _tensors(setting: Setting, merges: bool, rank: int) -> tuple[Operand, Operan
     forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
     acts, weights = (points.act, points.act_bwd), (points.weight, points.weight_bwd)
     streams = rank_stream(ACT, draws.first), rank_stream(ACT_BWD, draws.first)
-    first = _operand("act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), merges, shares.first)
+    first = _operand("act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), merges, shares.first, keeps_codes=not compiles)
     if setting.two_inputs:
         streams = rank_stream(ACT, draws.second) ^ SECOND, rank_stream(ACT_BWD, draws.second) ^ SECOND
-        second = _operand("act", acts, streams, (lies.weight, lies.weight_bwd), (forward, of_grad), False, shares.second)
+        second = _operand(
+            "act", acts, streams, (lies.weight, lies.weight_bwd), (forward, of_grad), False, shares.second, keeps_codes=not compiles
+        )
     else:
         along, transforms = (lies.weight, lies.weight_bwd), (forward, of_grad)
         second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, transforms, False, shares.second, draws.place)
@@ -283,6 +286,7 @@ def _operand(
     merges: bool,
     shared: SharedOperand | None,
     place: Place = WHOLE,
+    keeps_codes: bool = False,
 ) -> Operand:
     """An operand from pairs of forward and backward settings."""
     point, after = points
@@ -291,18 +295,17 @@ def _operand(
         backward = Site(f"{name}_bwd", point, streams[0], place, lies[1], merges, transforms[1], shared)
     else:
         backward = Site(f"{name}_bwd", after, streams[1], place, lies[1], merges, transforms[1], shared)
-    return Operand(forward, backward, isinstance(after, str), _coding(forward, backward))
+    return Operand(forward, backward, isinstance(after, str), _coding(forward, backward) if keeps_codes else None)
 
 
 def _coding(forward: Site, backward: Site) -> str | None:
-    """The codes in which an input is kept, if it is.
+    """The codes in which an input is kept, if there are any.
 
     A weight is kept anyway. Compiled code keeps operands, because a compiler can recompute them from tensors kept for other reasons, such
     as the input of an activation function, while it must keep the results of opaque operators.
     """
     point = backward.quantizer
-    is_input = forward.name == "act" and not torch.compiler.is_compiling()
-    if not is_input or point is None or point.format.bits > CODE_BITS or not (forward.is_plain and backward.is_plain):
+    if point is None or point.format.bits > CODE_BITS or not (forward.is_plain and backward.is_plain):
         return None
     return coding_of(point.format)
 

@@ -128,7 +128,7 @@ class Site:
         assert self.quantizer is not None  # a tensor that is not rounded is only summed
         spelt = self.quantizer.spelt
         chosen = seed if spelt.is_stochastic else None
-        values, total = ops.quantize_and_sum(rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
+        values, total = ops.quantize_and_sum(x if x.dim() == 2 else rows(x), chosen, spelt.grid, spelt.rule, self.stream, dtype)
         return (values if x.dim() == 2 else values.view(x.shape)), total
 
 

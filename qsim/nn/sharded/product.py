@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.bilinear import Linear, Matmul
-from qsim.nn.product.plans import Draws, Setting
+from qsim.nn.product.plans import Draws, Setting, plan_of
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
@@ -83,14 +83,10 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
     else:
         draws = draws_of_weight(w, layout.a, layout.out)
     shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
-    y = product_with_seeds(
-        a.to_local(grad_placements=layout.grad_a),
-        w.to_local(grad_placements=layout.grad_w),
-        None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias),
-        seed,
-        weight_seed,
-        Setting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares),
-    )
+    own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
+    own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
+    own = Setting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares)
+    y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, plan_of(own, own_a, own_w))
     return whole(result_shape(a, w, setting), y, mesh, layout.out)
 
 
