@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.nn.product.sites import Site, as_it_lies, quantized, turn_of
+from qsim.nn.product.sites import Site, as_it_lies, layout_of, quantized, turn_of
 from qsim.random.places import Place
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.scaling import divided, spread
@@ -47,11 +47,11 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     # Scales are those of the local elements, values use the random bits of whole rows.
     site = replace(site, layouts={})
     held = replace(site, place=Place(site.place.offset))
-    values, scales, under = quantized(ops, seen, held, how, seed, dtype, Restore.NOTHING)
+    values, scales, under = quantized(ops, seen, held, how, layout_of(held, how, seen.shape), seed, dtype, Restore.NOTHING)
     assert scales is not None  # there are no scales
     assert how.scale is not None
     if spelt.is_stochastic and site.place.row:
-        values = quantized(ops, seen, site, how, seed, dtype, Restore.NOTHING).values
+        values, _, _ = quantized(ops, seen, site, how, layout_of(site, how, seen.shape), seed, dtype, Restore.NOTHING)
     tiles = site.direction.tiles(how.scale, seen.shape)
     before, whole = divided(transformed, scales, under, tiles)
     return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))

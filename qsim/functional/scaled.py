@@ -25,24 +25,17 @@ class Share(Protocol):
         """Those of the whole tensor's channels, from those of the share's."""
 
 
-class Scaled(NamedTuple):
-    """A tensor rounded under scales.
-
-    Attributes:
-        values: The values, or the elements without their scales.
-        scales: float32, by matrix, tile down and tile along; of blocks and tiles only if the elements were not multiplied by them again.
-        under: The scale of the whole tensor, 0-d float32, if the scales are under one.
-    """
-
-    values: Tensor
-    scales: Tensor | None
-    under: Tensor | None
+#: A tensor rounded under scales: the values, or the elements without their scales; the scales, float32 by matrix, tile down and tile
+#: along, of blocks and tiles only if the elements were not multiplied by them again; and the scale of the whole tensor, 0-d float32, if
+#: the scales are under one.
+Scaled = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class Layout(NamedTuple):
     """The layout and parameters of scales for a tensor of a shape, in the form that the operators take.
 
     Attributes:
+        is_local: Whether the scales are those of blocks or tiles, which a kernel makes while it rounds.
         tiles: Which elements share a scale.
         numbers: The same as numbers.
         making: How scales are made.
@@ -51,6 +44,7 @@ class Layout(NamedTuple):
         largest: How that is made.
     """
 
+    is_local: bool
     tiles: KernelTiles
     numbers: Sequence[int]
     making: tuple[str, str]
@@ -61,11 +55,11 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: KernelTiles, turn: Sequence[int] = ()) -> Layout:
         """The layout of a tensor of a shape, whose elements are rounded to a format."""
-        making = scaling.spelling(element)
+        is_local, making = isinstance(scaling, (Blocks, Tiles)), scaling.spelling(element)
         if scaling.outer is None:
-            return cls(tiles, _numbers(tiles), making, turn)
+            return cls(is_local, tiles, _numbers(tiles), making, turn)
         whole = _numbers(scaling.outer.tiles(shape))
-        return cls(tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
+        return cls(is_local, tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
 
 
 def quantize_scaled(
@@ -109,12 +103,12 @@ def quantize_scaled(
         else:
             of_whole = ops.scales(share.of_all(ops.amaxes(x, layout.whole, turn, True)), None, *layout.largest)
         under = of_whole.view(()) if x.numel() else of_whole.new_ones(())  # an empty tensor has no scale
-    if isinstance(scaling, (Blocks, Tiles)):
+    if layout.is_local:
         values, scales = ops.quantize_tiles(x, under, own, turn, *layout.making, *rounding)
-        return Scaled(values, None if restore else scales, under)
+        return values, None if restore else scales, under
     if known is None:
         known = _scales(ops, x, scaling, under, layout, share)
-    return Scaled(ops.quantize_scaled(x, known, under, own, turn, *rounding), known, under)
+    return ops.quantize_scaled(x, known, under, own, turn, *rounding), known, under
 
 
 def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:

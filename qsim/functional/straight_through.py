@@ -43,7 +43,7 @@ def rounded_under_scales(
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
         return function.apply(x, seed, spelt, scaling, stream, offset, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype).values)
+    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype)[0])
 
 
 def _laid_out(x: Tensor, values: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, seed: Tensor | None, spelt: Spelling, scaling: Scaling, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-        return _laid_out(x, quantize_scaled(operators(x), x, spelt, scaling, seed, stream, offset, dtype).values)
+        return _laid_out(x, quantize_scaled(operators(x), x, spelt, scaling, seed, stream, offset, dtype)[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

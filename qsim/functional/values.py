@@ -134,6 +134,6 @@ def quantize_(
         scale.tiles(x.shape)
     drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        return x.copy_(quantize_scaled(ops, x, spelt, scale, drawn, stream, offset, x.dtype).values)
+        return x.copy_(quantize_scaled(ops, x, spelt, scale, drawn, stream, offset, x.dtype)[0])
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
     return x

@@ -58,7 +58,9 @@ class FivePointModule(RemembersAmaxes):
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
-        """The subset of points that a layer of this kind has."""
+        """The subset of points that a layer of this kind has: the points themselves if it has all, so that layers share their plans."""
+        if len(cls.point_names) == len(POINTS):
+            return points
         return FivePoint(**{name: getattr(points, name) for name in cls.point_names}, accumulate=points.accumulate, chip=points.chip)
 
     @classmethod

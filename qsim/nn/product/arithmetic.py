@@ -10,6 +10,7 @@ from torch import Tensor
 from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
+from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.reference.scaled_sums import ChainScales
 
 
@@ -44,6 +45,9 @@ class Adder(NamedTuple):
         return in_dtype(torch.ops.qsim.accumulate_scaled.default(*operands, *given), dtype)
 
 
+_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
 class Arithmetic(NamedTuple):
     """The computation of a product of operands in their carrier.
 
@@ -53,22 +57,24 @@ class Arithmetic(NamedTuple):
         factors: Scales that the operands were divided by, as `directions` spreads them; the result is multiplied by them before anything
             else.
         adder: The emulated accumulator that adds, if any.
+        ops: The operators.
     """
 
     dtype: torch.dtype
     exact: bool = False
     factors: tuple[Tensor, ...] = ()
     adder: Adder | None = None
+    ops: Operators = DISPATCHED
 
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""
-        return self._replace(dtype=torch.promote_types(self.dtype, torch.float32), factors=())
+        return Arithmetic(_WIDE.get(self.dtype, self.dtype), self.exact, (), self.adder, self.ops)
 
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
     if how.factors or bias is not None:
-        return rescaled(multiply(a, b, how.widened()), how.factors, how.dtype, bias)
+        return rescaled(multiply(a, b, how.widened()), how, how.dtype, bias)
     if how.adder is not None:
         return how.adder.product(a, b, how.dtype)
     if how.exact:
@@ -81,9 +87,9 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
     return torch.matmul(a, b).to(how.dtype)
 
 
-def rescaled(product: Tensor, factors: tuple[Tensor, ...], dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+def rescaled(product: Tensor, how: Arithmetic, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """A product of float32 or float64 times scales that were left out of its operands, plus a bias, rounded once to the result's dtype."""
-    return torch.ops.qsim.rescaled.default(product, factors, bias, dtype)  # type: ignore[no-any-return]
+    return how.ops.rescaled(product, how.factors, bias, dtype)  # type: ignore[no-any-return]
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -91,7 +91,7 @@ class FivePointProduct(torch.autograd.Function):
         ctx.save_for_backward(seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w)
         how = plan.arithmetics[0]
         if plan.sums or left_a is not None or left_w is not None:
-            how = plan.arithmetic(0, left_a, left_w, seed)
+            how = plan.arithmetic(ops, 0, left_a, left_w, seed)
         return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
@@ -157,7 +157,7 @@ def _gradient(
         observer.multiplies(site, other.backward)
     how = plan.arithmetics[index]
     if plan.sums or left_g is not None or left is not None:
-        how = plan.arithmetic(index, left_g, left, upstream.seed)
+        how = plan.arithmetic(ops, index, left_g, left, upstream.seed)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
     found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)

@@ -139,7 +139,7 @@ def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     if b.dim() == 2:
         return multiply(rows(a), b, how).view(*a.shape[:-1], b.shape[-1])
     if how.factors:
-        return rescaled(_batched(a, b, how.widened()), how.factors, how.dtype)
+        return rescaled(_batched(a, b, how.widened()), how, how.dtype)
     if a.dtype == how.dtype or how.adder is not None:
         return multiply(a, b, how)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

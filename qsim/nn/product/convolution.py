@@ -117,4 +117,4 @@ def _times(result: Tensor, how: Arithmetic) -> Tensor:
     if not how.factors:
         return result
     wide = how.widened().dtype
-    return rescaled(result.to(wide), how.factors, wide)
+    return rescaled(result.to(wide), how, wide)

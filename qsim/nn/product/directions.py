@@ -43,7 +43,7 @@ class Direction:
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:
         """The scales of an operand's channels, or its single scale, shaped for multiplication with the result."""
         if scales.numel() <= 1:
-            return scales.sum()  # an empty tensor has no scales
+            return scales.view(()) if scales.numel() else scales.sum()  # an empty tensor has no scales
         return scales.view([-1 if dim == self.result else 1 for dim in range(len(shape))])
 
     def step(self, scaling: Scaling) -> int:
@@ -80,7 +80,7 @@ class MatrixDirection(Direction):
 
     def spread(self, scales: Tensor, shape: Sequence[int]) -> Tensor:  # noqa: D102 (documented above)
         if scales.numel() <= 1:
-            return scales.sum()  # an empty tensor has no scales
+            return scales.view(()) if scales.numel() else scales.sum()  # an empty tensor has no scales
         return scales.view(*shape[:-2], shape[self.kept]).unsqueeze(-1 if self.result == -2 else -2)
 
     def step(self, scaling: Scaling) -> int:  # noqa: D102 (documented above)

@@ -131,10 +131,11 @@ class ProductPlan:
     arithmetics: tuple[Arithmetic, ...] = ()
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
 
-    def arithmetic(self, index: int, one: Left | None, other: Left | None, seed: Tensor | None) -> Arithmetic:
+    def arithmetic(self, ops: Operators, index: int, one: Left | None, other: Left | None, seed: Tensor | None) -> Arithmetic:
         """The computation of a product: 0 is the forward product, 1 and 2 are those for the operands' gradients.
 
         Args:
+            ops: The operators.
             index: The product.
             one: What is left to multiply by of the first operand forward, and of the result's gradient backward.
             other: The same of the other operand.
@@ -144,7 +145,8 @@ class ProductPlan:
         one, other = one or _NOTHING, other or _NOTHING
         left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
         adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
-        return self.arithmetics[index]._replace(factors=one.factors + other.factors, adder=adder)
+        dtype = (self.dtype, *self.dtypes)[index]
+        return Arithmetic(dtype, self.carriers[index].exact, one.factors + other.factors, adder, ops)
 
     def on_codes(self) -> ProductPlan:
         """The same products of FP8 codes."""

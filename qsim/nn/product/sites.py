@@ -202,18 +202,18 @@ def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
 def _round_under_scales(
     ops: Operators, x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
 ) -> Rounded:
-    seen = as_it_lies(x, site)
+    seen = x if x.dim() == 2 else as_it_lies(x, site)
     if how.scale is None:
         transformed = ops.hadamard(seen, turn_of(site, seen.shape))
         return site.round_plainly(ops, transformed, seed, dtype).view(x.shape), None
-    is_local = isinstance(how.scale, (Blocks, Tiles))
-    restore = Restore.ALL if not site.multiplies else Restore.SCALE if is_local and not site.chain else Restore.NOTHING
-    values, scales, under = quantized(ops, seen, site, how, seed, dtype, restore, known)
+    layout = layout_of(site, how, seen.shape)
+    restore = Restore.ALL if not site.multiplies else Restore.SCALE if layout.is_local and not site.chain else Restore.NOTHING
+    values, scales, under = quantized(ops, seen, site, how, layout, seed, dtype, restore, known)
     values = values if values.shape == x.shape else values.reshape(x.shape)
-    if restore == Restore.ALL or (is_local and scales is None and under is None):
+    if restore == Restore.ALL or (layout.is_local and scales is None and under is None):
         return values, None
-    if is_local:
-        chains = None if scales is None else site.direction.chains(scales, layout_of(site, how, seen.shape).tiles, seen.shape, site.chain)
+    if layout.is_local:
+        chains = None if scales is None else site.direction.chains(scales, layout.tiles, seen.shape, site.chain)
         return values, Left(() if under is None else (under,), chains=chains)
     assert scales is not None  # only scales of blocks and tiles are not returned
     return values, Left((site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
@@ -224,19 +224,20 @@ def quantized(
     x: Tensor,
     site: Site,
     how: Quantizer,
+    layout: Layout,
     seed: Tensor | None,
     dtype: torch.dtype,
     restore: Restore,
     known: Tensor | None = None,
 ) -> Scaled:
-    """A tensor rounded with scales, using the random bits that its elements have in the whole."""
+    """A tensor rounded with scales that are laid out in it, using the random bits that its elements have in the whole."""
     assert how.scale is not None
     spelt = how.spelt
     share = None if site.shared is None else site.shared.along(site.direction, site.merges)
     chosen = seed if spelt.is_stochastic else None
     if chosen is None or not site.place.row:
-        rounding = (chosen, site.stream, site.place.offset, dtype, restore, layout_of(site, how, x.shape), share, known)
-        return quantize_scaled(ops, x, spelt, how.scale, *rounding)
+        offset = site.place.offset
+        return quantize_scaled(ops, x, spelt, how.scale, chosen, site.stream, offset, dtype, restore, layout, share, known)
     wide, offset = widened(x, site.place)
     layout = layout_of(site, how, wide.shape)
     # Scales of columns are widened and narrowed with these.
@@ -247,4 +248,4 @@ def quantized(
     values, scales, under = quantize_scaled(ops, wide, spelt, how.scale, *rounding)
     if is_of_columns and scales is not None:
         scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
-    return Scaled(narrowed(values.view(wide.shape), site.place), scales, under)
+    return narrowed(values.view(wide.shape), site.place), scales, under
