@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -62,6 +63,22 @@ class Layout(NamedTuple):
         return cls(is_local, tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
 
 
+def layout_of(scaling: Scaling, element: Format, shape: torch.Size) -> Layout:
+    """The layout of a tensor that is scaled along its own dimensions.
+
+    Raises:
+        IndexError: If the tensor lacks the dimensions.
+    """
+    if torch.compiler.is_compiling() or not scaling.is_directed:
+        return Layout.of(scaling, element, shape, scaling.tiles(shape))  # delayed scales check their history
+    return _known_layout(scaling, element, shape)
+
+
+@lru_cache(maxsize=4096)
+def _known_layout(scaling: Scaling, element: Format, shape: torch.Size) -> Layout:
+    return Layout.of(scaling, element, shape, scaling.tiles(shape))
+
+
 def quantize_scaled(
     ops: Operators,
     x: Tensor,
@@ -93,7 +110,7 @@ def quantize_scaled(
         known: The scales, if they were made before.
     """
     if layout is None:
-        layout = Layout.of(scaling, spelt.format, x.shape, scaling.tiles(x.shape))
+        layout = layout_of(scaling, spelt.format, x.shape)
     own, turn = layout.numbers, layout.turn
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from qsim.functional.arguments import Spelling
-from qsim.functional.scaled import quantize_scaled
+from qsim.functional.scaled import Layout, quantize_scaled
 from qsim.scaling import Scaling
 from qsim_kernels.ops.direct import Operators, operators
 
@@ -36,14 +36,22 @@ def rounded(
 
 
 def rounded_under_scales(
-    ops: Operators, x: Tensor, spelt: Spelling, scaling: Scaling, seed: Tensor | None, stream: int, offset: int, dtype: torch.dtype
+    ops: Operators,
+    x: Tensor,
+    spelt: Spelling,
+    scaling: Scaling,
+    layout: Layout | None,
+    seed: Tensor | None,
+    stream: int,
+    offset: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
     forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
         return function.apply(x, seed, spelt, scaling, stream, offset, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype)[0])
+    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype, layout=layout)[0])
 
 
 def _laid_out(x: Tensor, values: Tensor) -> Tensor:

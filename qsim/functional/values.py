@@ -8,7 +8,7 @@ from torch import Tensor
 from qsim.formats import Format
 from qsim.functional.arguments import check_input, check_out, draw, overlaps, refuse_dtype
 from qsim.functional.resolving import resolved
-from qsim.functional.scaled import quantize_scaled
+from qsim.functional.scaled import layout_of, quantize_scaled
 from qsim.functional.straight_through import rounded, rounded_under_scales
 from qsim.functional.tracing import not_scriptable
 from qsim.rounding import Overflow, Rounding
@@ -78,13 +78,12 @@ def quantize(
     target = x.dtype if dtype is None else dtype
     if target not in spelt.holders:
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
-    if scale is not None:
-        scale.tiles(x.shape)  # raises where a dimension is missing
+    layout = None if scale is None else layout_of(scale, spelt.format, x.shape)
     drawn = None
     if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
         drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        values = rounded_under_scales(ops, x, spelt, scale, drawn, stream, offset, target)
+        values = rounded_under_scales(ops, x, spelt, scale, layout, drawn, stream, offset, target)
         return values if out is None else out.copy_(values)
     if out is not None:
         torch.ops.qsim.quantize_out.default(x, drawn, spelt.grid, spelt.rule, stream, offset, out)

@@ -54,7 +54,7 @@ def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
     if w.dim() == 2:
         return functional.linear(a, w.mT, None, own.points, stream=own.stream)
     a, w, _, dtype = operands(a, w, None, own.points)
-    return product_of(a, w, None, Setting(own.points, bilinear.Matmul(), dtype=dtype), own.stream)
+    return product_of(a, w, None, Setting(own.points, bilinear.MATMUL, dtype=dtype), own.stream)
 
 
 def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:

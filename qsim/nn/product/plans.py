@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from qsim.accumulators.chips import Chip
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
-from qsim.nn.product.bilinear import Product
+from qsim.nn.product.bilinear import Linear, Matmul, Product
 from qsim.nn.product.carriers import Carrier, carrier
 from qsim.nn.product.chip import CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
@@ -159,6 +159,10 @@ def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     compiles = ops is DISPATCHED and torch.compiler.is_compiling()
     rank = own_rank() if setting.points.is_stochastic else 0
     kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
+    if compiles and isinstance(setting.product, (Linear, Matmul)) and setting.draws is None and setting.shares is None:
+        name = _plan_in_graphs(setting.points, setting.product, setting.two_inputs, setting.dtype, *kind[1:])
+        if name:
+            return getattr(setting.points, name)  # type: ignore[no-any-return]
     if compiles or setting.shares is not None:
         return _plan(setting, *kind)
     key = setting.product, setting.two_inputs, setting.draws, setting.dtype, kind
@@ -166,6 +170,25 @@ def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     if known is None:
         known = setting.points.plans[key] = _plan(setting, *kind)
     return known
+
+
+def _plan_in_graphs(points: FivePoint, product: Product, two_inputs: bool, dtype: torch.dtype | None, *kind: Any) -> str:
+    """Make a plan for a graph as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
+
+    A compiler takes the result for a constant, and so it traces nothing of how plans are made. Layers with the same points share them.
+    """
+    if "plans" not in vars(points):
+        return ""
+    key = product, two_inputs, dtype, kind
+    name = points.plans.get(key)
+    if name is None:
+        name = points.plans[key] = f"_plan_{len(points.plans)}"
+        object.__setattr__(points, name, _plan(Setting(points, product, two_inputs, dtype=dtype), DISPATCHED, *kind))
+    return name
+
+
+# The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
+_plan_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plan(
