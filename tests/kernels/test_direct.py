@@ -136,7 +136,8 @@ def test_layers_give_the_same_bits_both_ways(kind: str, device: torch.device) ->
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
     (_, all_backward), (forward_ops, backward_ops) = logs[2], logs[1]
-    assert forward_ops and backward_ops
+    assert forward_ops
+    assert backward_ops
     assert all_backward == backward_ops
     assert any(name.startswith("quantize") for name in backward_ops)
 
