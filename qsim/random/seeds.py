@@ -14,6 +14,7 @@ from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 # Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
 _CPU = torch.device("cpu")
+_MAY_BE_DISTRIBUTED = distributed.is_available()
 
 
 def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -85,7 +86,7 @@ def shared_seed() -> int:
         >>> qsim.random.shared_seed() == qsim.random.stream("shared", 0)
         True
     """
-    if distributed.is_available() and distributed.is_initialized():
+    if _MAY_BE_DISTRIBUTED and distributed.is_initialized():
         return _agreed(distributed.group.WORLD)
     return _shared(torch.initial_seed())
 

@@ -111,7 +111,7 @@ _AGREED: dict[tuple[int, int], int] = {}
 
 def layer_stream(seed: int, number: int, name: str) -> int:
     """The stream of a layer that was created with a drawn seed."""
-    return stream("layer", _AGREED.get((seed, number), seed), name)
+    return _hashed(("layer", _AGREED.get((seed, number), seed), name))
 
 
 def agreed_layer_stream(seed: int, number: int, name: str) -> int:
@@ -120,7 +120,7 @@ def agreed_layer_stream(seed: int, number: int, name: str) -> int:
         found = [seed]
         distributed.broadcast_object_list(found, src=0)
         _AGREED[seed, number] = found[0]
-    return stream("layer", _AGREED.get((seed, number), seed), name)
+    return _hashed(("layer", _AGREED.get((seed, number), seed), name))
 
 
 # The same as torch.compiler.assume_constant_result, which would import the compiler with this module.

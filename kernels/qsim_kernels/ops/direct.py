@@ -55,7 +55,7 @@ _of_threads: dict[int, bool] = {}
 _of_tensors: dict[int, Operators] = {}
 
 
-def operators(x: Tensor, *others: Tensor | None) -> Operators:
+def operators(*tensors: Tensor | None) -> Operators:
     """The operators for some tensors, and for what is computed from them: direct if nobody could tell the difference."""
     if torch.compiler.is_dynamo_compiling() or profiler._is_profiler_enabled or torch._C._is_torch_function_mode_enabled():
         return DISPATCHED
@@ -65,18 +65,18 @@ def operators(x: Tensor, *others: Tensor | None) -> Operators:
         is_eager = _of_threads[of_thread.raw_repr()] = _names(of_thread) <= _EAGER
     if not is_eager:
         return DISPATCHED
-    found = _of_tensor(x)
-    for other in others:
-        if other is not None and _of_tensor(other) is not found:
+    found = None
+    for x in tensors:
+        if x is None:
+            continue
+        if type(x) not in _CLASSES:
             return DISPATCHED
-    return found
-
-
-def _of_tensor(x: Tensor) -> Operators:
-    if type(x) not in _CLASSES:
-        return DISPATCHED
-    keys = torch._C._dispatch_keys(x)
-    return _of_tensors.get(keys.raw_repr()) or _found(keys)
+        keys = torch._C._dispatch_keys(x)
+        ops = _of_tensors.get(keys.raw_repr()) or _found(keys)
+        if found is not None and ops is not found:
+            return DISPATCHED
+        found = ops
+    return found or DISPATCHED
 
 
 def _found(keys: Any) -> Operators:

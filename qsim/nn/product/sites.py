@@ -24,7 +24,7 @@ from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
 from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
-from qsim_kernels.ops.direct import Operators
+from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.reference.scaled_sums import ChainScales
 from qsim_kernels.reference.scaling import under_whole
 from qsim_kernels.scales import Restore
@@ -206,7 +206,9 @@ def _round_under_scales(
     if how.scale is None:
         transformed = ops.hadamard(seen, turn_of(site, seen.shape))
         return site.round_plainly(ops, transformed, seed, dtype).view(x.shape), None
-    layout = layout_of(site, how, seen.shape)
+    layout = None if ops is DISPATCHED else site.layouts.get(seen.shape)
+    if layout is None:
+        layout = layout_of(site, how, seen.shape)
     restore = Restore.ALL if not site.multiplies else Restore.SCALE if layout.is_local and not site.chain else Restore.NOTHING
     values, scales, under = quantized(ops, seen, site, how, layout, seed, dtype, restore, known)
     values = values if values.shape == x.shape else values.reshape(x.shape)
