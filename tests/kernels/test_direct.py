@@ -69,7 +69,7 @@ def test_plain_tensors_are_direct(device: torch.device) -> None:
     x = torch.randn(3, device=device)
     with torch.inference_mode():
         inferred = torch.randn(3, device=device)
-        assert is_direct(inferred)
+        assert is_direct(inferred, nn.Parameter(x))
     for plain in (x, nn.Parameter(x), x.double(), x[::2], inferred):
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
             assert is_direct(plain)

@@ -7,6 +7,7 @@ tensor subclasses, torch.func, tracers, compilers and profilers. Where there is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -84,9 +85,14 @@ def _found(keys: Any) -> Operators:
     names, found = _names(keys), DISPATCHED
     for backend in _BACKENDS:
         if backend in names and names <= {backend, f"Autograd{backend}", f"Autocast{backend}", "ADInplaceOrView"}:
-            found = Operators(lambda name, backend=backend: library.implementation(name, backend))  # type: ignore[misc]
+            found = _direct(backend)
     _of_tensors[keys.raw_repr()] = found
     return found
+
+
+@cache
+def _direct(backend: str) -> Operators:
+    return Operators(lambda name: library.implementation(name, backend))
 
 
 def _names(keys: Any) -> set[str]:
