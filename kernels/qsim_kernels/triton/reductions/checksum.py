@@ -16,8 +16,8 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 _BLOCK = 1024
 _STEPS = 8  # blocks that share one atomic addition
 #: Small tensors need one program, which writes the result; others add theirs to a number that is written before.
-_WIDE_BLOCK = 1 << 14
-_SMALL = 4 * _WIDE_BLOCK
+_WIDE_BLOCK = 1 << 13
+_SMALL = 8 * _WIDE_BLOCK
 
 _WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 

@@ -15,7 +15,7 @@ from qsim_kernels.triton.device.making import MAKING, as_making, making_of, tile
 from qsim_kernels.triton.device.values import as_numbers
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
-#: Elements that a single program reads at most, in blocks of a quarter.
+#: Elements that a single program reads at most, in eight blocks.
 _SMALL = 1 << 16
 
 
@@ -77,7 +77,7 @@ def whole_scale_into(out: Tensor, x: Tensor, how: Scales, finite: bool) -> None:
 def _prepared(shape: torch.Size, source: torch.dtype, how: Scales, finite: bool) -> Launch:
     count = shape.numel()
     single = count <= _SMALL
-    steps, block, warps = (4, _SMALL // 4, 32) if single else (8, 1024, 4)
+    steps, block, warps = (8, _SMALL // 8, 32) if single else (8, 1024, 4)
     variants, numbers = making_of(how, False)
     run = launcher(whole_scale_kernel, (source, single), *numbers, *variants, finite, steps, block, num_warps=warps)
     return Launch(run, -(-count // (steps * block)), (count,))
