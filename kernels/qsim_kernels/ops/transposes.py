@@ -6,6 +6,8 @@ matrices is needed both ways, as rounded forward and as rounded backward.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -48,13 +50,13 @@ def encode_with_transpose(
 
 
 class Implementation(OnBackend):
-    """The operators by one kernel, `encode_both_ways(codes, turned, x, seed, rounding, turned_rounding)`."""
+    """The operators by one kernel, `encode_both_ways(codes, turned, x, seed, rounding, stream, turned_rounding, turned_stream)`."""
 
     def encode_transpose(self, x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int) -> Tensor:
         """The codes of a matrix's transpose."""
-        rounding = _read(seed, grid, rule, coding, stream)
+        rounding = _read(grid, rule, coding, seed is not None)
         turned = x.new_empty(x.shape[::-1], dtype=code_dtype(rounding[2].bits))
-        self._backend.encode_both_ways(None, turned, x, seed, rounding, rounding)
+        self._backend.encode_both_ways(None, turned, x, seed, rounding, stream, rounding, stream)
         return turned
 
     def encode_with_transpose(
@@ -71,16 +73,17 @@ class Implementation(OnBackend):
         turned_stream: int,
     ) -> tuple[Tensor, Tensor]:
         """The codes of a matrix, and those of its transpose."""
-        rounding = _read(seed, grid, rule, coding, stream)
-        turned_rounding = _read(seed, turned_grid, turned_rule, turned_coding, turned_stream)
+        rounding = _read(grid, rule, coding, seed is not None)
+        turned_rounding = _read(turned_grid, turned_rule, turned_coding, seed is not None)
         codes = x.new_empty(x.shape, dtype=code_dtype(rounding[2].bits))
         turned = x.new_empty(x.shape[::-1], dtype=code_dtype(turned_rounding[2].bits))
-        self._backend.encode_both_ways(codes, turned, x, seed, rounding, turned_rounding)
+        self._backend.encode_both_ways(codes, turned, x, seed, rounding, stream, turned_rounding, turned_stream)
         return codes, turned
 
 
-def _read(seed: Tensor | None, grid: str, rule: str, coding: str, stream: int) -> tuple[Grid, Rule, Coding, int]:
-    return *read_rounding(grid, rule, seed is not None), read(Coding, coding), stream
+@lru_cache(maxsize=4096)
+def _read(grid: str, rule: str, coding: str, is_seeded: bool) -> tuple[Grid, Rule, Coding]:
+    return *read_rounding(grid, rule, is_seeded), read(Coding, coding)
 
 
 def _encode_transpose_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, stream: int) -> Tensor:

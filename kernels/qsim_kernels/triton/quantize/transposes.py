@@ -21,8 +21,8 @@ from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import drawn_later
 
-#: A rounding to codes: the values, how to choose, their codes, and the stream of random bits.
-Rounding = tuple[Grid, Rule, Coding, int]
+#: A rounding to codes: the values, how to choose, and their codes.
+Rounding = tuple[Grid, Rule, Coding]
 
 
 class Square(NamedTuple):
@@ -131,7 +131,14 @@ def both_ways_kernel(
 
 
 def encode_both_ways(
-    out: Tensor | None, turned: Tensor, x: Tensor, seed: Tensor | None, rounding: Rounding, turned_rounding: Rounding
+    out: Tensor | None,
+    turned: Tensor,
+    x: Tensor,
+    seed: Tensor | None,
+    rounding: Rounding,
+    stream: int,
+    turned_rounding: Rounding,
+    turned_stream: int,
 ) -> None:
     """Round a matrix twice from one read, and write codes of at most 16 bits.
 
@@ -141,32 +148,34 @@ def encode_both_ways(
         x: A matrix.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
         rounding: How codes in place are made.
+        stream: Which of the seed's streams of random bits they use.
         turned_rounding: How transposed ones are made.
+        turned_stream: The stream that these use.
     """
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     place = None if out is None else out.data_ptr() % 16
-    run, programs, sizes = _prepared(
-        rounding[:3], turned_rounding[:3], x.shape, x.dtype, turned.dtype, place, pointer is None, rounding == turned_rounding
-    )
-    run(programs, x.contiguous(), turned, out, pointer, number, rounding[3], turned_rounding[3], *sizes)
+    form = (x.dtype, turned.dtype, pointer is None, place, stream == turned_stream)
+    run, programs, sizes = _prepared(rounding, turned_rounding, x.shape, *form)
+    run(programs, x.contiguous(), turned, out, pointer, number, stream, turned_stream, *sizes)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(
-    rounding: tuple[Grid, Rule, Coding],
-    turned: tuple[Grid, Rule, Coding],
+    rounding: Rounding,
+    turned: Rounding,
     shape: torch.Size,
     source: torch.dtype,
     target: torch.dtype,
-    place: int | None,
     unseeded: bool,
-    alike: bool,
+    place: int | None,
+    one_stream: bool,
 ) -> Launch:
     rows, columns = shape
+    alike = rounding == turned and one_stream
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
     (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*rounding, source), _numbers(*turned, source)
     constants = (*variants, *turned_variants, square)
-    run = launcher(both_ways_kernel, (source, target, place, unseeded), *numbers, *turned_numbers, *constants, num_warps=4)
+    run = launcher(both_ways_kernel, (source, target, unseeded, place), *numbers, *turned_numbers, *constants, num_warps=4)
     return Launch(run, -(-rows // square.rows) * -(-columns // square.columns), (rows, columns))
 
 
