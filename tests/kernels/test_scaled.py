@@ -10,7 +10,7 @@ import torch
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks
+from qsim.scaling import Blocks, Tensor as Whole
 from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
@@ -48,6 +48,23 @@ def test_last_random_bits_decide_where_the_first_do_not(fmt: str, dim: int, offs
         assert (scales == 1).all()
         assert torch.equal(rounded.cpu(), expected)
         assert torch.equal(ops.quantize_scaled(y, scales, None, tiles, (), *rounding).cpu(), expected)
+
+
+@pytest.mark.parametrize("worst", [3.0, math.inf])
+def test_the_program_that_finishes_last_makes_the_scale_of_a_large_tensor(worst: float) -> None:
+    x = torch.rand((1 << 16) + 77)
+    x[-2:] = torch.tensor([-2.0, worst])
+    tiles, making = [1, len(x), 1, len(x), 0], Whole().spelling(qsim.format("e4m3"))
+    for finite in (True, False):
+        expected = REFERENCE.scales_of_tiles(x, None, tiles, [], finite, *making)
+        assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, [], finite, *making))
+
+
+def test_scales_of_tiles_as_torch_sees_them() -> None:
+    making = Blocks(4, -1, "e8m0", "floor").spelling(qsim.format("e4m3"))
+    torch.library.opcheck(
+        torch.ops.qsim.scales_of_tiles.default, (torch.randn(6, 8, device=DEVICE), None, [1, 8, 1, 4, 0], [], False, *making)
+    )
 
 
 @pytest.fixture
