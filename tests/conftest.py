@@ -22,6 +22,9 @@ if not torch.cuda.is_available():
     # Inductor compiles C++ in this process: the processes that it starts in advance are for Triton, and import torch for nothing.
     os.environ.setdefault("TORCH_WARM_POOL", "0")
 
+# The compiler supports every instruction set that torch lists for this processor; compiling a program to be sure takes several seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # One thread computes: tensors of tests are small, pytest-xdist already has a process for every core, and threads of competing processes
 # mostly wait for each other. OMP_NUM_THREADS sets another number, also for the processes that tests start.
 if "OMP_NUM_THREADS" not in os.environ:

@@ -65,7 +65,7 @@ def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
     results = []
     for compiled in (True, False):
         torch.manual_seed(distributed.get_rank())  # each conversion draws a seed; rank 0's counts
-        net = parallelized(model(device, points, 36), mesh_of(device), sequence=False)
+        net = parallelized(model(device, points, 36)[:1], mesh_of(device), sequence=False)
         call = torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net
         results.append([run(call, coarse(4, 16, seed=1).to(device), 0), *gradients(net)])
     return results
@@ -73,7 +73,7 @@ def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
 
 def test_a_plan_compiles(two: Ranks) -> None:
     for found, expected in two(_compiled, REUSED):
-        assert len(found) == len(expected) == 13
+        assert len(found) == len(expected) == 7
         assert same_bits(found[0], expected[0])
         for gradient, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(gradient, wanted)
