@@ -17,6 +17,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,7 +31,14 @@ CAP = 900.0
 #: Seconds that the others may still take once one rank has failed.
 GRACE = 3.0
 #: Modules that take seconds to import and compute nothing at import.
-IMPORTED = ["qsim", "torch._inductor.config", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "pytest"]
+IMPORTED = [
+    "qsim",
+    "support.numba_ready",
+    "torch._inductor.config",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "pytest",
+]
 NEEDS_GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="needs torch.distributed")
 
 
@@ -150,7 +158,9 @@ class Member:
         errors.touch()
         self.end, theirs = context.Pipe()
         self.process: Any = context.Process(target=_live, args=(rank, size, kind, meeting, errors, theirs), daemon=True)
-        self.process.start()
+        # The server starts with the first process, and finds modules where this one does.
+        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+            self.process.start()
         theirs.close()
 
     def send(self, message: bytes) -> bool:
