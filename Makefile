@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test lint dist clean
+.PHONY: help demo docs test lint dist pytest clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,11 @@ demo: $(READY) ## does a larger batch buy back bits? a study with figures, in un
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
 
-test: $(READY) ## lint, the site and the distribution, then every test, every example in a docstring and all code on the site
-	@$(MAKE) --no-print-directory -j3 lint docs dist
+# All at once: the tests leave a part of the processors idle.
+test: $(READY) ## lint, the site, the distribution, every test, every example in a docstring and all code on the site
+	@$(MAKE) --no-print-directory -j4 lint docs dist pytest && echo "lint, docs, dist and tests passed"
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 lint: $(READY) ## ruff and mypy
