@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,11 +129,25 @@ def _client(address: str) -> Iterator[Any]:
         client = Client(address, timeout=_TIMEOUT, set_as_default=False, name="qsim-study")
     except (OSError, ValueError) as error:
         raise ValueError(f"scheduler: no Dask scheduler answers at {address!r} ({error})") from error
+    with _quiet("distributed", "distributed.client"):
+        try:
+            yield client
+        finally:
+            # The scheduler drops what this client has submitted.
+            client.close()
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Silence loggers, whose tracebacks say less than this module's errors."""
+    before = {name: logging.getLogger(name).level for name in names}
     try:
-        yield client
+        for name in names:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
     finally:
-        # The scheduler drops what this client has submitted.
-        client.close()
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _offers(client: Any, study: Study[Any, Any], device: torch.device, scheduler: str) -> dict[str, Offer]:
@@ -206,6 +221,7 @@ class _Remote:
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
         from distributed import KilledWorker
+        from distributed.comm import CommClosedError
 
         try:
             yield
@@ -215,7 +231,7 @@ class _Remote:
             raise ConnectionError(
                 f"{error.allowed_failures + 1} workers died of one run; see their logs, it may need more memory"
             ) from error
-        except CancelledError as error:
+        except (CancelledError, CommClosedError) as error:
             raise ConnectionError(
                 f"the scheduler {self.address} was lost; finished runs are stored, the others run when called again"
             ) from error

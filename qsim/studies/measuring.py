@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,8 @@ def trial(study: Study[Any, Any], runs: Sequence[Any], device: torch.device) -> 
 def machine(device: torch.device) -> dict[str, str]:
     """The metadata of a result: machine, date and versions."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {"device": name, "torch": torch.__version__, "qsim": qsim.__version__, "date": datetime.date.today().isoformat()}
+    own = {"qsim": qsim.__version__, "commit": _commit()}
+    return {"device": name, "torch": torch.__version__, **own, "date": datetime.date.today().isoformat()}
 
 
 @cache
@@ -53,6 +55,19 @@ def versions() -> dict[str, str]:
         "qsim": qsim.__version__,
         "qsim's sources": _digest(),
     }
+
+
+@cache
+def _commit() -> str:
+    """The commit of the clone from which qsim is imported; empty if it is installed."""
+    git = ["git", "-C", str(Path(qsim.__file__).parent)]
+    options: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
+    try:
+        # Without this, it could be the commit of a project in whose folder qsim is installed.
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], **options)
+        return str(subprocess.run([*git, "describe", "--always", "--dirty", "--exclude=*"], **options).stdout).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _digest() -> str:

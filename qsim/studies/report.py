@@ -225,4 +225,5 @@ def origin(command: str, results: Sequence[Result[Any]]) -> str:
 
 def described(machine: Mapping[str, str]) -> str:
     """A machine in one line."""
-    return f"{machine['device']}, torch {machine['torch']}, qsim {machine['qsim']}, {machine['date']}"
+    commit = f" at {machine['commit']}" if machine.get("commit") else ""
+    return f"{machine['device']}, torch {machine['torch']}, qsim {machine['qsim']}{commit}, {machine['date']}"

@@ -9,9 +9,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+import qsim
 from qsim import figures, studies
 from qsim.studies import Result, Study
 from qsim.studies.measuring import machine
+from qsim.studies.report import described
 from qsim.studies.store import Store
 from support.coins import Coins, Settings, Toss
 
@@ -44,6 +46,13 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
     assert "![Shares.](tosses.svg)" in page
     assert "`qsim study coins`" in page
     assert "- 6 runs on one core of" in page
+
+
+def test_results_name_the_commit() -> None:
+    here = machine(CPU)
+    assert bool(here["commit"]) == (Path(__file__).parents[2] / ".git").exists()
+    assert described({**here, "commit": "a2c9455"}).endswith(f", qsim {qsim.__version__} at a2c9455, {here['date']}")
+    assert described({"device": "abacus", "torch": "0", "qsim": "0.1", "date": "1623"}) == "abacus, torch 0, qsim 0.1, 1623"
 
 
 def test_figures_suit_light_and_dark_pages(tmp_path: Path) -> None:
