@@ -87,6 +87,7 @@ def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypa
     ("words", "message"),
     [
         (("batch-size", "--roundings", "nearest"), "qsim: roundings: must contain stochastic and nearest; got nearest"),
+        (("batch-size", "--model", "vit"), "qsim: model: must be one of own, resnet, gpt; got 'vit'\n"),
         (("batch-size", "--batches", "64,16"), "qsim: batches: must increase; got 64,16\n"),
         (("batch-size", "--formats", "e4m1,e4m0"), "qsim: formats: must be from coarse to fine; got e4m1,e4m0\n"),
         (("batch-size", "--formats", "e4m1,e4m33"), "qsim: unknown format 'e4m33'"),

@@ -15,7 +15,7 @@ import qsim
 from qsim import FivePoint, Quantizer, diagnostics
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
-from qsim.studies.learners.images import images
+from qsim.studies.learners.examples import MODELS, OWN, examples, predictions
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.report import Report
 from qsim.studies.result import Result
@@ -35,7 +35,8 @@ _PAPER = "Liu et al., Training with Fewer Bits"
 class Settings:
     """The settings of the study."""
 
-    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files")
+    data: str = choice("digits", "digits, or a folder with Fashion-MNIST's or CIFAR-10's files; for a GPT, library or a text")
+    model: str = choice(OWN, "own (the net that suits the images), resnet, or gpt")
     formats: tuple[str, ...] = choice(("e4m0", "e4m1"), "formats of inputs and gradients in the backward pass, from coarse to fine")
     roundings: tuple[str, ...] = choice(("stochastic", "nearest"), "roundings of both")
     batches: tuple[int, ...] = choice((16, 64, 256), "images per update, in increasing order")
@@ -69,6 +70,8 @@ class Run:
     steps: int
     rate: float
     seed: int
+    # Last, with a default, because results of earlier versions do not have it.
+    model: str = OWN
 
     @property
     def points(self) -> FivePoint | None:
@@ -80,8 +83,9 @@ class Run:
         """Steps, batch and loss scale."""
         if self.loss_scale == PLAIN:
             return Training(self.steps, self.batch, self.micro_batches, 1.0)
-        # The loss of each image has the same factor, whatever the batch and its parts.
-        return Training(self.steps, self.batch, self.micro_batches, nets.in_range(self.format) * self.batch)
+        # The loss of each prediction has the same factor, whatever the batch and its parts.
+        scale = nets.in_range(self.format) * self.batch * predictions(self.model)
+        return Training(self.steps, self.batch, self.micro_batches, scale)
 
 
 def _backward(format: str, rounding: str) -> FivePoint:
@@ -111,6 +115,8 @@ class BatchSize(Study[Settings, Run]):
         """Every format, rounding and batch size, with and without a loss scale; full precision once; and the factor for each bit."""
         if not {"stochastic", "nearest"} <= set(settings.roundings):
             raise ValueError(f"roundings: must contain stochastic and nearest; got {','.join(settings.roundings) or 'none'}")
+        if settings.model not in MODELS:
+            raise ValueError(f"model: must be one of {', '.join(MODELS)}; got {settings.model!r}")
         if len(set(settings.batches)) < 2 or not settings.formats:
             raise ValueError(f"batches, formats: need at least two and one; got {settings.batches}, {settings.formats}")
         if list(settings.batches) != sorted(settings.batches):
@@ -134,7 +140,7 @@ class BatchSize(Study[Settings, Run]):
         """Train and test the net, or measure the factor."""
         if run.like:
             return _factor(run, device)
-        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device)
+        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device, model=run.model)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and the batch that compensates for one bit."""
@@ -149,7 +155,7 @@ def trained(settings: Settings, format: str, rounding: str, batch: int, scale: s
     if format == FULL:
         rounding, scale = "nearest", PLAIN
     steps = settings.updates(design, batch)
-    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, settings.rate, seed)
+    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, settings.rate, seed, settings.model)
 
 
 def _runs(settings: Settings, seed: int) -> list[Run]:
@@ -165,7 +171,7 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
         most, design = settings.batches[-1], settings.designs[0]
         found.append(trained(settings, settings.formats[0], "stochastic", most, IN_RANGE, design, seed, settings.micro_batches))
     return found + [
-        Run(settings.data, fine, few, "stochastic", settings.middle, 1, scale, settings.steps, settings.rate, seed)
+        Run(settings.data, fine, few, "stochastic", settings.middle, 1, scale, settings.steps, settings.rate, seed, settings.model)
         for few, fine in pairwise(settings.formats)
         for scale in (PLAIN, IN_RANGE)
     ]
@@ -173,7 +179,7 @@ def _runs(settings: Settings, seed: int) -> list[Run]:
 
 def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     """The factor by which the batch must grow, from the variances of a net's gradients after a tenth of its training."""
-    found = images(run.data, device)
+    found = examples(run.data, run.model, device)
     torch.manual_seed(run.seed)
     model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
     with full_precision(device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN
-from qsim.studies.batch_size.findings import EQUAL, SCALES, Findings, points
+from qsim.studies.batch_size.findings import SCALES, Findings, points
 from qsim.studies.report import Claim
 from qsim.studies.statistics import above, below, difference, exponential, mean, within
 
@@ -28,11 +28,11 @@ def claims(found: Findings) -> list[Claim]:
 
 
 def _span(found: Findings) -> str:
-    return f"{found.coarse}, {found.least} to {found.most} images"
+    return f"{found.coarse}, {found.least} to {found.most} {found.unit}"
 
 
-def _how(design: str, scale: str) -> str:
-    return f"{EQUAL[design]}, {SCALES[scale]}"
+def _how(found: Findings, design: str, scale: str) -> str:
+    return f"{found.equal[design]}, {SCALES[scale]}"
 
 
 def _gains(found: Findings, design: str, scale: str) -> Claim:
@@ -41,7 +41,7 @@ def _gains(found: Findings, design: str, scale: str) -> Claim:
     parts = above(own), above(beyond)
     return Claim(
         "Figure 1",
-        f"stochastic rounding achieves higher accuracy with larger batches ({_how(design, scale)})",
+        f"stochastic rounding achieves higher accuracy with larger batches ({_how(found, design, scale)})",
         f"{_span(found)}: {points(own)} points, in full precision {points(full)}; {points(beyond)} beyond full precision",
         False if False in parts else None if None in parts else True,
         test="gain in accuracy from the smallest to the largest batch, on its own and minus that of full precision, which has a gain, too",
@@ -55,7 +55,7 @@ def _fails(found: Findings, scale: str) -> Claim:
     return Claim(
         "Figure 1",
         f"round-to-nearest fails to converge at the same precision ({SCALES[scale]})",
-        f"{found.coarse}, {found.most} images: it learns {learnt:.0%} of what full precision learns",
+        f"{found.coarse}, {found.most} {found.unit}: it learns {learnt:.0%} of what full precision learns",
         below(learnt, 0.5),
         test="accuracy with the largest batch, 0 % being that of guessing and 100 % that of full precision",
         rule="yes if the interval is below 50 %, no if above: half-way between failure and success is the farthest from both",
@@ -85,8 +85,8 @@ def _nearest_gains_nothing(found: Findings, design: str, scale: str) -> Claim:
     measured = f"{_span(found)}: {exponential(slope):.3f} times for every doubling of the batch"
     return Claim(
         "Figure 5a, Section 5",
-        f"the degradation by round-to-nearest does not benefit from larger batches ({_how(design, scale)})",
-        measured if learns else f"with {found.most} images the net learns nothing, and its gradient is that of untrained weights",
+        f"the degradation by round-to-nearest does not benefit from larger batches ({_how(found, design, scale)})",
+        measured if learns else f"with {found.most} {found.unit} the net learns nothing, and its gradient is that of untrained weights",
         above(slope) if learns else None,
         test="squared norm of the true gradient at the end, divided by that of full precision: its factor per doubling of the batch",
         rule="yes if the interval is above 1, no if it is below: one that contains 1 excludes neither a benefit nor harm",
@@ -98,7 +98,7 @@ def _falls(found: Findings, design: str, scale: str) -> Claim:
     slope = found.slope("stochastic", scale, design)
     return Claim(
         "Figure 5b, Section 5",
-        f"larger batches mitigate the degradation by stochastic rounding ({_how(design, scale)})",
+        f"larger batches mitigate the degradation by stochastic rounding ({_how(found, design, scale)})",
         f"{_span(found)}: {exponential(slope):.3f} times for every doubling of the batch",
         below(slope),
         test="the same, for stochastic rounding",
@@ -114,9 +114,9 @@ def _accumulates(found: Findings) -> Claim:
     return Claim(
         "Section 6.1",
         "gradients accumulated over 4 to 8 micro-batches emulate a larger batch",
-        f"{found.coarse}, {found.most} images in {parts} parts: {points(ahead)} points relative to one part",
+        f"{found.coarse}, {found.most} {found.unit} in {parts} parts: {points(ahead)} points relative to one part",
         within(ahead, -_SAME, _SAME),
-        test="difference of accuracy, the loss of each image scaled alike",
+        test=f"difference of accuracy, the loss of all {found.unit} scaled alike",
         rule=f"equal if the interval is within {100 * _SAME:g} point: other test images, a thousand of them, would change as much",
         power=f"{100 * ahead.detects:.1f} points",
     )
@@ -127,7 +127,7 @@ def _outperforms(found: Findings, scale: str) -> Claim:
     return Claim(
         "Section 7",
         f"stochastic rounding consistently outperforms round-to-nearest, particularly under aggressive quantization ({SCALES[scale]})",
-        f"{found.coarse}, {found.most} images: {points(ahead)} points ahead of nearest",
+        f"{found.coarse}, {found.most} {found.unit}: {points(ahead)} points ahead of nearest",
         above(ahead),
         test="difference of accuracy in the coarsest format with the largest batch" + (", where gradients underflow" * (scale == PLAIN)),
         rule="the sign of the interval: any lead is one",

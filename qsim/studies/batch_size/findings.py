@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
+from qsim.studies.learners.examples import unit
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
-EQUAL = {STEPS: "equal steps", IMAGES: "equal images"}
 
 
 class Findings:
@@ -28,6 +28,9 @@ class Findings:
         self._of = {result.run: result for result in results}
         self.coarse, self.fine = settings.formats[0], settings.formats[-1]
         self.least, self.most = settings.batches[0], settings.batches[-1]
+        #: The word for examples, and for the designs in which all batch sizes have equally many.
+        self.unit = unit(settings.model)
+        self.equal = {STEPS: "equal steps", IMAGES: f"equal {self.unit}"}
         self.middle, self.design = settings.middle, settings.designs[0]
 
     def seeds(
@@ -35,7 +38,9 @@ class Findings:
     ) -> list[float]:
         """One value for each seed; without a design, of the first."""
         ways = (format, rounding, batch, scale, design or self.design)
-        return [float(self._of[trained(self.settings, *ways, seed, micro_batches)][what]) for seed in range(self.settings.seeds)]
+        found = [self._of[trained(self.settings, *ways, seed, micro_batches)].values for seed in range(self.settings.seeds)]
+        # Results of earlier versions, which all have ten classes, lack the accuracy of guessing.
+        return [float(values.get("guessing", 0.1) if what == "guessing" else values[what]) for values in found]
 
     def factor(self, coarse: str, fine: str, scale: str) -> Interval:
         """The factor by which the batch must grow for gradients in the coarser format to vary as little, over seeds."""
@@ -70,8 +75,11 @@ class Findings:
 
     def learnt(self, scale: str) -> Interval:
         """The accuracy of nearest in the coarsest format with the largest batch: 0 is guessing, 1 is full precision."""
-        own, full = (self.seeds("accuracy", name, "nearest", self.most, scale) for name in (self.coarse, FULL))
-        return mean([(a - 0.1) / (b - 0.1) for a, b in zip(own, full, strict=True)])
+        own, full, guess = (
+            self.seeds(what, name, "nearest", self.most, scale)
+            for what, name in (("accuracy", self.coarse), ("accuracy", FULL), ("guessing", FULL))
+        )
+        return mean([(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)])
 
 
 def points(found: Interval) -> str:

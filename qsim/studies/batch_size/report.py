@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from qsim import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSize
 from qsim.studies.batch_size.claims import claims
-from qsim.studies.batch_size.findings import EQUAL, SCALES, Findings, points
-from qsim.studies.learners.images import DIGITS, described
+from qsim.studies.batch_size.findings import SCALES, Findings, points
+from qsim.studies.learners.examples import OWN, described
+from qsim.studies.learners.images import DIGITS
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import Interval, exponential, mean, proportion
 
@@ -37,25 +38,28 @@ class Writer:
             *map(self._accuracies, self._settings.designs),
             self._factors(),
         ]
-        data = "" if self._settings.data == DIGITS else f" On {self._settings.data}"
+        chosen = self._settings
+        data = "" if chosen.data == DIGITS else f" On {chosen.data}"
+        data += "" if chosen.model == OWN else f" With a {chosen.model}"
         return Report(self._study, parts, claims(self._found), self._meaning(), f"{self._study.question}{data}")
 
     def _setting(self) -> str:
-        chosen = self._settings
+        chosen, unit = self._settings, self._found.unit
         steps = {
             STEPS: f"with {chosen.steps} updates for every batch size",
-            IMAGES: f"with {chosen.steps * chosen.middle} images for every batch size, so that a batch twice as large has half as many "
+            IMAGES: f"with {chosen.steps * chosen.middle} {unit} for every batch size, so that a batch twice as large has half as many "
             "updates",
         }
         return (
-            f"{described(chosen.data)}. Plain SGD at a constant learning rate of {chosen.rate:g}, {chosen.seeds} seeds, "
-            f"{' and '.join(steps[design] for design in chosen.designs)}. The paper has equal steps, where larger batches see more images "
+            f"{described(chosen.data, chosen.model)}. Plain SGD at a constant learning rate of {chosen.rate:g}, {chosen.seeds} seeds, "
+            f"{' and '.join(steps[design] for design in chosen.designs)}. The paper has equal steps, where larger batches see more {unit} "
             "and full precision gains as well: what rounding adds to that is a difference of differences. Only the backward pass rounds: "
             "the inputs of each layer and the gradients of its outputs, as in Figure 3 of the paper; weights, which the paper rounds too, "
-            "are not rounded. The loss is the mean over a batch, so a larger batch makes the gradient of each image smaller, until it is "
+            "are not rounded. The loss is the mean over a batch, so a larger batch makes the gradient of each of its "
+            f"{unit} smaller, until it is "
             "below the range of the format. The control multiplies the loss by 64 times the batch size, or by less if a quarter of the "
             "format's largest value is less than 64, and divides the weights' gradients by the same factor: this changes only the range "
-            "in which gradients are rounded. Squared gradients are computed in full precision, over all training images, in the last "
+            f"in which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, in the last "
             "quarter of the steps. The variance that one bit less adds is measured on nets that were trained in full precision for a "
             f"tenth of the steps, in batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from "
             "above, and no measured norm contradicts such a bound whose constants are unknown. Intervals are 95 %, over seeds, each on "
@@ -72,7 +76,7 @@ class Writer:
                     ]
                     rows.append([name, rounding, SCALES[scale] if name != FULL else "-", *(f"{found:.1%}" for found in of_all)])
         sizes = [f"b = {batch}, {self._settings.updates(design, batch)} steps" for batch in self._settings.batches]
-        return Table(f"Accuracy on test images, {EQUAL[design]}", ["format", "rounding", "loss", *sizes], rows)
+        return Table(f"Accuracy on test {self._found.unit}, {self._found.equal[design]}", ["format", "rounding", "loss", *sizes], rows)
 
     def _pictures(self) -> list[Picture]:
         panels = [(design, scale) for design in self._settings.designs for scale in SCALES]
@@ -109,9 +113,9 @@ class Writer:
             panel.set_xscale("log", base=2)
             panel.set_xticks(batches, [str(batch) for batch in batches])
             panel.minorticks_off()
-            panel.set_xlabel("batch size in images")
+            panel.set_xlabel(f"batch size in {self._found.unit}")
             panel.set_ylabel(label)
-            panel.set_title(f"{EQUAL[design]}, {SCALES[scale]}")
+            panel.set_title(f"{self._found.equal[design]}, {SCALES[scale]}")
         for panel in axes:
             panel.set_yscale("log")
             # Some intervals are so wide that nothing else would be visible.
@@ -143,13 +147,13 @@ class Writer:
                 f"{factor.value:.2f} times as large [{factor.low:.2f}, {factor.high:.2f}]. "
             )
         gains = " and ".join(
-            f"{points(found.beyond('stochastic', IN_RANGE, design))} points with {EQUAL[design]}" for design in self._settings.designs
+            f"{points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}" for design in self._settings.designs
         )
         nearest, stochastic = (
             mean(found.seeds("accuracy", found.coarse, how, found.most, PLAIN)).value for how in ("nearest", "stochastic")
         )
         return (
-            f"{noise}In accuracy, going from {found.least} to {found.most} images gains {gains} more than in full precision. If the loss "
-            f"is not scaled, larger batches push gradients below the range: with {found.most} images stochastic rounding reaches "
-            f"{stochastic:.0%} and nearest {nearest:.0%}."
+            f"{noise}In accuracy, going from {found.least} to {found.most} {found.unit} gains {gains} more than in full precision. "
+            f"If the loss is not scaled, larger batches push gradients below the range: with {found.most} {found.unit} stochastic rounding "
+            f"reaches {stochastic:.0%} and nearest {nearest:.0%}."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from qsim.studies.learners.wide_resnet import WideResNet
 
 DIGITS = "digits"
+#: The model that is a residual net, whatever the images.
+RESNET = "resnet"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Images:
         test_x: Test pixels.
         test_y: Their labels.
         classes: The number of classes.
+        model: `"resnet"`, or anything else for the net that suits the images.
     """
 
     x: Tensor
@@ -35,10 +38,13 @@ class Images:
     test_x: Tensor
     test_y: Tensor
     classes: int = 10
+    model: str = ""
 
     def net(self) -> nn.Module:
         """A net for images like these: a perceptron for digits, convolutions for grey images, a WideResNet-16-4 for coloured ones."""
         _, channels, height, _ = self.x.shape
+        if self.model == RESNET:
+            return WideResNet(self.classes, channels, blocks=1, width=1)
         if channels == 3:
             return WideResNet(self.classes)
         if height < 16:
@@ -72,7 +78,7 @@ def images(data: str, device: torch.device) -> Images:
     return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
 
 
-def described(data: str) -> str:
+def described(data: str, model: str = "") -> str:
     """The data and the net for them, with its number of parameters; only the name if this machine does not have the data.
 
     Example:
@@ -80,12 +86,13 @@ def described(data: str) -> str:
         'A perceptron with 4,810 parameters learns digits: 898 training and 899 test images of 8 × 8 pixels in 10 classes'
     """
     try:
-        found = images(data, torch.device("cpu"))
+        found = replace(images(data, torch.device("cpu")), model=model)
     except ValueError:
         return f"A net learns {data}"
     _, channels, height, width = found.x.shape
     net = found.net()
     kind = "WideResNet-16-4" if channels == 3 else "perceptron" if height < 16 else "net of two convolutions and two linear layers"
+    kind = "WideResNet-10-1" if model == RESNET else kind
     size = sum(weight.numel() for weight in net.parameters())
     colours = " in colour" if channels == 3 else ""
     return (

@@ -1,4 +1,4 @@
-"""Training on images: a fixed number of steps, batches determined by the seed, on a GPU replayed from a CUDA graph."""
+"""Training on examples: a fixed number of steps, batches determined by the seed, on a GPU replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qsim.studies.learners.images import Images
+from qsim.studies.learners.examples import Examples
 
 #: Steps before the capture, in which kernels are compiled and the optimizer creates its state.
 _EAGER = 3
@@ -18,11 +18,11 @@ _EAGER = 3
 
 @dataclass(frozen=True)
 class Training:
-    """The training of an image net.
+    """The training of a net.
 
     Attributes:
         steps: The number of updates.
-        batch: Images per update.
+        batch: Examples per update.
         micro_batches: The number of parts over which its gradient is accumulated; each part is rounded separately.
         loss_scale: The factor by which the loss is multiplied before the backward pass, and gradients are divided after it.
     """
@@ -35,7 +35,7 @@ class Training:
 
 def train(
     model: nn.Module,
-    images: Images,
+    examples: Examples,
     optimizer: torch.optim.Optimizer,
     how: Training,
     seed: int,
@@ -46,7 +46,7 @@ def train(
 
     Args:
         model: A model that returns logits.
-        images: The training images.
+        examples: The training data.
         optimizer: The optimizer of its parameters.
         how: The training.
         seed: The seed of the batches.
@@ -54,47 +54,49 @@ def train(
         every: See `look`.
     """
     order = torch.Generator().manual_seed(seed)
-    chosen = torch.empty(how.batch, dtype=torch.long, device=images.y.device)
-    step = _replayed(_step(model, images, optimizer, how, chosen)) if chosen.is_cuda else _step(model, images, optimizer, how, chosen)
+    chosen = torch.empty(how.batch, dtype=torch.long, device=examples.y.device)
+    step = _step(model, examples, optimizer, how, chosen)
+    step = _replayed(step) if chosen.is_cuda else step
     for done in range(1, how.steps + 1):
-        chosen.copy_(torch.randint(len(images.y), (how.batch,), generator=order))
+        chosen.copy_(torch.randint(len(examples.y), (how.batch,), generator=order))
         step()
         if look is not None and every and done % every == 0:
             look(done)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, images: Images) -> float:
-    """The share of test images that a model classifies correctly."""
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """The share of test targets that a model predicts."""
     model.eval()
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in _chunks(images.test_x, images.test_y))
+    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in _chunks(examples.test_x, examples.test_y))
     model.train()
-    return right / len(images.test_y)
+    return right / examples.test_y.numel()
 
 
 @torch.no_grad()
-def loss_on_test(model: nn.Module, images: Images) -> float:
-    """The mean loss on the test images."""
+def loss_on_test(model: nn.Module, examples: Examples) -> float:
+    """The mean loss on the test data."""
     model.eval()
-    found = F.cross_entropy(model(images.test_x), images.test_y).item()
+    chunks = _chunks(examples.test_x, examples.test_y)
+    found = sum(F.cross_entropy(model(x), y).item() * (len(y) / len(examples.test_y)) for x, y in chunks)
     model.train()
     return found
 
 
-def squared_gradient(model: nn.Module, images: Images) -> float:
-    """The squared norm of the loss's gradient over all training images; without points, this is the true gradient.
+def squared_gradient(model: nn.Module, examples: Examples) -> float:
+    """The squared norm of the loss's gradient over all training data; without points, this is the true gradient.
 
-    Batch normalization uses its running statistics, so that the gradient does not depend on how the images are split.
+    Batch normalization uses its running statistics, so that the gradient does not depend on how the data is split.
     """
     model.eval()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     total = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
-    for x, y in _chunks(images.x, images.y):
+    for x, y in _chunks(examples.x, examples.y):
         loss = F.cross_entropy(model(x), y, reduction="sum")
         for sum_, part in zip(total, torch.autograd.grad(loss, weights), strict=True):
             sum_ += part
     model.train()
-    return sum(float((sum_ / len(images.y)).square().sum()) for sum_ in total)
+    return sum(float((sum_ / examples.y.numel()).square().sum()) for sum_ in total)
 
 
 @contextmanager
@@ -108,17 +110,18 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _chunks(x: Tensor, y: Tensor, size: int = 5_000) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(x: Tensor, y: Tensor, predictions: int = 5_000) -> Iterator[tuple[Tensor, Tensor]]:
+    size = max(1, predictions // y[0].numel())
     yield from zip(x.split(size), y.split(size), strict=True)
 
 
-def _step(model: nn.Module, images: Images, optimizer: torch.optim.Optimizer, how: Training, chosen: Tensor) -> Callable[[], None]:
+def _step(model: nn.Module, examples: Examples, optimizer: torch.optim.Optimizer, how: Training, chosen: Tensor) -> Callable[[], None]:
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def step() -> None:
         optimizer.zero_grad()
         for part in chosen.chunk(how.micro_batches):
-            loss = F.cross_entropy(model(images.x[part]), images.y[part])
+            loss = F.cross_entropy(model(examples.x[part]), examples.y[part])
             (loss * (how.loss_scale / how.micro_batches)).backward()
         if how.loss_scale != 1:
             torch._foreach_div_([weight.grad for weight in weights if weight.grad is not None], how.loss_scale)

@@ -1,4 +1,4 @@
-"""WideResNet-16-4, the net of the papers' experiments on CIFAR-10: three groups of two blocks, four times as wide as a ResNet's."""
+"""Wide residual nets: WideResNet-16-4, the net of the papers' experiments on CIFAR-10, and smaller ones."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ class _Block(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WideResNet-16-4 (Zagoruyko and Komodakis, 2016).
+    """A wide residual net (Zagoruyko and Komodakis, 2016), by default WideResNet-16-4: three groups of blocks.
 
     Args:
         classes: The number of classes.
+        channels: The number of channels of an image.
+        blocks: The number of blocks per group; the name has `6 blocks + 4` layers.
+        width: How many times as wide as a ResNet.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, channels: int = 3, *, blocks: int = 2, width: int = 4) -> None:
         super().__init__()
-        widths = [16, 64, 128, 256]
-        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
-        blocks = []
+        widths = [16, 16 * width, 32 * width, 64 * width]
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        stack = []
         for group, (inputs, outputs) in enumerate(pairwise(widths)):
-            blocks += [_Block(inputs, outputs, 1 if group == 0 else 2), _Block(outputs, outputs, 1)]
-        self.blocks = nn.Sequential(*blocks)
+            stack += [_Block(inputs, outputs, 1 if group == 0 else 2), *(_Block(outputs, outputs, 1) for _ in range(blocks - 1))]
+        self.blocks = nn.Sequential(*stack)
         self.norm = nn.BatchNorm2d(widths[-1])
         self.head = nn.Linear(widths[-1], classes)
 

@@ -1,0 +1,115 @@
+"""Data and a model for it, by the names that the options `--data` and `--model` take: labelled images, or text for a GPT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from qsim.gpt import GPT, size
+from qsim.studies.learners import gpt_training
+from qsim.studies.learners.images import RESNET, described as described_images, images
+from qsim.studies.learners.text import VOCABULARY, text
+
+#: The model that suits the data, a residual net for images, or a GPT for text.
+OWN, GPT_TINY = "own", "gpt"
+MODELS = (OWN, RESNET, GPT_TINY)
+#: Bytes per sequence, and the largest numbers of sequences for training and for testing.
+CONTEXT, _TRAINING, _TEST = 64, 4096, 512
+
+
+class Examples(Protocol):
+    """Inputs and targets for training and for testing; a model returns logits whose second dimension is the class."""
+
+    @property
+    def x(self) -> Tensor:
+        """Training inputs."""
+
+    @property
+    def y(self) -> Tensor:
+        """Their targets."""
+
+    @property
+    def test_x(self) -> Tensor:
+        """Test inputs."""
+
+    @property
+    def test_y(self) -> Tensor:
+        """Their targets."""
+
+    def net(self) -> nn.Module:
+        """A new model, with random weights."""
+
+
+def examples(data: str, model: str, device: torch.device) -> Examples:
+    """The data with a model.
+
+    Raises:
+        ValueError: If the data does not exist or there is no such model.
+
+    Example:
+        >>> import torch
+        >>> examples("digits", "resnet", torch.device("cpu")).test_x.shape
+        torch.Size([899, 1, 8, 8])
+    """
+    if model not in MODELS:
+        raise ValueError(f"model: must be one of {', '.join(MODELS)}; got {model!r}")
+    return _sequences(data, device) if model == GPT_TINY else replace(images(data, device), model=model)
+
+
+def predictions(model: str) -> int:
+    """The number of predictions per example, over which its loss is a mean."""
+    return CONTEXT if model == GPT_TINY else 1
+
+
+def unit(model: str) -> str:
+    """The word for examples."""
+    return "sequences" if model == GPT_TINY else "images"
+
+
+def described(data: str, model: str) -> str:
+    """The data and the model, with its number of parameters.
+
+    Example:
+        >>> described("library", "gpt")
+        "A GPT (tiny, 120,576 parameters) learns bytes of the sources of Python's standard library, in sequences of 64"
+    """
+    if model != GPT_TINY:
+        return described_images(data, model)
+    return f"{gpt_training.described('tiny', VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Bytes, and the byte that follows each."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def net(self) -> nn.Module:
+        return _NextByte()
+
+
+class _NextByte(nn.Module):
+    """The smallest GPT, whose logits have the class as second dimension, as `cross_entropy` asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = GPT(size("tiny"), VOCABULARY, CONTEXT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.gpt(x)).transpose(1, 2)
+
+
+@lru_cache(maxsize=2)
+def _sequences(data: str, device: torch.device) -> _Sequences:
+    found = text(data, CONTEXT, device)
+    counts = found.held_out // CONTEXT, (len(found.tokens) - found.held_out) // CONTEXT
+    train = found.batch(min(_TRAINING, counts[0]), CONTEXT, torch.Generator().manual_seed(0)).long()
+    test = found.validation(min(_TEST, counts[1]), CONTEXT).long()
+    return _Sequences(train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:])
