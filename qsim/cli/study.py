@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = _read(study, args.options)
     plan = _plan(study, chosen, args)
     if chosen.dry_run:
-        _print_plan(plan)
+        # With a budget of seeds: what will run at most.
+        _print_plan(plan.at(plan.looks.seeds[-1]) if plan.looks.seeds else plan)
         return 0
-    plan.carry_out()
-    _show(plan)
+    _show(plan.decided())
     return 0
 
 
@@ -86,6 +86,7 @@ def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="submit the runs to this Dask scheduler, such as tcp://10.0.0.1:8786, instead"
     )
+    parser.add_argument("--most-seeds", type=int, metavar="N", help="add seeds until every claim is decided, at most this many")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and the time they will take")
     parser.set_defaults(form="default")
     settings = parser.add_argument_group("settings of this study, with their defaults on a CPU")
@@ -105,6 +106,7 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
         scheduler=chosen.scheduler,
         command=shlex.join(["qsim", "study", args.name, *_without(_OF_THIS_MACHINE, args.options)]),
         settings=choices.given(chosen, study.settings()),
+        most_seeds=chosen.most_seeds,
     )
 
 

@@ -17,7 +17,7 @@ from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, difference, mean, proportion
+from qsim.studies.statistics import Interval, above, bars, below, difference, mean, percent, proportion
 from qsim.studies.study import Study
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ class _Findings:
             f"{chosen.rate:g}; there are {chosen.seeds} seeds. All five points of every layer use one format with per-tensor scales: with "
             "round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the rounding net on "
             f"test images; in full precision it is {proportion(self.accuracies(FULL, 'nearest')):.1%}. No format is chosen by its result: "
-            "verdicts are about formats that were named before, and about averages over the grid. Intervals are 95 %, over seeds; those of "
-            "accuracies are computed in log odds, so that they stay within bounds."
+            "verdicts are about formats that were named before, and about averages over the grid. Intervals are "
+            f"{percent()}, over seeds; those of accuracies are computed in log odds, so that they stay within bounds."
         )
-        picture = Picture("frontier", "Accuracy lost by every format. Bars: 95 % intervals over seeds.", self._draw)
+        picture = Picture("frontier", f"Accuracy lost by every format. {bars()}", self._draw)
         return Report(self.study, [text, picture, *map(self._grid, chosen.roundings), self._bits()], self._claims(), self._meaning())
 
     def accuracies(self, name: str, rounding: str) -> list[float]:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from qsim.studies import named
+from qsim.studies.looks import ONE_LOOK, Looks
 from qsim.studies.processes import Processes, default_count
 from qsim.studies.report import Report, origin
 from qsim.studies.result import Result
 from qsim.studies.running import Engine, ThisProcess, carry_out
+from qsim.studies.statistics import confidence
 from qsim.studies.store import Store
 from qsim.studies.study import Study
 
@@ -56,6 +58,7 @@ class Plan:
         engine: Where runs are measured: this process, several processes, or a cluster.
         command: The equivalent command line, for the report.
         form: The form of the study on which the settings are based.
+        looks: The numbers of seeds after which verdicts are looked at, if seeds are added until they are decided.
 
     Example:
         >>> from qsim import studies
@@ -70,6 +73,7 @@ class Plan:
     engine: Engine
     command: str
     form: str = "default"
+    looks: Looks = ONE_LOOK
 
     @property
     def store(self) -> Store:
@@ -107,6 +111,24 @@ class Plan:
         if todo:
             carry_out(self.study, todo, self.store, self.engine)
 
+    def at(self, seeds: int) -> Plan:
+        """The same plan with another number of seeds."""
+        return replace(self, settings=replace(self.settings, seeds=seeds))
+
+    def decided(self) -> Plan:
+        """Execute the runs, and add seeds until every claim is decided or no look is left.
+
+        Returns:
+            The plan with the number of seeds at which this ended.
+        """
+        reached = self
+        for seeds in self.looks.seeds or (self.settings.seeds,):
+            reached = self.at(seeds)
+            reached.carry_out()
+            if all(claim.agrees is not None for claim in reached.report().claims):
+                break
+        return reached
+
     def missing(self) -> int:
         """The number of runs that have no result yet."""
         return len(self.todo())
@@ -119,12 +141,16 @@ class Plan:
         """
         if self.missing():
             raise ValueError(f"{self.study.name}: {self.missing()} of {len(self.runs)} runs have no result in {self.folder} yet")
-        return self.study.report(self.settings, self._results())
+        with confidence(self.looks.confidence):
+            return self.study.report(self.settings, self._results())
 
     def write(self) -> list[Path]:
         """Write the report; see `Report.write`."""
         quick = "The quick form only shows that the study runs; its verdicts are not evidence.\n\n" if self.form == "quick" else ""
-        return self.report().write(self.folder, quick + origin(self.command, self._results()))
+        rule = f"{self.looks.described(self.settings.seeds)}\n\n" if self.looks.seeds else ""
+        # Figures compute their intervals when they are drawn.
+        with confidence(self.looks.confidence):
+            return self.report().write(self.folder, quick + rule + origin(self.command, self._results()))
 
     def _results(self) -> list[Result[Any]]:
         done = self.store.results()
@@ -141,6 +167,7 @@ def plan(
     scheduler: str | None = None,
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    most_seeds: int | None = None,
 ) -> Plan:
     """Prepare a study for running.
 
@@ -154,6 +181,8 @@ def plan(
         scheduler: The address of a Dask scheduler whose workers measure the runs, instead of processes of this machine.
         command: The command that the report gives as its origin.
         settings: Values that override those of the form, by the names of the study's settings.
+        most_seeds: Add seeds until every claim is decided, but not more than this: the number is doubled each time, beginning with the
+            setting `seeds`, and intervals are wider, so that they stay valid.
 
     Raises:
         ValueError: If the study, the form, a setting or the device does not exist.
@@ -173,13 +202,15 @@ def plan(
             raise ValueError(f"{found.name} has no setting {name!r}. It has: {', '.join(sorted(known))}")
     engine = _local(device, form, workers) if scheduler is None else _cluster(scheduler, device, form, workers)
     folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")
+    chosen = replace(base, **(settings or {}))
     return Plan(
         found,
-        replace(base, **(settings or {})),
+        chosen,
         folder,
         engine,
         command or f"qsim study {shlex.quote(found.name)}{'' if form == 'default' else f' --{form}'}",
         form,
+        ONE_LOOK if most_seeds is None else Looks.doubling(chosen.seeds, most_seeds),
     )
 
 
@@ -203,11 +234,9 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
         >>> report.study.question
         'How many bits does a net need, and where: exponent or mantissa?'
     """
-    prepared = plan(study, **options)
-    prepared.carry_out()
-    report = prepared.report()
-    prepared.write()
-    return report
+    reached = plan(study, **options).decided()
+    reached.write()
+    return reached.report()
 
 
 def _local(device: str | torch.device | None, form: str, workers: int | None) -> Engine:

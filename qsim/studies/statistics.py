@@ -3,19 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-#: The confidence of intervals, and the probability with which an effect of the size `detects` is found.
+#: The confidence of intervals, unless `confidence` sets another, and the probability with which an effect of the size `detects` is found.
 CONFIDENCE, POWER = 0.95, 0.8
+_level = ContextVar("confidence", default=CONFIDENCE)
+
+
+@contextmanager
+def confidence(level: float) -> Iterator[None]:
+    """Compute all intervals with another confidence in this context.
+
+    Example:
+        >>> with confidence(0.99):
+        ...     print(percent(), mean([1.0, 2.0, 3.0]))
+        99 % 2 [-3.73, 7.73]
+    """
+    token = _level.set(level)
+    try:
+        yield
+    finally:
+        _level.reset(token)
+
+
+def percent() -> str:
+    """The confidence of intervals, for texts.
+
+    Example:
+        >>> percent()
+        '95 %'
+    """
+    return f"{100 * _level.get():.3g} %"
+
+
+def bars(over: str = "seeds") -> str:
+    """The description of a figure's bars.
+
+    Example:
+        >>> bars()
+        'Bars: 95 % intervals over seeds.'
+    """
+    return f"Bars: {percent()} intervals over {over}."
+
+
+def normal() -> float:
+    """Half of an interval of a normal distribution, in standard deviations.
+
+    Example:
+        >>> round(normal(), 2)
+        1.96
+    """
+    return float(stats.norm.ppf(0.5 + _level.get() / 2))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and the bounds of its 95 % confidence interval.
+    """An estimate, and the bounds of its confidence interval.
 
     Attributes:
         value: The estimate.
@@ -104,7 +153,7 @@ def _center_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _student(count: int) -> float:
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) if count > 1 else math.inf
+    return float(stats.t.ppf(0.5 + _level.get() / 2, count - 1)) if count > 1 else math.inf
 
 
 def above(found: Interval, bound: float = 0.0) -> bool | None:
@@ -158,5 +207,5 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
         -1.01 [-1.11, -0.91]
     """
     found = stats.linregress(np.log(x), np.log(y))
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(x) - 2) * found.stderr)
+    half = float(stats.t.ppf(0.5 + _level.get() / 2, len(x) - 2) * found.stderr)
     return Interval(float(found.slope), float(found.slope) - half, float(found.slope) + half)

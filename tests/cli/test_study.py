@@ -68,6 +68,7 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (("dice",), "qsim: no study is called 'dice'. There are: accumulator, batch-size, "),
+        (("coins", "--most-seeds", "3"), "qsim: most seeds: must be above the 3 seeds of the first look; got 3\n"),
         (("coins", "--device", "tpu"), "qsim: device: must be cpu, cuda or cuda:N; got 'tpu'\n"),
         (("coins", "--workers", "0"), "qsim: workers: must be at least 1, got 0\n"),
         (("coins", "--weight", "-1"), "qsim: no coin is that light\n"),

@@ -27,7 +27,7 @@ from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSIT
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.statistics import Interval, bars, difference, exponential, mean, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +132,7 @@ class Findings:
             "all three products with the accumulator; the longest sums, those of weight gradients, have "
             f"{self.longest} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and "
             "see the same sequences. The change of a gradient includes roundings that come out otherwise behind a changed sum. Intervals "
-            "are 95 %, over seeds."
+            f"are {percent()}, over seeds."
         )
 
     def _sums(self) -> Table:
@@ -158,14 +158,14 @@ class Findings:
             Picture(
                 "errors",
                 "Root mean square error of sums of E4M3 products, in units of the exact sums. First: normal operands. Second: positive "
-                "ones. Dotted: the error that rounding the operands to E4M3 causes by itself. Bars: 95 % intervals over seeds.",
+                f"ones. Dotted: the error that rounding the operands to E4M3 causes by itself. {bars()}",
                 self._draw_errors,
             ),
             Picture(
                 "training",
                 "First: loss on held-out text relative to FP32 sums with the same seed; grey: differences that count as none. Second: "
-                "change of the trained model's gradient against FP32 sums; dotted: its change if nothing is rounded. Bars: 95 % intervals "
-                "over seeds.",
+                "change of the trained model's gradient against FP32 sums; dotted: its change if nothing is rounded. Bars: "
+                f"{percent()} intervals over seeds.",
                 self._draw_training,
             ),
         ]

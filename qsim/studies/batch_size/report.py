@@ -13,7 +13,7 @@ from qsim.studies.batch_size.findings import SCALES, Findings, points
 from qsim.studies.learners.examples import OWN, described
 from qsim.studies.learners.images import DIGITS
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import Interval, exponential, mean, proportion
+from qsim.studies.statistics import Interval, bars, exponential, mean, percent, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,8 +62,8 @@ class Writer:
             f"in which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, in the last "
             "quarter of the steps. The variance that one bit less adds is measured on nets that were trained in full precision for a "
             f"tenth of the steps, in batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from "
-            "above, and no measured norm contradicts such a bound whose constants are unknown. Intervals are 95 %, over seeds, each on "
-            "its own."
+            "above, and no measured norm contradicts such a bound whose constants are unknown. Intervals are "
+            f"{percent()}, over seeds, each on its own."
         )
 
     def _accuracies(self, design: str) -> Table:
@@ -83,13 +83,13 @@ class Writer:
         return [
             Picture(
                 "error",
-                "Test error against batch size. Bars: 95 % intervals over seeds.",
+                f"Test error against batch size. {bars()}",
                 lambda: self._curves(panels, self._error, "test error in %"),
             ),
             Picture(
                 "gradient",
                 "Squared norm of the true gradient at the end of training, relative to full precision with the same seed and batches. "
-                "Bars: 95 % intervals over seeds.",
+                f"{bars()}",
                 lambda: self._curves(panels, self._excess, "squared gradient norm\n÷ that of full precision"),
             ),
         ]

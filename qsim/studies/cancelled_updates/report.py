@@ -14,7 +14,7 @@ from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.learners.images import images
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import mean, positive, proportion
+from qsim.studies.statistics import bars, mean, percent, positive, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,8 +50,9 @@ class Writer:
             "average: all that nearest cancels, and nothing of what stochastic rounding leaves, because its other steps make up for it. "
             "In the mixed nets, the last layers have Kahan updates; memory is that of weights and of what Kahan summation stores. Our "
             "source for Appendix D.3 lists what it measures, without its numbers; of that list, stochastic rounding combined with Kahan "
-            "summation of the same weight is left out. Intervals are 95 %, over seeds; those of shares and losses are computed in log "
-            "odds and logarithms, so that they stay within bounds."
+            "summation of the same weight is left out. Intervals are "
+            f"{percent()}, over seeds; those of shares and losses are computed in log odds and logarithms, so that they stay within "
+            "bounds."
         )
 
     def _tables(self) -> list[Table]:
@@ -88,10 +89,14 @@ class Writer:
                 self._over_time,
             ),
             Picture(
-                "accuracy", "Test error and training loss by the format of the weights. Bars: 95 % intervals over seeds.", self._by_format
+                "accuracy",
+                f"Test error and training loss by the format of the weights. {bars()}",
+                self._by_format,
             ),
             Picture(
-                "memory", "Figure 5: layer by layer from stochastic to Kahan updates. Bars: 95 % intervals over seeds.", self._frontier
+                "memory",
+                f"Figure 5: layer by layer from stochastic to Kahan updates. {bars()}",
+                self._frontier,
             ),
         ]
 

@@ -9,6 +9,7 @@ from qsim.studies.gradient_variance.claims import claims
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.learners.images import described
 from qsim.studies.report import Picture, Report, Table
+from qsim.studies.statistics import bars, percent
 
 
 class Writer:
@@ -43,7 +44,7 @@ class Writer:
             "only, and a loss that is a mean over the batch. Both operands of a product round stochastically to the same mantissa. "
             "Formats have 7 exponent bits, so that all errors are relative and nothing underflows. The gradient of the layer's inputs "
             "is measured relative to its own square, so that the 1/b of the mean cancels. Weights are rounded in uniform steps, as in "
-            "Lemma 1, the same in both passes. Intervals are 95 %, over seeds."
+            f"Lemma 1, the same in both passes. Intervals are {percent()}, over seeds."
         )
 
     def _bits(self) -> Table:
@@ -84,10 +85,10 @@ class Writer:
         )
 
     def _pictures(self) -> list[Picture]:
-        by_batch = "Variance of rounding against batch size. Bars: 95 % intervals over seeds. Dotted: the paper's prediction."
+        by_batch = f"Variance of rounding against batch size. {bars()} Dotted: the paper's prediction."
         by_bits = (
             f"First: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Second: bias of the gradient from "
-            "rounded weights; dashed, the bounds of Lemma 1. Bars: 95 % intervals over seeds."
+            f"rounded weights; dashed, the bounds of Lemma 1. {bars()}"
         )
         return [
             Picture("batch", by_batch, partial(figures.by_batch, self._found)),

@@ -14,7 +14,7 @@ from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, within
+from qsim.studies.statistics import Interval, above, bars, below, difference, exponential, mean, percent, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,8 +112,9 @@ class Findings:
             "AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1, and a learning rate that rises for a tenth of the "
             f"steps and decays along a cosine to a tenth. There are {chosen.seeds} seeds; all methods begin with the same weights and "
             "see the same sequences. Perplexity is per byte of held-out text, in the method's own precision. Tokens per second are "
-            f"those of training, without validation and the steps of the warm-up, when kernels are compiled. {where}Intervals are 95 %, "
-            "over seeds; for speed and memory, over seeds and rates. The paper's models have 350 million to 6.7 billion parameters and "
+            f"those of training, without validation and the steps of the warm-up, when kernels are compiled. {where}Intervals are "
+            f"{percent()}, over seeds; for speed and memory, over seeds and rates. The paper's models have 350 million to 6.7 billion "
+            "parameters and "
             "see 20 to 49 billion tokens, on 8 to 64 A100."
         )
 
@@ -152,21 +153,19 @@ class Findings:
         )
 
     def _pictures(self) -> list[Picture]:
-        cost = Picture(
-            "cost", "Tokens per second in training, and peak memory. Bars: 95 % intervals over seeds and rates.", self._draw_cost
-        )
+        cost = Picture("cost", f"Tokens per second in training, and peak memory. {bars('seeds and rates')}", self._draw_cost)
         return [
             Picture(
                 "perplexity",
                 "Perplexity of held-out text relative to O1 with the same seed. First: over training, each method at its best rate. "
-                "Second: at the end, both at the same rate. Bars: 95 % intervals over seeds.",
+                f"Second: at the end, both at the same rate. {bars()}",
                 self._draw_perplexity,
             ),
             *([cost] if self.on_gpu else []),
             Picture(
                 "more-bits",
                 "Perplexity under stochastic updates with moments or gradients in FP32, relative to all in BF16 with the same seed. "
-                "Grey: differences that count as none. Bars: 95 % intervals over seeds.",
+                f"Grey: differences that count as none. {bars()}",
                 self._draw_more_bits,
             ),
         ]

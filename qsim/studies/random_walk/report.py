@@ -14,13 +14,13 @@ from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, R
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval
+from qsim.studies.statistics import Interval, normal, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Quantiles of a normal distribution, in standard errors: 95 %, and what a mean exceeds once in a million times.
-_NORMAL, _RARE = 1.96, 4.9
+#: What a mean exceeds once in a million times, in standard errors.
+_RARE = 4.9
 _WITHIN = "yes if all are within 4.9 standard errors of it, which chance exceeds once in a million times, no if not"
 
 
@@ -54,7 +54,7 @@ class Way:
         """The mean number of steps, where late weights count as arriving at the last step."""
         mean = float(np.mean([result["mean"] for result in self.results]))
         variance = float(np.mean([result["variance"] for result in self.results]))
-        half = _NORMAL * math.sqrt(variance / (self.run.weights * len(self.results)))
+        half = normal() * math.sqrt(variance / (self.run.weights * len(self.results)))
         return Interval(mean, mean - half, mean + half)
 
     @property
@@ -109,7 +109,7 @@ class Findings:
             f"{chosen.adam_weights * chosen.seeds} weights. The paper does not give its constants: these were fitted to the numbers of "
             "steps that it reports, 4600, 7700 and 4600, so the claims show that such constants exist, and the effect of a minimum "
             "rate, but do not confirm any number. In means, weights that have not arrived at the last step count as arriving there, "
-            "also in the closed form (the page Derivations of qsim's site has it). Intervals are 95 %, over weights."
+            f"also in the closed form (the page Derivations of qsim's site has it). Intervals are {percent()}, over weights."
         )
 
     def _tables(self) -> list[Table]:
@@ -209,7 +209,7 @@ class Findings:
                 all(way.measured.low > way.exact for way in late_ones),
                 test="the same",
                 rule="yes if all intervals are above the number of exact steps, no if not",
-                power=f"{max(2 * _NORMAL * _error(way) / way.exact for way in late_ones):.1%} of the steps",
+                power=f"{max(2 * normal() * _error(way) / way.exact for way in late_ones):.1%} of the steps",
             ),
             Claim(
                 "Section 2.2, the closed form derived here",
@@ -229,7 +229,7 @@ class Findings:
                 None if slow.measured.low > exact.measured.value else False,
                 test="the same, down the linear loss",
                 rule="no if it is not later; never yes, because the constants, which the paper does not give, were fitted to these numbers",
-                power=f"{_NORMAL * _error(slow):.0f} steps",
+                power=f"{normal() * _error(slow):.0f} steps",
             ),
             Claim(
                 "Section 2.2, linear loss",
@@ -240,7 +240,7 @@ class Findings:
                 None if abs(fast.measured.value - exact.measured.value) < 0.5 * (slow.measured.value - exact.measured.value) else False,
                 test="the same",
                 rule="no if more than half of the delay remains; never yes, as before",
-                power=f"{_NORMAL * _error(fast):.0f} steps",
+                power=f"{normal() * _error(fast):.0f} steps",
             ),
         ]
 
