@@ -122,7 +122,6 @@ class _Findings:
             f"{described(chosen.data)}, in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of "
             f"{chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, with a scale per tensor. The "
             "loss is that of the rounding net on test images; the increase that a point causes is computed seed by seed. Intervals are "
-            ""
             f"{percent()}, over seeds. Sections 3.1 and 3.3 are about the bias of a gradient, which the study `gradient-variance` "
             "measures; here are the consequences in training. Section 3.2, that SGD can converge near a stationary point if only weights "
             "are rounded, is not graded: near has no number."

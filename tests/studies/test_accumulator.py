@@ -25,8 +25,9 @@ from qsim.studies.accumulator import (
     Settings,
     training_of,
 )  # fmt: skip
+from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors, in_chunks
-from qsim.studies.accumulator.report import Findings
+from qsim.studies.accumulator.findings import Findings
 from qsim.studies.accumulator.training import begun, points
 from qsim.studies.result import Result
 from support import made_up
@@ -37,7 +38,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Findings]:
     plan = quick_study("accumulator")
-    return plan.report(), Findings(plan.study, plan.settings, list(plan.store.results().values()))
+    return plan.report(), Findings(plan.settings, list(plan.store.results().values()))
 
 
 def lost_to_truncation(length: int, mean: float, block: int = 32, fraction: int = 13) -> float:
@@ -183,9 +184,9 @@ def test_a_model_that_diverged_is_one_that_knows_nothing() -> None:
         return {**found, "loss": math.inf} if run.accumulate == CHAIN and run.what != SUMS else found
 
     study = Accumulator()
-    findings = Findings(study, SETTINGS, [Result(run, of(run), 1.0, {}) for run in study.runs(SETTINGS)])
+    findings = Findings(SETTINGS, [Result(run, of(run), 1.0, {}) for run in study.runs(SETTINGS)])
     assert findings.losses(CHAIN) == [math.log(256)] * 3
-    assert findings.report().claims[5].agrees is True
+    assert claims(findings)[5].agrees is True
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from qsim import studies
 from qsim.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
-from qsim.studies.llm.report import Findings
+from qsim.studies.llm.claims import claims
+from qsim.studies.llm.findings import Findings
+from qsim.studies.llm.report import Writer
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, Updates, outcome
 from qsim.studies.result import Result
 
@@ -39,7 +41,7 @@ def begun(chosen: Run) -> tuple[GPT, Updates]:
 @pytest.fixture(scope="module")
 def found(quick_study: Callable[..., studies.Plan]) -> tuple[studies.Report, Findings]:
     plan = quick_study("llm", steps=8, context=16)
-    return plan.report(), Findings(plan.study, plan.settings, list(plan.store.results().values()))
+    return plan.report(), Findings(plan.settings, list(plan.store.results().values()))
 
 
 def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findings]) -> None:
@@ -180,7 +182,7 @@ def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Fi
     for chosen in LLM().runs(settings):
         given = {**own, **values(chosen)}
         results.append(Result(chosen, {**given, "curve": [(1, 5.0), (settings.steps, given["loss"])]}, 1.0, {}))
-    return Findings(LLM(), settings, results)
+    return Findings(settings, results)
 
 
 SETTINGS = Settings(rates=(5e-4, 1e-3, 2e-3), seeds=3)
@@ -193,7 +195,7 @@ def verdicts(values: Callable[[Run], dict[str, float]], best: float = 1e-3) -> l
         found = values(chosen)
         return found | {"loss": found["loss"] + 0.5 * (chosen.rate != best)}
 
-    return [claim.agrees for claim in made_up(SETTINGS, tuned).report().claims]
+    return [claim.agrees for claim in claims(made_up(SETTINGS, tuned))]
 
 
 def test_verdicts_can_come_out_either_way() -> None:
@@ -237,7 +239,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     settings = replace(SETTINGS, rates=(1e-3, 2e-3))
     findings = made_up(settings, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})
     assert findings.best(O1) == 1e-3
-    paths = findings.report().write(tmp_path, "nowhere")
+    paths = Writer(LLM(), findings).report().write(tmp_path, "nowhere")
     assert [path.name for path in paths] == [
         "report.md",
         "perplexity-1.svg",
@@ -246,7 +248,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
         "cost-2.svg",
         "more-bits.svg",
     ]
-    assert findings.report().claims[-1].agrees is None
+    assert claims(findings)[-1].agrees is None
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,10 @@ class Accumulator(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Errors against length, and the loss with each accumulator."""
-        from qsim.studies.accumulator.report import Findings
+        from qsim.studies.accumulator.findings import Findings
+        from qsim.studies.accumulator.report import Writer
 
-        return Findings(self, settings, results).report()
+        return Writer(self, Findings(settings, results)).report()
 
 
 def adders(settings: Settings) -> list[str]:

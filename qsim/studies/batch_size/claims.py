@@ -116,7 +116,7 @@ def _accumulates(found: Findings) -> Claim:
         "gradients accumulated over 4 to 8 micro-batches emulate a larger batch",
         f"{found.coarse}, {found.most} {found.unit} in {parts} parts: {points(ahead)} points relative to one part",
         within(ahead, -_SAME, _SAME),
-        test=f"difference of accuracy, the loss of all {found.unit} scaled alike",
+        test=f"difference of accuracy, the loss of each {found.unit[:-1]} scaled alike",
         rule=f"equal if the interval is within {100 * _SAME:g} point: other test images, a thousand of them, would change as much",
         power=f"{100 * ahead.detects:.1f} points",
     )

@@ -97,9 +97,10 @@ class LLM(Study[Settings, Run]):
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Perplexity, time and memory of the methods, and the effect of more bits."""
-        from qsim.studies.llm.report import Findings
+        from qsim.studies.llm.findings import Findings
+        from qsim.studies.llm.report import Writer
 
-        return Findings(self, settings, results).report()
+        return Writer(self, Findings(settings, results)).report()
 
 
 def run_of(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:

@@ -22,6 +22,8 @@ from qsim.studies.study import Study
 FULL, BIAS, BACKWARD, UPDATE = "fp32", "bias", "accuracy", "update"
 #: The number of roundings from which a bias is computed.
 SAMPLES = 1 << 20
+#: The reference: with 32 random bits, probabilities are exact.
+EXACT = Stochastic(32)
 
 
 @dataclass(frozen=True)
@@ -84,20 +86,13 @@ class RandomBits(Study[Settings, Run]):
             raise ValueError(f"bits: must be from 1 to 31, because 32 is the reference; got {','.join(map(str, settings.bits)) or 'none'}")
         if not settings.formats:
             raise ValueError("formats: must contain at least one")
-        rest = (settings.batch, settings.steps, settings.rate)
-        few = [(bits, correction) for bits in settings.bits for correction in (False, True)]
+        few = [Stochastic(bits, correction=correction) for bits in settings.bits for correction in (False, True)]
         found = []
         for seed in range(settings.seeds):
-            found += [Run(BIAS, "", settings.formats[0], bits, correction, 0, 0, 0.0, seed) for bits, correction in few]
-            found.append(Run(BACKWARD, settings.data, FULL, 32, False, *rest, seed))
-            found += [
-                Run(BACKWARD, settings.data, name, bits, correction, *rest, seed)
-                for name in settings.formats
-                for bits, correction in (*few, (32, False))
-            ]
-            updates = (settings.batch, settings.steps, settings.update_rate, seed)
-            found.append(Run(UPDATE, settings.data, FULL, 32, False, *updates))
-            found += [Run(UPDATE, settings.data, settings.weights, bits, correction, *updates) for bits, correction in (*few, (32, False))]
+            found += [_bias_of(settings, rounding, seed) for rounding in few]
+            for what, formats in ((BACKWARD, settings.formats), (UPDATE, (settings.weights,))):
+                found.append(_trained(settings, what, FULL, EXACT, seed))
+                found += [_trained(settings, what, name, rounding, seed) for name in formats for rounding in (*few, EXACT)]
         return found
 
     def work(self, run: Run) -> float:
@@ -120,6 +115,17 @@ class RandomBits(Study[Settings, Run]):
         from qsim.studies.random_bits.report import Findings
 
         return Findings(self, settings, results).report()
+
+
+def _bias_of(settings: Settings, rounding: Stochastic, seed: int) -> Run:
+    """The run that measures a rounding's bias."""
+    return Run(BIAS, "", settings.formats[0], rounding.bits or 32, rounding.correction, 0, 0, 0.0, seed)
+
+
+def _trained(settings: Settings, what: str, format: str, rounding: Stochastic, seed: int) -> Run:
+    """The run that trains a net whose backward pass or whose weight updates round."""
+    rate = settings.update_rate if what == UPDATE else settings.rate
+    return Run(what, settings.data, format, rounding.bits or 32, rounding.correction, settings.batch, settings.steps, rate, seed)
 
 
 def _of_updates(run: Run, device: torch.device) -> dict[str, Any]:

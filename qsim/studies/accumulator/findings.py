@@ -1,0 +1,62 @@
+"""Errors of sums, losses and gradients of the study `accumulator`, with intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qsim.studies.accumulator import SINGLE, Run, Settings, sums_of, training_of
+from qsim.studies.learners.text import VOCABULARY
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, difference, exponential, mean
+
+#: DeepSeek-V3, Section 3.3: differences of the loss below 0.25 % are within the randomness of training.
+SAME = 0.0025
+#: The length of sums in the papers' claims.
+LENGTH = 4096
+
+
+class Findings:
+    """The results of the study.
+
+    Args:
+        settings: Its settings.
+        results: The results of all runs.
+    """
+
+    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.settings = settings
+        self._of = {result.run: result for result in results}
+        #: The number of products in the longest sums of the training: those of weight gradients, over all tokens.
+        self.longest = settings.batch * settings.context
+        #: The index of the length that is closest to the papers'.
+        self.usual = min(range(len(settings.lengths)), key=lambda at: abs(settings.lengths[at] - LENGTH))
+
+    def sums(self, what: str, operands: str, accumulate: str, at: int) -> list[float]:
+        """A measured value of sums at one of the lengths, for each seed."""
+        runs = [sums_of(self.settings, operands, accumulate, seed) for seed in range(self.settings.repeats)]
+        return [float(self._of[run][what][at]) for run in runs]
+
+    def growth(self, operands: str, accumulate: str) -> Interval:
+        """The error of the longest sums relative to that of the shortest."""
+        last, first = ([math.log(error) for error in self.sums("error", operands, accumulate, at)] for at in (-1, 0))
+        return exponential(difference(last, first))
+
+    def losses(self, accumulate: str) -> list[float]:
+        """The loss for each seed; that of a diverged model is that of one that knows nothing."""
+        runs = [training_of(self.settings, accumulate, seed) for seed in range(self.settings.seeds)]
+        return [min(float(self._of[run]["loss"]), math.log(VOCABULARY)) for run in runs]
+
+    def lost(self, accumulate: str) -> Interval:
+        """The change of the loss against float32 sums with the same seed, as a share."""
+        return mean([own / other - 1 for own, other in zip(self.losses(accumulate), self.losses(SINGLE), strict=True)])
+
+    def gradients(self, accumulate: str) -> Interval:
+        """The relative change of gradients against float32 sums."""
+        runs = [training_of(self.settings, SINGLE, seed) for seed in range(self.settings.seeds)]
+        return mean([float(self._of[run]["gradients"][accumulate]) for run in runs])
+
+
+def shown(found: Interval) -> str:
+    """A share in percent, as text."""
+    return f"{Interval(100 * found.value, 100 * found.low, 100 * found.high):+.2f} %"

@@ -1,0 +1,80 @@
+"""Losses, speed and memory of the study `llm`, by method and learning rate, with intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qsim.studies.learners.gpt_training import STOCHASTIC
+from qsim.studies.llm import Settings, run_of
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
+from qsim.studies.result import Result
+from qsim.studies.statistics import Interval, difference, exponential, mean
+
+#: Differences up to this count as none: one percent of perplexity.
+SAME = 0.01
+
+
+class Findings:
+    """The results of a study, grouped by method.
+
+    Args:
+        settings: Its settings.
+        results: The results of all runs.
+    """
+
+    def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
+        self.settings = settings
+        self._of = {result.run: result for result in results}
+        self.on_gpu = all(result["peak_mib"] is not None for result in results)
+        self.tokens = settings.steps * settings.batch * settings.context
+
+    def results(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[Result[Run]]:
+        """The results of a method at a rate, one per seed; with its own states and gradients, unless others are named."""
+        own = FP32 if method in (O1, O2) else BF16
+        runs = [run_of(self.settings, method, rate, seed, states or own, gradients or own) for seed in range(self.settings.seeds)]
+        return [self._of[run] for run in runs]
+
+    def losses(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[float]:
+        """Nats per byte of held-out text, one per seed."""
+        return [float(result["loss"]) for result in self.results(method, rate, states, gradients)]
+
+    def best(self, method: str) -> float:
+        """The rate at which a method does best; the paper also tunes the rate of each method."""
+        means = {rate: mean(self.losses(method, rate)).value for rate in self.settings.rates}
+        return min(means, key=lambda rate: means[rate] if math.isfinite(means[rate]) else math.inf)
+
+    def inside(self, *methods: str) -> bool:
+        """Whether the best rate of each method has lower and higher ones next to it, which may be better otherwise."""
+        return not {self.settings.rates[0], self.settings.rates[-1]} & {self.best(method) for method in methods}
+
+    def beside(self, method: str, other: str) -> Interval:
+        """The ratio of two methods' perplexities, each at its best rate."""
+        return exponential(difference(self.losses(method, self.best(method)), self.losses(other, self.best(other))))
+
+    def beside_at(self, rate: float, method: str, other: str) -> Interval:
+        """The ratio of two methods' perplexities, both at one rate."""
+        return exponential(difference(self.losses(method, rate), self.losses(other, rate)))
+
+    def more_bits(self, states: str, gradients: str) -> Interval:
+        """The ratio of the perplexity with other states and gradients to that with everything in BF16, under stochastic updates."""
+        rate = self.settings.middle
+        return exponential(difference(self.losses(STOCHASTIC, rate, states, gradients), self.losses(STOCHASTIC, rate)))
+
+    def cost(self, method: str, what: str) -> list[float]:
+        """Tokens per second, or memory, of every run."""
+        return [float(result[what]) for rate in self.settings.rates for result in self.results(method, rate)]
+
+    def ratio(self, method: str, other: str, what: str) -> Interval:
+        """The ratio of two methods' speed or memory, run by run."""
+        return exponential(difference(*([math.log(value) for value in self.cost(name, what)] for name in (method, other))))
+
+
+def in_percent(ratio: Interval) -> Interval:
+    """The excess of a ratio over 1, in percent."""
+    return Interval(*(100 * (bound - 1) for bound in (ratio.value, ratio.low, ratio.high)))
+
+
+def shown(ratio: Interval) -> str:
+    """The excess of a ratio over 1, in percent, as text."""
+    return f"{in_percent(ratio):+.2f} %"
