@@ -50,15 +50,15 @@ def test_a_budget_is_larger_than_the_first_look(tmp_path: Path) -> None:
 
 
 def test_looking_repeatedly_is_rarely_wrong() -> None:
-    """600 studies without an effect look at 4, 8, 16 and 32 seeds. At most 5 % may find one; with 95 % intervals 16 % of these do."""
+    """300 studies without an effect look at 4, 8, 16 and 32 seeds. At most 5 % may find one; with 95 % intervals 15 % of these do."""
     from qsim.studies.statistics import confidence
 
-    looks, draws = Looks.doubling(4, 32), np.random.default_rng(0).normal(size=(600, 32))
+    looks, draws = Looks.doubling(4, 32), np.random.default_rng(0).normal(size=(300, 32))
 
     def found_something(level: float) -> float:
         with confidence(level):
             return float(np.mean([any(above(mean(each[:seeds].tolist())) is not None for seeds in looks.seeds) for each in draws]))
 
-    # Three standard deviations of 600 draws with a probability of 5 % are 2.7 %.
-    assert found_something(looks.confidence) < 0.077
+    # Three standard deviations of 300 draws with a probability of 5 % are 3.8 %.
+    assert found_something(looks.confidence) < 0.088
     assert found_something(0.95) > 0.09
