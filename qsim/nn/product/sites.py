@@ -43,7 +43,7 @@ class SharedOperand(Protocol):
 
 
 class Left(NamedTuple):
-    """What is left to multiply by after a tensor was rounded under scales.
+    """Factors and scales left to multiply by after a tensor was rounded under scales.
 
     Attributes:
         factors: Factors for the result of a product, if any.
