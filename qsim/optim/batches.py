@@ -15,6 +15,7 @@ from qsim.optim import settings
 from qsim.optim.settings import Options, UpdateSetting
 from qsim.random import shards, streams
 from qsim.random.places import WHOLE
+from qsim_kernels.ops.direct import operators_of_lists
 
 #: The lists of states in the order of the operator's arguments, with their names in a state_dict.
 ROLES = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",), ("max_exp_avg_sq",), ("compensation",), ("step",), ("beta_products",))
@@ -55,13 +56,14 @@ class Batch:
 
     def update(self, lr: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None, seed: int, algorithm: str) -> None:
         """Update the parameters by one step. Call it under `torch.no_grad()`."""
-        params, grads = self.params, [p.grad for p in self.params]
+        params: list[Tensor] = self.params
+        grads: list[Any] = [p.grad for p in params]  # there are some in a batch
         if self.are_shards:
             grads = [_local_gradient(g, p) for g, p in zip(grads, params, strict=True)]
             params = [shards.local(p) for p in params]
         device = params[0].device
         first, second, largest, compensations, steps, products = self.states
-        torch.ops.qsim.update_.default(
+        operators_of_lists(params, grads).update_(
             params, grads, first, second, largest, compensations, steps, products, lr if lr.device == device else lr.cpu(),
             _on(grad_scale, device), _on(found_inf, device), seed, self.streams, self.places, algorithm, *self.setting.roundings,
         )  # fmt: skip

@@ -6,7 +6,7 @@ tensor subclasses, torch.func, tracers, compilers and profilers. Where there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from qsim_kernels.ops import accumulate_scaled, quantize, scaled, transposes  # noqa: F401 (define operators)
+from qsim_kernels.ops import accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
 
@@ -42,6 +42,7 @@ class Operators:
         self.rescaled = find("rescaled")
         self.scales = find("scales")
         self.scales_of_tiles = find("scales_of_tiles")
+        self.update_ = find("update_")
 
 
 #: The operators through the dispatcher.
@@ -78,6 +79,13 @@ def operators(*tensors: Tensor | None) -> Operators:
             return DISPATCHED
         found = ops
     return found or DISPATCHED
+
+
+def operators_of_lists(*lists: Sequence[Tensor]) -> Operators:
+    """The operators for lists of tensors that have the same device and dtype each: the keys of only the first are read, which is faster."""
+    if not all(set(map(type, tensors)) <= {*_CLASSES} and not any(map(Tensor.is_neg, tensors)) for tensors in lists):
+        return DISPATCHED
+    return operators(*(tensors[0] for tensors in lists))
 
 
 def _found(keys: Any) -> Operators:
