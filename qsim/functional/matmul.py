@@ -177,6 +177,7 @@ def accumulated(
     *,
     dtype: torch.dtype | None = None,
     chip: str = "auto",
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The operator on operands whose batch dimensions are broadcast; matrices that share the right operand are multiplied as one.
 
@@ -189,8 +190,9 @@ def accumulated(
         offset: Index of the first random number.
         dtype: The dtype to which results are rounded; by default that of the sum.
         chip: Whether the chip may multiply.
+        bias: Added to each row before results are rounded, if given.
     """
-    options = (seed, how, stream, offset, dtype, chip)
+    options = (seed, how, stream, offset, dtype, chip, bias)
     if b.dim() == 2:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # torch does not allow -1 for rows without elements
         product = torch.ops.qsim.accumulate.default(rows, b, *options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from functools import partial
 
 import pytest
 import torch
@@ -15,11 +16,10 @@ from torch import Tensor
 import qsim
 from qsim import FivePoint, accumulators
 from qsim.accumulators import Promoted, Rounded
-from qsim_kernels.chip.library import Hopper
+from qsim_kernels.chip.library import Hopper, Multiply
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.verified import CHIP, VerifiedChip
 from qsim_kernels.ops import accumulate
-from qsim_kernels.sums import read_sum
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -47,10 +47,13 @@ class FakeLibrary:
     def is_capturing(self) -> bool:
         return self.is_recording
 
-    def settings(self) -> Hashable:
-        return self.setting
+    def settings(self, product: ChipProduct) -> Hashable:
+        return () if product.is_fp8 else (self.setting,)
 
-    def multiply(self, a: Tensor, b: Tensor, product: ChipProduct, dtype: torch.dtype) -> Tensor:
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
+        return partial(self.multiply, product, dtype)
+
+    def multiply(self, product: ChipProduct, dtype: torch.dtype, a: Tensor, b: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
         assert (a.dtype, b.dtype) == (product.a, product.b)
         assert dtype in product.results
         assert a.data_ptr() % 16 == b.data_ptr() % 16 == 0
@@ -60,6 +63,12 @@ class FakeLibrary:
         pieces = zip(a.chunk(self.parts, 1), b.chunk(self.parts, 0), strict=True)
         result = torch.stack([emulated(x, y, self.accumulator) for x, y in pieces]).sum(0)
         result[: self.whole] = emulated(a[: self.whole], b, self.accumulator)
+        if bias is not None:
+            assert product.adds_bias(bias.dtype, dtype)
+            assert bias.is_contiguous()
+            assert bias.data_ptr() % 16 == 0
+            result = (result if self.rounds_once else result.to(dtype)) + bias
+            return result.to(dtype)
         return (result if self.rounds_once or dtype == torch.float32 else result.to(E5M2)).to(dtype)
 
 
@@ -71,11 +80,18 @@ def operands(rows: int, length: int, columns: int, dtype: torch.dtype) -> tuple[
     return torch.randn(rows, length).to(dtype), torch.randn(columns, length).to(dtype).mT
 
 
-def multiplied(chip: VerifiedChip, a: Tensor, b: Tensor, accumulator: str, dtype: torch.dtype = torch.float32) -> Tensor | str:
+def multiplied(
+    chip: VerifiedChip, a: Tensor, b: Tensor, accumulator: str, dtype: torch.dtype = torch.float32, bias: Tensor | None = None
+) -> Tensor | str:
+    how = spelled(a, b, accumulator)
+    at_once = chip.at_once(a, b, how, dtype, bias)
+    return chip.multiply(a, b, how, dtype, bias, lambda x, y: emulated(x, y, accumulator)) if at_once is None else at_once
+
+
+def spelled(a: Tensor, b: Tensor, accumulator: str) -> str:
     held = "e4m3" if "fp8" in accumulator else "bf16"
     formats = [qsim.format(held if x.element_size() > 1 and "16" not in accumulator else NAMES[x.dtype]) for x in (a, b)]
-    how = accumulators.resolve(accumulator).sum_of(*formats)
-    return chip.multiply(a, b, how, dtype, lambda x, y: emulated(x, y, accumulator))
+    return accumulators.resolve(accumulator).spelled(*formats)
 
 
 UNITS = [("h100_fp8", E4M3), ("h100_fp8_promoted", E4M3), ("h100_fp8", E5M2), ("h100_bf16", torch.bfloat16), ("h100_fp16", torch.float16)]
@@ -117,7 +133,7 @@ def test_a_product_is_compared_once_and_then_computed_by_the_chip(accumulator: s
     assert len(library.calls) == 7, "another shape is compared, too"
     library.setting = 1
     multiplied(chip, a, b, accumulator)
-    assert len(library.calls) == 10, "other settings may choose another kernel"
+    assert len(library.calls) == (8 if dtype.itemsize == 1 else 10), "other settings may choose another kernel in 16 bits"
 
 
 @pytest.mark.parametrize(("accumulator", "dtype"), UNITS)
@@ -167,6 +183,37 @@ def test_results_in_sixteen_bits() -> None:
     found = multiplied(VerifiedChip(FakeLibrary("h100_fp8")), a, b, "h100_fp8", torch.float64)
     assert isinstance(found, Tensor)
     assert torch.equal(found, emulated(a, b, "h100_fp8").double())
+
+
+@pytest.mark.parametrize(("parts", "rounds_once", "asked"), [
+    (1, True, torch.bfloat16), (1, False, torch.float32), (2, True, None),
+])  # fmt: skip
+def test_the_library_adds_a_bias_if_it_rounds_once(parts: int, rounds_once: bool, asked: torch.dtype | None) -> None:
+    library = FakeLibrary("h100_fp8", parts, rounds_once=rounds_once)
+    chip, (a, b) = VerifiedChip(library), operands(16, 256, 32, E4M3)
+    bias = torch.randn(65)[1::2].bfloat16()
+    expected = (emulated(a, b, "h100_fp8") + bias).bfloat16()
+    for added in (bias, bias.contiguous(), bias.contiguous(), bias.float()):
+        found = multiplied(chip, a, b, "h100_fp8", torch.bfloat16, added)
+        assert isinstance(found, str) == (asked is None)
+        assert asked is None or torch.equal(found, expected)  # type: ignore[arg-type]
+        assert asked is None or library.calls[-1][1] == (asked if added.dtype == torch.bfloat16 else torch.float32)
+
+
+def test_a_known_product_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary("h100_fp8")
+    chip, (a, b), bias = VerifiedChip(library), operands(16, 64, 32, E4M3), torch.randn(32).bfloat16()
+    how = spelled(a, b, "h100_fp8")
+    given = [(a, b, how, torch.bfloat16, None), (a, b, how, torch.bfloat16, bias), (a, b, how, None, None)]
+    assert [chip.at_once(*each) for each in given] == [None] * 3
+    expected = [chip.multiply(*each, lambda x, y: emulated(x, y, "h100_fp8")) for each in given]
+    monkeypatch.setattr(chip, "_case", None)
+    assert all(torch.equal(chip.at_once(*each), due) for each, due in zip(given, expected, strict=True))  # type: ignore[arg-type]
+    shifted = torch.empty(16 * 64 + 1, dtype=E4M3)[1:].view(16, 64).copy_(a)
+    for others in ((shifted, b), (a.to(torch.bfloat16), b), (a, b.contiguous()), (a[:8], b)):
+        assert chip.at_once(*others, how, torch.bfloat16, None) is None
+    assert chip.at_once(a, b, spelled(a, b, "h100_fp8_promoted"), torch.bfloat16, None) is None
+    assert chip.at_once(a, b, how, torch.bfloat16, bias.float()) is None
 
 
 def test_nothing_is_compared_while_a_graph_is_captured() -> None:
@@ -254,7 +301,7 @@ def test_the_chip_has_the_bits_of_the_emulator(
         how = accumulators.NAMED[accumulator].spelled(qsim.format(NAMES[of_a]), qsim.format(NAMES[of_b]))
         one, other = (torch.ops.qsim.accumulate(a, b, None, how, 0, 0, dtype, chip) for chip in ("auto", "never"))
         assert torch.equal(one, other), (rows, length, columns)
-        refused.append(CHIP.obstacle(a, b, read_sum(how), dtype))
+        refused.append(CHIP.obstacle(a, b, how, dtype, None))
     assert refused[0] == ""
     assert all(re.fullmatch("(the library adds a product of .*)?", reason) for reason in refused)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qsim import Quantizer, Stochastic
+from qsim_kernels.encoding import spell_encoding
 from qsim_kernels.ops import transposes
 from qsim_kernels.ops.transposes import Implementation
 from support.side_by_side import DEVICE, dealt
@@ -34,8 +35,8 @@ def values(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     return x.to(dtype).to(DEVICE)
 
 
-def arguments(point: Quantizer, stream: int) -> tuple[str, str, str, int]:
-    return point.spelt.grid, point.spelt.rule, point.format.spelling[1], stream
+def arguments(point: Quantizer, stream: int, dtype: torch.dtype = torch.uint8) -> tuple[str, int, torch.dtype]:
+    return spell_encoding(point.spelt.grid, point.spelt.rule, point.format.spelling[1]), stream, dtype
 
 
 #: Whole tiles, rows of which the last tile is partly filled, columns that no wide load fits, and numbers that are rounded in float64.
@@ -56,4 +57,4 @@ def test_the_kernel_writes_the_codes_of_plain_torch(pair: str, shape: tuple[int,
     assert torch.equal(turned, expected_turned)
     if pair == "the same, stochastic":
         assert torch.equal(codes.t(), turned)
-        assert torch.equal(KERNEL.encode_transpose(x, seed, *given[:4]), turned)
+        assert torch.equal(KERNEL.encode_transpose(x, seed, *given[:3]), turned)

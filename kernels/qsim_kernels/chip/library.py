@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from qsim_kernels.chip.products import ChipProduct
 
 #: The compute capability of H100 and H200, with which the descriptions were compared.
 _HOPPER = (9, 0)
+
+
+class Multiply(Protocol):
+    """A call of a library that multiplies two matrices and adds a bias to each row, if it is given one."""
+
+    def __call__(self, a: Tensor, b: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
+        """The product of matrices in the dtypes of a `ChipProduct`."""
 
 
 class Library(Protocol):
@@ -24,11 +31,11 @@ class Library(Protocol):
     def is_capturing(self) -> bool:
         """Whether calls are recorded now, so that no result can be read."""
 
-    def settings(self) -> Hashable:
-        """The settings that may change how a product is computed."""
+    def settings(self, product: ChipProduct) -> Hashable:
+        """The settings that may change how a product is computed; `()` if there are none."""
 
-    def multiply(self, a: Tensor, b: Tensor, product: ChipProduct, dtype: torch.dtype) -> Tensor:
-        """The product of two matrices in its dtypes, in one of its results' dtypes."""
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
+        """The call that computes a product in one of its results' dtypes."""
 
 
 class Hopper:
@@ -42,18 +49,26 @@ class Hopper:
         """Whether a CUDA graph is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
-    def settings(self) -> Hashable:
+    def settings(self, product: ChipProduct) -> Hashable:
         """Torch's settings for 16-bit sums, by which its library chooses among kernels."""
+        if product.is_fp8:
+            return ()
         matmul = torch.backends.cuda.matmul
         return matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
 
-    def multiply(self, a: Tensor, b: Tensor, product: ChipProduct, dtype: torch.dtype) -> Tensor:
-        """The product in torch's own operators; autocast would change their operands."""
-        if product.is_fp8:
-            one = _one(a.device)
-            return torch._scaled_mm(a, b, one, one, out_dtype=dtype, use_fast_accum=product.fast)
-        with torch.autocast(a.device.type, enabled=False):
-            return torch.mm(a, b) if dtype == a.dtype else torch.mm(a, b, out_dtype=dtype)
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
+        """Torch's own operator, bound so that a call is one call of C."""
+        if not product.is_fp8:
+            return _multiply_in_16_bits if dtype == product.a else partial(_multiply_in_16_bits, out_dtype=dtype)
+        one = _one(device)
+        return partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=product.fast)
+
+
+def _multiply_in_16_bits(a: Tensor, b: Tensor, /, *, bias: Tensor | None = None, **options: Any) -> Tensor:
+    """A product in 16 bits; autocast would change its operands."""
+    assert bias is None  # `ChipProduct.adds_bias`
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.mm(a, b, **options)
 
 
 def is_chip(kind: str, index: int | None) -> bool:

@@ -47,6 +47,10 @@ class ChipProduct(NamedTuple):
         """The dtypes in which the library returns results."""
         return (torch.float32, torch.bfloat16, torch.float16) if self.is_fp8 else (torch.float32, self.a)
 
+    def adds_bias(self, bias: torch.dtype, result: torch.dtype) -> bool:
+        """Whether the library also adds a bias of a dtype to results of another."""
+        return self.is_fp8 and bias == result and result in (torch.bfloat16, torch.float16)
+
     def obstacle(self, rows: int, length: int, columns: int) -> str:
         """The reason why the library has no such product of a shape; empty if it has."""
         if self.is_fp8 and (length % _MULTIPLE or columns % _MULTIPLE):

@@ -7,16 +7,17 @@ emulated there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.library import Hopper, Library
+from qsim_kernels.chip.library import Hopper, Library, Multiply
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.trials import spread, trial
-from qsim_kernels.sums import Sum
+from qsim_kernels.sums import read_sum
 
 #: Emulates a product of two matrices, in float32.
 Emulate = Callable[[Tensor, Tensor], Tensor]
@@ -37,6 +38,7 @@ class Case(NamedTuple):
         columns: Columns of the result.
         by_rows: Whether each operand is stored by rows, and not by columns.
         dtype: The dtype of the result.
+        bias: That of the bias, if there is one.
         device: The GPU.
         settings: The library's.
     """
@@ -47,12 +49,17 @@ class Case(NamedTuple):
     columns: int
     by_rows: tuple[bool, bool]
     dtype: torch.dtype
+    bias: torch.dtype | None
     device: torch.device
     settings: Hashable
 
     def __str__(self) -> str:
         """The shape: rows, length and columns."""
         return f"{self.rows} × {self.length} × {self.columns}"
+
+    def stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """The operands as the library is given them."""
+        return _stored(a, self.product.a, self.by_rows[0]), _stored(b, self.product.b, self.by_rows[1])
 
 
 class VerifiedChip:
@@ -64,42 +71,59 @@ class VerifiedChip:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        # The dtype in which the library returns the results of a case, or why it does not compute them.
-        self._known: dict[Case, torch.dtype | str] = {}
+        # The call that computes the products of a case, or the reason why there is none.
+        self._known: dict[Case, Multiply | str] = {}
+        # The call for operands that need no copy, by everything that their case follows from.
+        self._calls: dict[Hashable, Multiply] = {}
 
-    def multiply(self, a: Tensor, b: Tensor, how: Sum, dtype: torch.dtype, emulate: Emulate) -> Tensor | str:
+    def at_once(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Tensor | None:
+        """`multiply` for operands of a kind that it has multiplied in place before; `None` for others.
+
+        Layers wait for this on each call, so it makes as few calls as possible.
+        """
+        call = self._calls.get(_kind(a, b, how, dtype, bias))
+        if call is None or a.data_ptr() % _ALIGNMENT or b.data_ptr() % _ALIGNMENT:
+            return None
+        if bias is None:
+            return call(a, b)
+        return None if bias.data_ptr() % _ALIGNMENT else call(a, b, bias=bias)
+
+    def multiply(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None, emulate: Emulate) -> Tensor | str:
         """The product of two operands, or the reason why the chip does not compute it.
 
         Args:
             a: The left operand, in any dtype that holds its values.
             b: The right one.
-            how: The sum.
-            dtype: The dtype of the result, to which the sum is rounded to nearest.
+            how: The sum, spelled.
+            dtype: The dtype of the result, to which the sum is rounded to nearest; float32 by default.
+            bias: Added to each row in float32, before that; none by default.
             emulate: The emulator, used once for each kind of product.
         """
-        case = self._case(a, b, how, dtype)
+        case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        found = self._known.get(case)
-        if found is None:
+        call = self._known.get(case)
+        if call is None:
             if self._library.is_capturing():
                 return f"no product of {case} has been compared with the emulator yet, which a CUDA graph cannot record: run it once before"
-            found = self._known[case] = self._compared(case, emulate)
-        if isinstance(found, str):
-            return found
-        left, right = _stored(a, case.product.a, case.by_rows[0]), _stored(b, case.product.b, case.by_rows[1])
-        return self._library.multiply(left, right, case.product, found).to(dtype)
+            call = self._known[case] = self._compared(case, emulate)
+        if isinstance(call, str):
+            return call
+        left, right, added = *case.stored(a, b), None if bias is None else _placed(bias.contiguous())
+        if case.settings == () and _in_place(left, a) and _in_place(right, b) and (bias is None or bias.is_contiguous()):
+            self._calls[_kind(a, b, how, dtype, bias)] = call
+        return call(left, right, bias=added)
 
-    def obstacle(self, a: Tensor, b: Tensor, how: Sum, dtype: torch.dtype) -> str:
+    def obstacle(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> str:
         """The reason why the chip does not compute a product; empty if it does, because such a product has been compared."""
-        case = self._case(a, b, how, dtype)
+        case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
         found = self._known.get(case, f"no product of {case} has been compared with the emulator yet")
         return found if isinstance(found, str) else ""
 
-    def _case(self, a: Tensor, b: Tensor, how: Sum, dtype: torch.dtype) -> Case | str:
-        product = product_of(how)
+    def _case(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Case | str:
+        product = product_of(read_sum(how))
         if product is None:
             return "no chip is known to add like this accumulator"
         obstacle = self._library.obstacle(a.device)
@@ -112,23 +136,51 @@ class VerifiedChip:
         if obstacle:
             return obstacle
         by_rows = (True, False) if product.is_fp8 else (_is_by_rows(a), _is_by_rows(b))
-        return Case(product, rows, length, columns, by_rows, dtype, a.device, self._library.settings())
+        dtypes = dtype or torch.float32, None if bias is None else bias.dtype
+        return Case(product, rows, length, columns, by_rows, *dtypes, a.device, self._library.settings(product))
 
-    def _compared(self, case: Case, emulate: Emulate) -> torch.dtype | str:
-        """The first dtype of the library's results that gives the emulator's bits; the reason if there is none."""
-        for dtype in dict.fromkeys((case.dtype, torch.float32)):
-            if dtype in case.product.results and all(self._has_bits(case, dtype, emulate, unit) for unit in _UNITS):
-                return dtype
+    def _compared(self, case: Case, emulate: Emulate) -> Multiply | str:
+        """The first of the calls for a case that gives the emulator's bits; the reason if there is none."""
+        for call in self._calls_for(case):
+            if all(_has_bits(call, case, emulate, unit) for unit in _UNITS):
+                return call
         return f"the library adds a product of {case} otherwise: its bits differ from the emulator's"
 
-    def _has_bits(self, case: Case, dtype: torch.dtype, emulate: Emulate, unit: int) -> bool:
-        """Whether the library's results in a dtype have the emulator's bits, for random operands."""
-        a, b = trial(case.rows, case.columns, case.length, case.product, unit, case.device)
-        row, column = spread(case.rows, case.device), spread(case.columns, case.device)
-        wanted = emulate(a[row], b[:, column]).to(case.dtype)
-        left, right = _stored(a, case.product.a, case.by_rows[0]), _stored(b, case.product.b, case.by_rows[1])
-        found = self._library.multiply(left, right, case.product, dtype)[row][:, column].to(case.dtype)
-        return torch.equal(_bits(found), _bits(wanted))
+    def _calls_for(self, case: Case) -> Iterator[Multiply]:
+        """The library's call that returns the result itself, and the one that returns sums in float32."""
+        product, dtype = case.product, case.dtype
+        if dtype in product.results and (case.bias is None or product.adds_bias(case.bias, dtype)):
+            yield self._library.multiplier(product, dtype, case.device)
+        if dtype != torch.float32 or case.bias is not None:
+            yield partial(_multiplied_then_rounded, self._library.multiplier(product, torch.float32, case.device), dtype)
+
+
+def finished(sums: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Sums plus a bias, if there is one, rounded once."""
+    if bias is None:
+        return sums.to(dtype)
+    return torch.ops.qsim.rescaled.default(sums, (), bias, dtype)  # type: ignore[no-any-return]
+
+
+def _multiplied_then_rounded(multiply: Multiply, dtype: torch.dtype, a: Tensor, b: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
+    return finished(multiply(a, b), bias, dtype)
+
+
+def _has_bits(call: Multiply, case: Case, emulate: Emulate, unit: int) -> bool:
+    """Whether a call's results have the emulator's bits, for random operands."""
+    a, b = trial(case.rows, case.columns, case.length, case.product, unit, case.device)
+    row, column = spread(case.rows, case.device), spread(case.columns, case.device)
+    # A bias that cancels the first row leaves what sums lose if they are rounded before it is added.
+    bias = None if case.bias is None else -emulate(a[:1], b)[0].to(case.bias)
+    wanted = finished(emulate(a[row], b[:, column]), None if bias is None else bias[column], case.dtype)
+    found = call(*case.stored(a, b), bias=bias)[row][:, column]
+    return torch.equal(_bits(found), _bits(wanted))
+
+
+def _kind(a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Hashable:
+    """Everything about operands in place that their case follows from, if no settings count."""
+    of_bias = None if bias is None else (bias.dtype, bias.stride())
+    return how, a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, dtype, of_bias, a.device
 
 
 def _is_by_rows(x: Tensor) -> bool:
@@ -139,11 +191,19 @@ def _is_by_rows(x: Tensor) -> bool:
 def _stored(x: Tensor, dtype: torch.dtype, by_rows: bool) -> Tensor:
     """A matrix in a dtype, dense by rows or by columns, as the library is given all of them."""
     x = x.to(dtype)
-    lines = (x if by_rows else x.mT).contiguous()
-    if lines.data_ptr() % _ALIGNMENT:
-        lines = lines.clone()
+    lines = _placed((x if by_rows else x.mT).contiguous())
     lines = lines.view(-1).view(lines.shape)  # with the usual strides, also of dimensions of size 1
     return lines if by_rows else lines.mT
+
+
+def _placed(x: Tensor) -> Tensor:
+    """A dense tensor that begins where the library's operands begin."""
+    return x.clone() if x.data_ptr() % _ALIGNMENT else x
+
+
+def _in_place(stored: Tensor, x: Tensor) -> bool:
+    """Whether a matrix needs no copy to be stored like this, but for where it begins."""
+    return stored.dtype == x.dtype and stored.stride() == x.stride()
 
 
 def _bits(x: Tensor) -> Tensor:

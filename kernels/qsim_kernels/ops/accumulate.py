@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.verified import CHIP
+from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
 from qsim_kernels.sums import Sum, is_single, is_stochastic, read_sum
 
@@ -24,10 +26,56 @@ OPERANDS = (
 CHIP_MODES = ("auto", "never", "require")
 
 library.define(
-    "accumulate(Tensor a, Tensor b, Tensor? seed, str how, SymInt stream, SymInt offset, ScalarType? dtype=None, str chip='auto') "
-    "-> Tensor",
+    "accumulate(Tensor a, Tensor b, Tensor? seed, str how, SymInt stream, SymInt offset, ScalarType? dtype=None, str chip='auto', "
+    "Tensor? bias=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+
+
+class Given(NamedTuple):
+    """The operator's arguments.
+
+    Attributes:
+        a: The left matrices.
+        b: The right matrices.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: The sum, spelled.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first random number.
+        dtype: The dtype to which results are rounded to nearest; by default that of the sum.
+        chip: One of `CHIP_MODES`.
+        bias: Added in the sum's dtype to each row before it is rounded, if given.
+    """
+
+    a: Tensor
+    b: Tensor
+    seed: Tensor | None
+    how: str
+    stream: int
+    offset: int
+    dtype: torch.dtype | None = None
+    chip: str = "auto"
+    bias: Tensor | None = None
+
+    def checked(self) -> Sum:
+        """The sum's description; raise an error for operands that do not fit."""
+        a, b, bias = self.a, self.b, self.bias
+        if a.dim() < 2 or a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+            raise ValueError(f"accumulate: cannot multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
+        for operand in (a, b):
+            if operand.dtype not in OPERANDS:
+                raise TypeError(f"accumulate: operands must be float32 or narrower floats, got {operand.dtype}")
+        if bias is not None and bias.shape != b.shape[-1:]:
+            raise ValueError(f"accumulate: bias must have {b.shape[-1]} elements in one dimension, got shape {tuple(bias.shape)}")
+        how = read_sum(self.how)
+        if is_stochastic(how) and self.seed is None:
+            raise ValueError("accumulate: stochastic rounding needs a seed")
+        return how
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The result's."""
+        return *self.a.shape[:-1], self.b.shape[-1]
 
 
 class Implementation(OnBackend):
@@ -43,56 +91,38 @@ class Implementation(OnBackend):
         offset: int,
         dtype: torch.dtype | None = None,
         chip: str = "auto",
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """The product of matrices `[…, M, K]` and `[…, K, N]` with equal batch dimensions; see `qsim_kernels.sums`.
+        """The product of matrices `[…, M, K]` and `[…, K, N]` with equal batch dimensions; see `Given` and `qsim_kernels.sums`."""
+        if chip != "never":
+            product = CHIP.at_once(a, b, how, dtype, bias)
+            if product is not None:
+                return product
+        return self._accumulated(Given(a, b, seed, how, stream, offset, dtype, chip, bias))
 
-        Args:
-            a: The left matrices.
-            b: The right matrices.
-            seed: A 0-d int64 tensor, needed only for stochastic rounding.
-            how: The sum, spelled.
-            stream: Which of the seed's streams of random bits to use.
-            offset: Logical index of the first random number.
-            dtype: The dtype to which results are rounded to nearest; by default that of the sum.
-            chip: One of `CHIP_MODES`.
-        """
-        described = _checked(a, b, seed, how)
-        wanted = dtype or _own_dtype(described)
-        if chip != "never" and a.numel() and b.numel():
-            found = CHIP.multiply(a, b, described, wanted, lambda x, y: self._emulated(x, y, None, described, 0, 0))
+    def _accumulated(self, given: Given) -> Tensor:
+        how = given.checked()
+        if given.chip != "never" and given.a.numel() and given.b.numel():
+            asked = given.a, given.b, given.how, given.dtype, given.bias
+            found = CHIP.multiply(*asked, lambda x, y: self._emulated(given._replace(a=x, b=y), how))
             if isinstance(found, Tensor):
                 return found
-            if chip == "require":
+            if given.chip == "require":
                 raise RuntimeError(f"accumulate: chip='require': {found}")
-        return self._emulated(a, b, seed, described, stream, offset).to(wanted)
+        return finished(self._emulated(given, how), given.bias, given.dtype or _own_dtype(how))
 
-    def _emulated(self, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int) -> Tensor:
-        out = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=_own_dtype(how))
-        self._backend.accumulate_into(out, a, b, seed, how, stream, offset)
+    def _emulated(self, given: Given, how: Sum) -> Tensor:
+        out = given.a.new_empty(given.shape, dtype=_own_dtype(how))
+        self._backend.accumulate_into(out, given.a, given.b, given.seed, how, given.stream, given.offset)
         return out
 
 
-def _checked(a: Tensor, b: Tensor, seed: Tensor | None, how: str) -> Sum:
-    """The sum's description; raise an error for operands that do not fit."""
-    if a.dim() < 2 or a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"accumulate: cannot multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    for operand in (a, b):
-        if operand.dtype not in OPERANDS:
-            raise TypeError(f"accumulate: operands must be float32 or narrower floats, got {operand.dtype}")
-    described = read_sum(how)
-    if is_stochastic(described) and seed is None:
-        raise ValueError("accumulate: stochastic rounding needs a seed")
-    return described
-
-
-def multiplied_by(
-    a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, dtype: torch.dtype | None = None, chip: str = "auto"
-) -> str:
+def multiplied_by(*arguments: Any, **options: Any) -> str:
     """Who multiplied when the operator ran with these arguments: `chip`, `emulator`, or nobody on the meta device."""
-    if a.is_meta:
+    given = Given(*arguments, **options)
+    if given.a.is_meta:
         return ""
-    described = read_sum(how)
-    return "emulator" if chip == "never" or CHIP.obstacle(a, b, described, dtype or _own_dtype(described)) else "chip"
+    return "emulator" if given.chip == "never" or CHIP.obstacle(given.a, given.b, given.how, given.dtype, given.bias) else "chip"
 
 
 def _own_dtype(how: Sum) -> torch.dtype:
@@ -100,11 +130,9 @@ def _own_dtype(how: Sum) -> torch.dtype:
     return torch.float32 if is_single(how) else torch.float64
 
 
-def _fake(
-    a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, dtype: torch.dtype | None = None, chip: str = "auto"
-) -> Tensor:
-    described = _checked(a, b, seed, how)
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype or _own_dtype(described))
+def _fake(*arguments: Any) -> Tensor:
+    given = Given(*arguments)
+    return given.a.new_empty(given.shape, dtype=given.dtype or _own_dtype(given.checked()))
 
 
 def register(backend: str, key: str) -> None:

@@ -7,13 +7,13 @@ them. Noise is a pure function of (seed, stream, logical index): operators are s
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from qsim_kernels.encoding import code_dtype
 from qsim_kernels.grid import Coding, Grid, read
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
 
@@ -32,12 +32,6 @@ for _schema in (
 ):
     _tags = (torch.Tag.flexible_layout,) if _schema.partition("(")[0] in _FREE else ()
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, *_tags))
-
-
-@lru_cache(maxsize=32)
-def code_dtype(bits: int) -> torch.dtype:
-    """The dtype for codes of a given width."""
-    return torch.uint8 if bits <= 8 else torch.int16 if bits <= 16 else torch.int32
 
 
 class Implementation(OnBackend):

@@ -31,10 +31,15 @@ class Adder(NamedTuple):
     chip: Chip = "auto"
     chains: tuple[ChainScales | None, ChainScales | None] = (None, None)
 
-    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product of two matrices, or of batches of them."""
+    @property
+    def adds_bias(self) -> bool:
+        """Whether it can add a bias, too."""
+        return self.chains == (None, None)
+
+    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+        """The product of two matrices, or of batches of them, plus a bias if it adds one."""
         if self.chains == (None, None):
-            return accumulated(a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip)
+            return accumulated(a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip, bias=bias)
         # An operand without scales has a single one.
         one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
         left, right = (chains or one for chains in self.chains)
@@ -73,10 +78,10 @@ class Arithmetic(NamedTuple):
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
+    if how.adder is not None and not how.factors and (bias is None or how.adder.adds_bias):
+        return how.adder.product(a, b, how.dtype, bias)
     if how.factors or bias is not None:
         return rescaled(multiply(a, b, how.widened()), how, how.dtype, bias)
-    if how.adder is not None:
-        return how.adder.product(a, b, how.dtype)
     if how.exact:
         return in_dtype(float32.matmul(a, b), how.dtype)
     if a.dtype == how.dtype:

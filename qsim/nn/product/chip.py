@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from qsim.formats import E4M3, E5M2
+from qsim.functional.arguments import Spelling
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import Operand, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
+from qsim_kernels.encoding import spell_encoding
 from qsim_kernels.ops.direct import Operators
 from qsim_kernels.sums import read_sum
 
@@ -96,45 +98,49 @@ def _adds_fp8(how: str) -> bool:
 
 def _encoded(ops: Operators, x: Tensor, site: Site, seed: Tensor | None) -> Tensor:
     """A tensor as codes, stored along the dimension that its product sums over."""
-    arguments = _arguments(site)
-    chosen = seed if _is_stochastic(site) else None
-    if _is_by_rows(site):
-        return ops.encode(x.contiguous(), chosen, *arguments, 0, False).view(_dtype(site))  # type: ignore[no-any-return]
-    return _turned_back(ops.encode_transpose(rows(x), chosen, *arguments), x, site)
+    how = _how(site)
+    chosen = seed if how.is_stochastic else None
+    if not _is_by_rows(site):
+        return _turned_back(ops.encode_transpose(rows(x), chosen, *_arguments(site)), x)
+    if torch.compiler.is_compiling() and not how.is_stochastic:
+        # Rounding and the conversion fuse.
+        return ops.quantize(x.contiguous(), None, how.grid, how.rule, 0, 0, x.dtype).to(_DTYPES[how.grid])  # type: ignore[no-any-return]
+    codes = ops.encode(x.contiguous(), chosen, how.grid, how.rule, _coding(site), site.stream, 0, False)
+    return codes.view(_DTYPES[how.grid])  # type: ignore[no-any-return]
 
 
 def _encoded_twice(ops: Operators, x: Tensor, one: Site, other: Site, seed: Tensor | None) -> tuple[Tensor, Tensor]:
     """A tensor as the codes of two sites, whose products sum over different dimensions, from one read."""
     by_rows, turned = (one, other) if _is_by_rows(one) else (other, one)
-    chosen = seed if _is_stochastic(one) or _is_stochastic(other) else None
+    chosen = seed if _how(one).is_stochastic or _how(other).is_stochastic else None
     codes, turned_codes = ops.encode_with_transpose(rows(x), chosen, *_arguments(by_rows), *_arguments(turned))
-    plain, back = codes.view(_dtype(by_rows)).view(x.shape), _turned_back(turned_codes, x, turned)
+    plain, back = codes.view(x.shape), _turned_back(turned_codes, x)
     return (plain, back) if by_rows is one else (back, plain)
 
 
-def _turned_back(codes: Tensor, x: Tensor, site: Site) -> Tensor:
+def _turned_back(codes: Tensor, x: Tensor) -> Tensor:
     """Transposed codes as a tensor with the shape of the one that was encoded."""
-    return codes.view(_dtype(site)).t().view(x.shape)
+    return codes.t().view(x.shape)
 
 
 def _is_by_rows(site: Site) -> bool:
     return site.direction.summed == -1
 
 
-def _is_stochastic(site: Site) -> bool:
-    assert site.quantizer is not None
-    return site.quantizer.spelt.is_stochastic
-
-
-def _dtype(site: Site) -> torch.dtype:
-    assert site.quantizer is not None
-    return _DTYPES[site.quantizer.spelt.grid]
-
-
-def _arguments(site: Site) -> tuple[str, str, str, int]:
+def _arguments(site: Site) -> tuple[str, int, torch.dtype]:
     """A site's rounding as operators take it."""
+    how = _how(site)
+    return spell_encoding(how.grid, how.rule, _coding(site)), site.stream, _DTYPES[how.grid]
+
+
+def _how(site: Site) -> Spelling:
+    assert site.quantizer is not None  # `takes_codes` has found one
+    return site.quantizer.spelt
+
+
+def _coding(site: Site) -> str:
     assert site.quantizer is not None
-    return site.quantizer.spelt.grid, site.quantizer.spelt.rule, site.quantizer.format.spelling[1], site.stream
+    return site.quantizer.format.spelling[1]
 
 
 # Under torch.compile strings are constants, and so is the result of a function marked like this.

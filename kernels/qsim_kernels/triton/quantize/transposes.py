@@ -11,18 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.carrier import counts_wide
+from qsim_kernels.encoding import Encoding, code_dtype, read_encoding
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.values import CodeVariant, Noise, Variant, as_codes, as_numbers
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.launcher import Launch, launcher
+from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import drawn_later
-
-#: A rounding to codes: the values, how to choose, and their codes.
-Rounding = tuple[Grid, Rule, Coding]
 
 
 class Square(NamedTuple):
@@ -131,52 +129,72 @@ def both_ways_kernel(
 
 
 def encode_both_ways(
-    out: Tensor | None,
-    turned: Tensor,
     x: Tensor,
     seed: Tensor | None,
-    rounding: Rounding,
+    rounding: str | None,
     stream: int,
-    turned_rounding: Rounding,
+    dtype: torch.dtype | None,
+    turned: str,
     turned_stream: int,
-) -> None:
-    """Round a matrix twice from one read, and write codes of at most 16 bits.
+    turned_dtype: torch.dtype,
+) -> tuple[Tensor | None, Tensor]:
+    """Round a matrix twice from one read, or once: codes in place, of at most 16 bits, and transposed ones.
 
     Args:
-        out: The codes of `rounding`, contiguous, if they are wanted.
-        turned: The codes of `turned_rounding`, transposed and contiguous.
         x: A matrix.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        rounding: How codes in place are made.
-        stream: Which of the seed's streams of random bits they use.
-        turned_rounding: How transposed ones are made.
-        turned_stream: The stream that these use.
+        rounding: How codes in place are made, if they are wanted.
+        stream: Their stream of random bits.
+        dtype: Their dtype.
+        turned: The same for the transposed codes.
+        turned_stream: The same.
+        turned_dtype: The same.
     """
+    rows, columns = x.shape
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    place = None if out is None else out.data_ptr() % 16
-    form = (x.dtype, turned.dtype, pointer is None, place, stream == turned_stream)
-    run, programs, sizes = _prepared(rounding, turned_rounding, x.shape, *form)
-    run(programs, x.contiguous(), turned, out, pointer, number, stream, turned_stream, *sizes)
+    form = _form(rounding, turned, x.dtype, rows, columns, stream == turned_stream, pointer is None)
+    if form.draws and seed is None:
+        raise ValueError("stochastic rounding needs a seed")
+    lines = x.contiguous()
+    out = None if form.codes is None else lines.new_empty((rows, columns), dtype=form.codes)
+    out_turned = lines.new_empty((columns, rows), dtype=form.turned_codes)
+    form.launcher(form.programs, lines, out_turned, out, pointer, number, stream, turned_stream, rows, columns)
+    return None if out is None else out.view(dtype or out.dtype), out_turned.view(turned_dtype)
+
+
+class _Form(NamedTuple):
+    """The facts that follow from all arguments of a call but their values.
+
+    Attributes:
+        launcher: The kernel.
+        programs: How many programs there are.
+        draws: Whether random bits are needed.
+        codes: The integers in which codes in place are written, if they are wanted.
+        turned_codes: Those of transposed codes.
+    """
+
+    launcher: Launcher
+    programs: int
+    draws: bool
+    codes: torch.dtype | None
+    turned_codes: torch.dtype
 
 
 @lru_cache(maxsize=4096)
-def _prepared(
-    rounding: Rounding,
-    turned: Rounding,
-    shape: torch.Size,
-    source: torch.dtype,
-    target: torch.dtype,
-    unseeded: bool,
-    place: int | None,
-    one_stream: bool,
-) -> Launch:
-    rows, columns = shape
-    alike = rounding == turned and one_stream
+def _form(
+    rounding: str | None, turned: str, source: torch.dtype, rows: int, columns: int, one_stream: bool, unseeded: bool
+) -> _Form:
+    other = read_encoding(turned)
+    one = other if rounding is None else read_encoding(rounding)
+    alike = rounding is None or (rounding == turned and one_stream)
     square = Square(64, 64, 16, columns % 8 == 0, rows % 64 == 0 and columns % 64 == 0, alike)
-    (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*rounding, source), _numbers(*turned, source)
-    constants = (*variants, *turned_variants, square)
-    run = launcher(both_ways_kernel, (source, target, unseeded, place), *numbers, *turned_numbers, *constants, num_warps=4)
-    return Launch(run, -(-rows // square.rows) * -(-columns // square.columns), (rows, columns))
+    codes = None if rounding is None else code_dtype(one.coding.bits)
+    turned_codes = code_dtype(other.coding.bits)
+    (*variants, numbers), (*turned_variants, turned_numbers) = _numbers(*one, source), _numbers(*other, source)
+    tail = (*numbers, *turned_numbers, *variants, *turned_variants, square)
+    run = launcher(both_ways_kernel, (source, codes, turned_codes, unseeded), *tail, num_warps=4)
+    programs = -(-rows // square.rows) * -(-columns // square.columns)
+    return _Form(run, programs, one.is_stochastic or other.is_stochastic, codes, turned_codes)
 
 
 def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:
