@@ -11,6 +11,8 @@ from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config
+from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor
 
 import qsim
@@ -19,6 +21,7 @@ from qsim.accumulators import Promoted, Rounded
 from qsim_kernels.chip.library import Hopper, Multiply
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.verified import CHIP, VerifiedChip
+from qsim_kernels.lowered import products
 from qsim_kernels.ops import accumulate
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -50,7 +53,7 @@ class FakeLibrary:
     def settings(self, product: ChipProduct) -> Hashable:
         return () if product.is_fp8 else (self.setting,)
 
-    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
         return partial(self.multiply, product, dtype)
 
     def multiply(self, product: ChipProduct, dtype: torch.dtype, a: Tensor, b: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
@@ -214,6 +217,39 @@ def test_a_known_product_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chip.at_once(*others, how, torch.bfloat16, None) is None
     assert chip.at_once(a, b, spelled(a, b, "h100_fp8_promoted"), torch.bfloat16, None) is None
     assert chip.at_once(a, b, how, torch.bfloat16, bias.float()) is None
+
+
+class TracedLibrary(FakeLibrary):
+    """A library whose calls a compiler can trace: the emulator's operator."""
+
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
+        def multiply(a: Tensor, b: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
+            how = spelled(a, b, self.accumulator)
+            return torch.ops.qsim.accumulate.default(a, b, None, how, 0, 0, dtype, "never", bias)  # type: ignore[no-any-return]
+
+        return multiply
+
+
+@pytest.mark.parametrize(
+    ("setting", "accumulator", "who"),
+    [("static", "h100_fp8", "never"), ("static", "h100_fp8_promoted", "auto"), ("measuring", "h100_fp8", "auto")],
+)
+def test_compilers_call_the_library_themselves(setting: str, accumulator: str, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "CHIP", VerifiedChip(TracedLibrary("h100_fp8")))
+    (a, b), bias = operands(16, 256, 32, E4M3), torch.randn(32).bfloat16()
+    how, seen = spelled(a, b, accumulator), []
+
+    def look(graph: torch.fx.GraphModule, _: object) -> object:
+        seen.extend(node.args[7] for node in graph.graph.nodes if "accumulate" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    def multiply(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        return torch.ops.qsim.accumulate.default(a, b, None, how, 0, 0, torch.bfloat16, "auto", bias)  # type: ignore[no-any-return]
+
+    with torch._inductor.config.patch(max_autotune_gemm=setting == "measuring"):
+        found = aot_function(multiply, fw_compiler=look)(a, b, bias)
+    assert seen == [who]
+    assert torch.equal(found, (emulated(a, b, accumulator) + bias).bfloat16())
 
 
 def test_nothing_is_compared_while_a_graph_is_captured() -> None:

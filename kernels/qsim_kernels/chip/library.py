@@ -34,8 +34,8 @@ class Library(Protocol):
     def settings(self, product: ChipProduct) -> Hashable:
         """The settings that may change how a product is computed; `()` if there are none."""
 
-    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
-        """The call that computes a product in one of its results' dtypes."""
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
+        """The call that computes a product in one of its results' dtypes, given the number 1 on the chip, in float32."""
 
 
 class Hopper:
@@ -56,11 +56,10 @@ class Hopper:
         matmul = torch.backends.cuda.matmul
         return matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
 
-    def multiplier(self, product: ChipProduct, dtype: torch.dtype, device: torch.device) -> Multiply:
-        """Torch's own operator, bound so that a call is one call of C."""
+    def multiplier(self, product: ChipProduct, dtype: torch.dtype, one: Tensor) -> Multiply:
+        """Torch's own operator, bound so that a call is one call of C; FP8 operands have scales of 1."""
         if not product.is_fp8:
             return _multiply_in_16_bits if dtype == product.a else partial(_multiply_in_16_bits, out_dtype=dtype)
-        one = _one(device)
         return partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=product.fast)
 
 
@@ -90,6 +89,6 @@ def _obstacle(device: torch.device) -> str:
 
 
 @lru_cache(maxsize=64)
-def _one(device: torch.device) -> Tensor:
-    """A scale of 1."""
+def one_on(device: torch.device) -> Tensor:
+    """The number 1 on a device."""
     return torch.ones((), device=device)

@@ -7,14 +7,14 @@ emulated there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.chip.library import Hopper, Library, Multiply
+from qsim_kernels.chip.library import Hopper, Library, Multiply, one_on
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.trials import spread, trial
 from qsim_kernels.sums import read_sum
@@ -61,6 +61,31 @@ class Case(NamedTuple):
         """The operands as the library is given them."""
         return _stored(a, self.product.a, self.by_rows[0]), _stored(b, self.product.b, self.by_rows[1])
 
+    def is_stored(self, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+        """Whether operands need no copy for that, but for where they begin."""
+        strides = [(x.shape[1], 1) if by_rows else (1, x.shape[0]) for x, by_rows in zip((a, b), self.by_rows, strict=True)]
+        in_dtypes = (a.dtype, b.dtype) == (self.product.a, self.product.b)
+        return in_dtypes and [a.stride(), b.stride()] == strides and (bias is None or bias.stride() == (1,))
+
+
+class Way(NamedTuple):
+    """How the library computes a case.
+
+    Attributes:
+        case: The case.
+        is_direct: Whether it returns the result; otherwise it returns sums in float32, to which a bias is added before they are rounded.
+    """
+
+    case: Case
+    is_direct: bool
+
+    def call(self, library: Library, one: Tensor) -> Multiply:
+        """The call that computes it, given the number 1 on the chip."""
+        product, dtype = self.case.product, self.case.dtype
+        if self.is_direct:
+            return library.multiplier(product, dtype, one)
+        return partial(_multiplied_then_rounded, library.multiplier(product, torch.float32, one), dtype)
+
 
 class VerifiedChip:
     """A chip that multiplies where it has the bits of the emulator.
@@ -70,10 +95,10 @@ class VerifiedChip:
     """
 
     def __init__(self, library: Library) -> None:
-        self._library = library
-        # The call that computes the products of a case, or the reason why there is none.
-        self._known: dict[Case, Multiply | str] = {}
-        # The call for operands that need no copy, by everything that their case follows from.
+        self.library = library
+        # How the library computes a case, or the reason why it does not.
+        self._known: dict[Case, Way | str] = {}
+        # The calls for operands that need no copy, by everything that their case follows from.
         self._calls: dict[Hashable, Multiply] = {}
 
     def at_once(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Tensor | None:
@@ -89,7 +114,18 @@ class VerifiedChip:
         return None if bias.data_ptr() % _ALIGNMENT else call(a, b, bias=bias)
 
     def multiply(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None, emulate: Emulate) -> Tensor | str:
-        """The product of two operands, or the reason why the chip does not compute it.
+        """The product of two operands, or the reason why the chip does not compute it; the arguments are those of `find`."""
+        way = self.find(a, b, how, dtype, bias, emulate)
+        if isinstance(way, str):
+            return way
+        call = way.call(self.library, one_on(a.device))
+        if way.case.settings == () and way.case.is_stored(a, b, bias):
+            self._calls[_kind(a, b, how, dtype, bias)] = call
+        left, right = way.case.stored(a, b)
+        return call(left, right, bias=None if bias is None else _placed(bias.contiguous()))
+
+    def find(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None, emulate: Emulate) -> Way | str:
+        """How the library computes a product, which is compared with the emulator if it is the first; the reason if it does not.
 
         Args:
             a: The left operand, in any dtype that holds its values.
@@ -102,17 +138,11 @@ class VerifiedChip:
         case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        call = self._known.get(case)
-        if call is None:
-            if self._library.is_capturing():
+        if case not in self._known:
+            if self.library.is_capturing():
                 return f"no product of {case} has been compared with the emulator yet, which a CUDA graph cannot record: run it once before"
-            call = self._known[case] = self._compared(case, emulate)
-        if isinstance(call, str):
-            return call
-        left, right, added = *case.stored(a, b), None if bias is None else _placed(bias.contiguous())
-        if case.settings == () and _in_place(left, a) and _in_place(right, b) and (bias is None or bias.is_contiguous()):
-            self._calls[_kind(a, b, how, dtype, bias)] = call
-        return call(left, right, bias=added)
+            self._known[case] = self._compared(case, emulate)
+        return self._known[case]
 
     def obstacle(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> str:
         """The reason why the chip does not compute a product; empty if it does, because such a product has been compared."""
@@ -126,7 +156,7 @@ class VerifiedChip:
         product = product_of(read_sum(how))
         if product is None:
             return "no chip is known to add like this accumulator"
-        obstacle = self._library.obstacle(a.device)
+        obstacle = self.library.obstacle(a.device)
         if obstacle:
             return obstacle
         if a.dim() != 2:
@@ -137,22 +167,19 @@ class VerifiedChip:
             return obstacle
         by_rows = (True, False) if product.is_fp8 else (_is_by_rows(a), _is_by_rows(b))
         dtypes = dtype or torch.float32, None if bias is None else bias.dtype
-        return Case(product, rows, length, columns, by_rows, *dtypes, a.device, self._library.settings(product))
+        return Case(product, rows, length, columns, by_rows, *dtypes, a.device, self.library.settings(product))
 
-    def _compared(self, case: Case, emulate: Emulate) -> Multiply | str:
-        """The first of the calls for a case that gives the emulator's bits; the reason if there is none."""
-        for call in self._calls_for(case):
+    def _compared(self, case: Case, emulate: Emulate) -> Way | str:
+        """The first way that gives the emulator's bits; the reason if there is none."""
+        adds = case.bias is None or case.product.adds_bias(case.bias, case.dtype)
+        ways = [Way(case, True)] if adds and case.dtype in case.product.results else []
+        if case.dtype != torch.float32 or case.bias is not None:
+            ways.append(Way(case, False))
+        for way in ways:
+            call = way.call(self.library, one_on(case.device))
             if all(_has_bits(call, case, emulate, unit) for unit in _UNITS):
-                return call
+                return way
         return f"the library adds a product of {case} otherwise: its bits differ from the emulator's"
-
-    def _calls_for(self, case: Case) -> Iterator[Multiply]:
-        """The library's call that returns the result itself, and the one that returns sums in float32."""
-        product, dtype = case.product, case.dtype
-        if dtype in product.results and (case.bias is None or product.adds_bias(case.bias, dtype)):
-            yield self._library.multiplier(product, dtype, case.device)
-        if dtype != torch.float32 or case.bias is not None:
-            yield partial(_multiplied_then_rounded, self._library.multiplier(product, torch.float32, case.device), dtype)
 
 
 def finished(sums: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -199,11 +226,6 @@ def _stored(x: Tensor, dtype: torch.dtype, by_rows: bool) -> Tensor:
 def _placed(x: Tensor) -> Tensor:
     """A dense tensor that begins where the library's operands begin."""
     return x.clone() if x.data_ptr() % _ALIGNMENT else x
-
-
-def _in_place(stored: Tensor, x: Tensor) -> bool:
-    """Whether a matrix needs no copy to be stored like this, but for where it begins."""
-    return stored.dtype == x.dtype and stored.stride() == x.stride()
 
 
 def _bits(x: Tensor) -> Tensor:

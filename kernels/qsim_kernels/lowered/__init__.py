@@ -1,7 +1,8 @@
-"""The operators lowered for compilers: elementwise arithmetic on bit patterns, which fuses with the surrounding code.
+"""The operators lowered for compilers: elementwise arithmetic on bit patterns, which fuses with the surrounding code, and chips' products.
 
 While AOTAutograd traces a graph, an operator that needs no random bits becomes plain torch operators. They work on integers, or on floats
-whose result a compiler may not change, so compiled code gives the same bits. Exported programs keep the operator itself.
+whose result a compiler may not change, so compiled code gives the same bits. Products that a chip computes become calls of its library.
+Exported programs keep the operator itself.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels.lowered import rounding, scaling
+from qsim_kernels.lowered import products, rounding, scaling
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
 
-__all__ = ["rounding", "scaling"]
+__all__ = ["products", "rounding", "scaling"]
 
 
 def _lower(name: str, function: Callable[..., Any]) -> None:
@@ -42,6 +43,7 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
 
 
 for _module, _names in (
+    (products, ("accumulate",)),
     (rounding, ("quantize", "quantize_and_sum")),
     (scaling, ("amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles", "rescaled")),
 ):

@@ -1,0 +1,40 @@
+"""Products that a chip's library computes, as calls that compilers make themselves: there is no Python in between.
+
+Shapes are known while a graph is traced, so products are compared with the emulator then, before any of them runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from qsim_kernels.ops.accumulate import CHIP, Given
+
+
+def accumulate(*arguments: Any) -> Tensor | None:
+    """The library's product where it has the emulator's bits; `None` for others, and where a compiler would look for another kernel."""
+    given = Given(*arguments)
+    asked = given.a, given.b, given.how, given.dtype, given.bias
+    if given.chip == "never" or not all(map(_is_static, (given.a, given.b))) or _chooses_kernels():
+        return None
+    with _disable_current_modes():
+        way = CHIP.find(*asked, lambda a, b: torch.ops.qsim.accumulate.default(a, b, None, given.how, 0, 0, None, "never"))
+    if isinstance(way, str) or way.case.settings != () or not way.case.is_stored(given.a, given.b, given.bias):
+        return None
+    call = way.call(CHIP.library, torch.ones((), device=given.a.device))
+    return call(given.a, given.b, bias=given.bias)
+
+
+def _is_static(x: Tensor) -> bool:
+    """Whether a tensor's shape is known, and not empty."""
+    return all(isinstance(size, int) and size > 0 for size in x.shape)
+
+
+def _chooses_kernels() -> bool:
+    """Whether Inductor measures kernels of its own for matrix products, which add in other orders."""
+    from torch._inductor import config  # imports much
+
+    return bool(config.max_autotune or config.max_autotune_gemm)
