@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qsim_kernels.ops.accumulate import CHIP, Given
+from qsim_kernels.chip.verified import CHIP
+from qsim_kernels.ops.accumulate import Given
 
 
 def accumulate(*arguments: Any) -> Tensor | None:
