@@ -32,6 +32,11 @@ round-to-nearest, in order, to a total that starts at +0.
 and added to the total with one rounding: `t = fl(t + fl(p * q) * c)`, a fused multiply-add. Short sum `i` of `n` results then owns the
 random numbers from `offset + i * n * noise_indices(inner, every)`, and counts through them as a sum of its own.
 
+**Rows.** The operator `qsim::accumulate_rows` sums the rows of a matrix that have the same index, in order. Each sum is that of a product
+of ones, in the format of the matrix's values, and these rows: its chunks, blocks and short sums count occurrences of the index. A row
+without occurrences is +0. Sums of equal length are the results of one product with batches, in the order of their indices, and draw random
+numbers as such; short ones come first, and each product continues behind the random numbers of the one before.
+
 **Random bits.** Element `e` of the result, in logical order over all batches, owns the indices `offset + e * S + i` of the seed's stream
 for `i` below `S = noise_indices(sum, K)`, a multiple of 8. Its roundings use them in the order in which they are described above: term
 `j` of `n` uses `roundings_per_term` of them from `roundings_per_term * j`, first the product's if that is rounded. With `order=PAIRWISE`

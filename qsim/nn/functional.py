@@ -13,7 +13,7 @@ from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_
 from qsim.nn.dispatch import lookup_of, planned, product_of
 from qsim.nn.product import bilinear
 from qsim.nn.product.plans import Setting
-from qsim.nn.product.scaled_checks import check_lookup, check_matmul, refuse_sums
+from qsim.nn.product.scaled_checks import check_lookup, check_matmul
 from qsim.recipes.five_point import FivePoint
 
 __all__ = [
@@ -108,6 +108,8 @@ def embedding(
 ) -> Tensor:
     """`torch.nn.functional.embedding` with the weight rounded forward and the gradient rounded backward.
 
+    With an accumulator, the third if there are three, the gradient of a row is a sum over its occurrences, in the order of their positions.
+
     Example:
         >>> import torch, qsim
         >>> qsim.nn.functional.embedding(torch.tensor([1]), torch.tensor([[0.1], [1.1]]), points=qsim.FivePoint(weight="e2m1"))
@@ -115,12 +117,13 @@ def embedding(
     """
     if not rounds(points, x, weight):
         return F.embedding(x, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
-    refuse_sums("embedding", points)
     if points.is_scaled:
         check_lookup(points)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
         raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
+    if scale_grad_by_freq and points.sums[2] is not None:
+        raise ValueError("embedding: scale_grad_by_freq cannot be combined with an accumulator")
     padding = -1 if padding_idx is None else padding_idx % rows
     return lookup_of(x, weight, padding, scale_grad_by_freq, points, stream)
 

@@ -14,7 +14,6 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.histories import RemembersAmaxes
-from qsim.nn.product.scaled_checks import refuse_sums
 from qsim.random import seeds, streams
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
@@ -245,6 +244,8 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 class Embedding(FivePointModule, nn.Embedding):
     """`torch.nn.Embedding` with its table rounded forward, at the point `weight`, and its gradient backward, at `grad`.
 
+    An accumulator of the weight's gradient sums that of each row over its occurrences.
+
     Example:
         >>> import torch, qsim
         >>> qsim.nn.Embedding(10, 3, points=qsim.FivePoint(weight="e4m3"))
@@ -255,15 +256,11 @@ class Embedding(FivePointModule, nn.Embedding):
     point_names = ("weight", "grad")
 
     @classmethod
-    def check_points(cls, points: FivePoint) -> None:
-        """Raise an error for accumulators: a lookup has no products."""
-        refuse_sums(cls.__name__, points)
-
-    @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
-        """The two points, without transforms: these cancel only in a product, and a lookup is not a product."""
+        """The two points and the accumulator of the gradient, without transforms: these cancel only in a product, which a lookup is not."""
         own = {name: getattr(points, name) for name in cls.point_names}
-        return FivePoint(**{name: point and replace(point, transform=None) for name, point in own.items()})
+        plain = {name: point and replace(point, transform=None) for name, point in own.items()}
+        return FivePoint(**plain, accumulate=points.sums[2] and (None, None, points.sums[2]))
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded rows."""

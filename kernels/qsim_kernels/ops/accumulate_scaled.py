@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,37 +11,6 @@ from torch import Tensor
 from qsim_kernels.ops.backend import library
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
 from qsim_kernels.sums import Promoted, read_sum
-
-library.define(
-    "accumulate_scaled(Tensor a, Tensor b, Tensor scales_a, Tensor scales_b, SymInt[] shared, Tensor? seed, str how, SymInt stream, "
-    "SymInt offset, str chip='auto') -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _result(
-    a: Tensor,
-    b: Tensor,
-    scales_a: Tensor,
-    scales_b: Tensor,
-    shared: Sequence[int],
-    seed: Tensor | None,
-    how: str,
-    stream: int,
-    offset: int,
-    chip: str = "auto",
-) -> Tensor:
-    """An empty result; raise an error for scales that do not fit."""
-    described = read_sum(how)
-    if not isinstance(described, Promoted):
-        raise ValueError(f"accumulate_scaled: scales enter a promoted sum, got {how!r}")
-    sums = -(-a.shape[-1] // described.every)
-    operands = (("a", scales_a, a.shape[:-1], shared[:2]), ("b", scales_b, (*b.shape[:-2], b.shape[-1]), shared[2:]))
-    for name, scales, kept, (lines, each) in operands:
-        shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))
-        if scales.dtype != torch.float32 or scales.shape != shape:
-            raise ValueError(f"accumulate_scaled: scales_{name} must be float32 of shape {tuple(shape)}, got {tuple(scales.shape)}")
-    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
 
 
 def accumulate_scaled(
@@ -70,13 +40,30 @@ def accumulate_scaled(
         offset: Logical index of the first random number.
         chip: Whether the chip itself may compute the short sums, as for `accumulate`.
     """
-    out = _result(a, b, scales_a, scales_b, shared, seed, how, stream, offset)
-    described = read_sum(how)
-    assert isinstance(described, Promoted)
+    out, described = _result(a, b, scales_a, scales_b, shared, how)
     held = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
     accumulate_scaled_into(out, a, b, *held, seed, described, stream, offset, chip)
     return out
 
 
+def _result(a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], how: str) -> tuple[Tensor, Promoted]:
+    """An empty result, and the sum's description; raise an error for scales that do not fit."""
+    described = read_sum(how)
+    if not isinstance(described, Promoted):
+        raise ValueError(f"accumulate_scaled: scales enter a promoted sum, got {how!r}")
+    sums = -(-a.shape[-1] // described.every)
+    operands = (("a", scales_a, a.shape[:-1], shared[:2]), ("b", scales_b, (*b.shape[:-2], b.shape[-1]), shared[2:]))
+    for name, scales, kept, (lines, each) in operands:
+        shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))
+        if scales.dtype != torch.float32 or scales.shape != shape:
+            raise ValueError(f"accumulate_scaled: scales_{name} must be float32 of shape {tuple(shape)}, got {tuple(scales.shape)}")
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32), described
+
+
+def _fake(*given: Any) -> Tensor:
+    return _result(*given[:5], given[6])[0]
+
+
+library.define("accumulate_scaled" + torch.library.infer_schema(accumulate_scaled, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
 library.impl("accumulate_scaled", accumulate_scaled, "CompositeExplicitAutograd")
-torch.library.register_fake("qsim::accumulate_scaled", _result, lib=library)
+torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)

@@ -14,8 +14,9 @@ from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.directions import LINEAR
 from qsim.nn.product.once import once
-from qsim.nn.product.plans import GRAD, WEIGHT, Draws
+from qsim.nn.product.plans import GRAD, SUM_W, WEIGHT, Draws
 from qsim.nn.product.sites import SharedOperand, Site, beyond
+from qsim.nn.product.sums import spelled_lookup
 from qsim.random import places, seeds, streams
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import operators
@@ -33,9 +34,14 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
         stream: Distinguishes weights that have the same values.
     """
     check_table(weight, points)
-    seed = seeds.seed_tensor(None, None, weight.device) if is_stochastic(points.grad) else None
+    seed = seeds.seed_tensor(None, None, weight.device) if draws_gradient(points) else None
     weight_seed = seeds.weight_seed(weight, stream) if is_stochastic(points.weight) else None
     return embedding_with_seeds(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)
+
+
+def draws_gradient(points: FivePoint) -> bool:
+    """Whether random bits are needed for the gradient, or for its sums."""
+    return is_stochastic(points.grad) or (points.sums[2] is not None and points.sums[2].is_stochastic)
 
 
 def check_table(weight: Tensor, points: FivePoint) -> None:
@@ -95,12 +101,15 @@ class FivePointEmbedding(torch.autograd.Function):
         clips = site.quantizer is not None and site.quantizer.clip_gradient and ctx.needs_input_grad[1]
         ctx.save_for_backward(x, seed, beyond(weight, site.quantizer) if site.quantizer is not None and clips else None)
         ctx.site = site_of_lookup(points, draws, shares[1])
+        ctx.how = spelled_lookup(points, ctx.site, weight.dtype)
+        ctx.sum_stream = streams.rank_stream(SUM_W, None if draws is None or draws.sums is None else draws.sums[2])
         ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
         table = site.round(operators(weight), weight, weight_seed, weight.dtype)[0]
         ctx.observer = observers.current()
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, weight, weight_seed)
-        return F.embedding(x, table)
+        # A process that holds some of a table's rows gets negative indices for the others, which are not to be summed.
+        return F.embedding(x if draws is None or ctx.how is None else x.clamp(min=0), table)
 
     @staticmethod
     @once
@@ -108,10 +117,16 @@ class FivePointEmbedding(torch.autograd.Function):
         x, seed, clipped = ctx.saved_tensors
         rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts
         site: Site = ctx.site
-        rounded = site.round(operators(g), g, seed, torch.promote_types(g.dtype, torch.float32))[0]
+        held = torch.float32 if ctx.how is not None else torch.promote_types(g.dtype, torch.float32)
+        rounded = site.round(operators(g), g, seed, held)[0]
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, g, seed)
-        gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
+        if ctx.how is None:
+            gradient = torch.ops.aten.embedding_dense_backward(rounded, x, rows, padding_idx, scale_grad_by_freq)
+        else:
+            index = x.reshape(-1).masked_fill(x.reshape(-1) == padding_idx, -1).long()
+            given = (rows, seed, ctx.how, ctx.sum_stream, 0, dtype)
+            gradient = torch.ops.qsim.accumulate_rows.default(rounded.reshape(-1, rounded.shape[-1]), index, *given)
         found = gradient.to(dtype)
         found = found if clipped is None else found.masked_fill_(clipped, 0.0)
         return None, found, None, None, None, None, None, None, None

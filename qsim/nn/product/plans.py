@@ -44,6 +44,7 @@ class Draws:
         gradient: The same for the result's gradient.
         place: The position of the local elements in the whole weight.
         adds_bias: Whether the bias is added here, and not by another process whose result is added to this one.
+        sums: For each of the three products, a number shared by all processes that compute the same sums; by default this process's own.
     """
 
     first: int
@@ -51,6 +52,7 @@ class Draws:
     gradient: int
     place: Place = WHOLE
     adds_bias: bool = True
+    sums: tuple[int, int, int] | None = None
 
 
 class Shares(NamedTuple):
@@ -238,11 +240,17 @@ def _plan(
         sums=()
         if points.accumulate is None
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
-        sum_streams=(rank_stream(SUM, rank), rank_stream(SUM_A, rank), rank_stream(SUM_W, rank)),
+        sum_streams=_sum_streams(setting.draws, rank),
         chip=points.chip,
         arithmetics=tuple(Arithmetic(result, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
     )
     return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
+
+
+def _sum_streams(draws: Draws | None, rank: int) -> tuple[int, int, int]:
+    """The streams of the three products' stochastic sums."""
+    forward, grad_a, grad_w = (rank, rank, rank) if draws is None or draws.sums is None else draws.sums
+    return rank_stream(SUM, forward), rank_stream(SUM_A, grad_a), rank_stream(SUM_W, grad_w)
 
 
 def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:

@@ -1,4 +1,4 @@
-"""Early errors for scales, transforms and accumulators that an operation does not support."""
+"""Early errors for scales and transforms that an operation does not support."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
                 f"{name}: {point} cannot have a scale for each channel where channels fall into groups, got {quantizer.scale!r}. {_HELP}"
             )
     _refuse_transforms(f"{name}: channels that fall into groups are not mixed over their borders", points, ("act", "grad"))
-
-
-def refuse_sums(name: str, points: FivePoint) -> None:
-    """Raise an error for accumulators where an operation does not have them."""
-    if points.accumulate is not None:
-        raise ValueError(
-            f"{name}: accumulate is for linear layers, convolutions, matmul and attention: a lookup has no products, got "
-            f"{points.accumulate!r}. {_HELP}"
-        )
 
 
 def check_lookup(points: FivePoint) -> None:

@@ -46,6 +46,22 @@ def spelled_sums(
     return forward, grad_a, of_weight
 
 
+def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | None:
+    """The sum of a lookup's gradient, spelled as for the operator; `None` for torch's own.
+
+    Args:
+        points: The points.
+        site: Where the gradient is rounded.
+        dtype: Its dtype.
+    """
+    accumulator = points.sums[2]
+    if accumulator is None:
+        return None
+    if site.quantizer is not None and site.quantizer.scale is not None:
+        raise ValueError(f"embedding: an accumulator adds gradients without scales, got {site.quantizer.scale!r} at {site.name}")
+    return _spelled(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
+
+
 def chain_of(site: Site, accumulator: Accumulator | None) -> int:
     """The number of products in the accumulator's short sums, if the scales of the site's blocks or tiles do not change within one."""
     scale = None if site.quantizer is None else site.quantizer.scale

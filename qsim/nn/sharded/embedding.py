@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.functional.quantizer import is_stochastic
-from qsim.nn.product.embedding import check_table, embedding_with_seeds
+from qsim.nn.product.embedding import check_table, draws_gradient, embedding_with_seeds
 from qsim.nn.sharded.scales import shares_of_lookup
-from qsim.nn.sharded.shares import Placements, agreed_seed, draws_of_weight, is_shard, placed, refuse_shard, seed_of_shares, whole
+from qsim.nn.sharded.shares import Placements, agreed_seed, draws_of_weight, is_shard, placed, refuse_shard, seed_of_shares, summing, whole
 from qsim.random.shards import sizes, span
 from qsim.recipes.five_point import FivePoint
 
@@ -48,14 +50,16 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     in_rows = any(is_shard(how, 0) for how in of_weight)
     if in_rows and scale_grad_by_freq:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows")
-    seed = agreed_seed(weight) if is_stochastic(points.grad) else None
+    seed = agreed_seed(weight) if draws_gradient(points) else None
     weight_seed = seed_of_shares(weight, stream) if is_stochastic(points.weight) else None
     rows, draws = weight.to_local(grad_placements=of_gradient), draws_of_weight(weight, of_x, of_result)
+    if points.sums[2] is not None:
+        draws = replace(draws, sums=summing(weight.device_mesh, (of_result, of_result, of_gradient)))
     indices, (start, _) = x.to_local(), span(weight, 0)
     padding = padding_idx - start if start <= padding_idx < start + rows.shape[0] else -1
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
-    # For rows of other processes any row will do: it is masked out, and its gradient is zero.
-    own = (indices - start).masked_fill(elsewhere, 0) if in_rows else indices
+    # For rows of other processes any row will do: it is masked out, and its gradient is zero. An accumulator adds no such zeros.
+    own = (indices - start).masked_fill(elsewhere, 0 if points.sums[2] is None else -1) if in_rows else indices
     y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
     return whole((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)

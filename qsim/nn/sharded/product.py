@@ -15,6 +15,9 @@ The weight's placement determines the product of a linear layer, as in tensor-pa
 
 Scales are those of the whole: see `qsim.nn.sharded.scales`.
 
+An accumulator adds what a process multiplies: where the whole sum is `Partial()`, every process's part of it, in the order of its shard and
+rounded to the layer's dtype. Torch's all-reduce adds these parts in that dtype, float32 in a layer of float32.
+
 An input that is placed otherwise is redistributed first. Layers whose weight is a plain tensor, as with FSDP2 and DDP, do not use this
 module. So a layer outside of a tensor-parallel plan whose plain input is replicated on all ranks of the group rounds it with different
 noise on each rank; `torch.distributed.tensor.distribute_module` makes its parameters and its input `Replicate()`, and then all ranks round
@@ -23,6 +26,7 @@ identically.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -41,6 +45,7 @@ from qsim.nn.sharded.shares import (
     placed,
     refuse_shard,
     seed_of_shares,
+    summing,
     whole,
 )
 
@@ -82,6 +87,8 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
         draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))
     else:
         draws = draws_of_weight(w, layout.a, layout.out)
+    if points.accumulate is not None:
+        draws = replace(draws, sums=summing(mesh, (layout.out, layout.grad_a, layout.grad_w)))
     shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
     own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
     own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)

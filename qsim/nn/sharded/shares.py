@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,6 +50,13 @@ def first_holder(mesh: DeviceMesh, placements: Placements) -> int:
     """The first of the processes that hold the same shard as this one."""
     index = tuple(place if how.is_shard() else 0 for place, how in zip(coordinates(mesh), placements, strict=True))
     return int(mesh.mesh[index])
+
+
+def summing(mesh: DeviceMesh, results: Sequence[Placements]) -> tuple[int, int, int]:
+    """For each of three products, the first of the processes that compute the same sums: shards of the result, or summands of it."""
+    summands = [tuple(Shard(0) if how.is_partial() else how for how in placements) for placements in results]
+    forward, grad_a, grad_w = (first_holder(mesh, placements) for placements in summands)
+    return forward, grad_a, grad_w
 
 
 def agreed_seed(a: DTensor) -> Tensor:

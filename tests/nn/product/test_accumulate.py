@@ -247,8 +247,6 @@ X = torch.randn(2, 32)
             lambda: functional.linear(X.double(), X.double(), points=FivePoint(act="e4m3", accumulate=FP16)),
             "Rounded('fp16') in the forward product: operands must be numbers that float32 holds, and weight is float64, not rounded",
         ),
-        (lambda: functional.embedding(torch.tensor([0]), X, points=EVERY), "embedding: accumulate is for linear layers, convolutions, "),
-        (lambda: qsim.nn.Embedding(4, 4, points=FivePoint(accumulate=FP16)), "Embedding: accumulate is for linear layers, convolutions, "),
     ],
 )
 def test_operations_without_accumulators(call: Callable[[], Any], message: str) -> None:

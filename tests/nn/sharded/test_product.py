@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 
 import qsim
 from qsim import FivePoint
+from qsim.accumulators import Rounded
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.distributed_models import (
@@ -143,6 +144,38 @@ def test_replicated_tensors_round_identically_however_ranks_are_seeded(two: Rank
     assert alike(first, alone), "as the first rank rounds it alone"
     assert alike(first, second)
     assert alike(alone, other) == (points is REUSED), "where each is alone, only their weights round alike"
+
+
+SUM = Rounded("bf16")
+
+
+def _added(a: Tensor, b: Tensor, parts: int) -> Tensor:
+    """A product whose sums are computed in parts."""
+    pieces = zip(a.chunk(parts, -1), b.chunk(parts, 0), strict=True)
+    return torch.stack([qsim.matmul(one, other, SUM) for one, other in pieces]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("places", "parts"), [(("all", "0"), (1, 2, 1)), (("2", "1"), (2, 1, 1)), (("0", "all"), (1, 1, 2))], ids=lambda given: str(given[0])
+)
+def test_an_accumulator_adds_what_a_process_multiplies(two: Ranks, places: tuple[str, str], parts: tuple[int, int, int]) -> None:
+    x, w, g = (torch.randn(shape) for shape in ((4, 5, 18), (12, 18), (4, 5, 12)))
+    a, flat = x.view(-1, 18), g.view(-1, 12)
+    expected = [_added(a, w.t(), parts[0]).view(4, 5, 12), _added(flat, w, parts[1]).view(x.shape), _added(flat.t(), a, parts[2])]
+    for found, alone, _ in two(_linear, FivePoint(accumulate=SUM), places, x, w, g):
+        assert alike(found, expected)
+        assert not alike(alone, expected)
+
+
+def test_sums_that_several_processes_compute_draw_the_same_bits(two: Ranks) -> None:
+    x, w, g = torch.randn(1, 8, 18).repeat(2, 1, 1), torch.randn(12, 18), torch.randn(2, 8, 12)
+    points = FivePoint(accumulate=Rounded("bf16", rounding="stochastic"))
+    (first, alone, _), (second, _, _) = two(_linear, points, ("all", "all"), x, w, g)
+    assert alike(first, alone)
+    assert alike(first, second)
+    (first, _, _), (second, _, _) = two(_linear, points, ("0", "all"), x, w, g)
+    assert alike(first, second)
+    assert not same_bits(*first[0]), "and others draw their own"
 
 
 # Formats with scales that columns of a weight do not share, share with each other or share with rows, and one without scales.
@@ -294,6 +327,14 @@ def _lookup(device: torch.device, points: FivePoint, places: tuple[str, str], pa
 def test_lookups_in_shares(two: Ranks, places: tuple[str, str], padding_idx: int | None) -> None:
     for seen in two(_lookup, FivePoint(weight="e2m1", grad="e2m1"), places, padding_idx):
         assert alike(seen["shared"], seen["alone"])
+
+
+@pytest.mark.parametrize("places", [("all", "0"), ("all", "1"), ("all", "all")], ids="-".join)
+def test_lookups_in_shares_with_an_accumulator(two: Ranks, places: tuple[str, str]) -> None:
+    for seen in two(_lookup, FivePoint(grad="e2m1", accumulate=Rounded("e2m1", rounding="odd")), places, 2):
+        assert alike(seen["shared"], seen["alone"])
+    drawn = [seen["shared"] for seen in two(_lookup, FivePoint(accumulate=Rounded("e2m1", rounding="stochastic")), places, 2)]
+    assert alike(*drawn)
 
 
 @pytest.mark.parametrize("places", [("all", "0"), ("all", "all")], ids="-".join)

@@ -1,0 +1,44 @@
+"""The operator that sums rows with the same index, as the gradient of a lookup does: schema, fake, one implementation for every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim_kernels.ops.backend import library
+from qsim_kernels.reference.sums_of_rows import accumulate_rows_into
+
+
+def accumulate_rows(
+    x: Tensor, index: Tensor, rows: int, seed: Tensor | None, how: str, stream: int, offset: int, dtype: torch.dtype
+) -> Tensor:
+    """Sums of the rows of a matrix that have the same index; see `qsim_kernels.sums`.
+
+    Args:
+        x: Of shape [n, columns].
+        index: The row of the result to which each row is added, of shape [n]; rows with negative ones are not added.
+        rows: Rows of the result.
+        seed: A 0-d int64 tensor, needed only for stochastic rounding.
+        how: The sum, spelled.
+        stream: Which of the seed's streams of random bits to use.
+        offset: Logical index of the first random number.
+        dtype: The dtype to which results are rounded to nearest.
+    """
+    if x.dim() != 2 or index.shape != x.shape[:1]:
+        raise ValueError(f"accumulate_rows: x must be a matrix with a row for each index, got {tuple(x.shape)} and {tuple(index.shape)}")
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("accumulate_rows: sums depend on how often an index occurs, which cannot be read while a CUDA graph is captured")
+    out = x.new_zeros((rows, x.shape[1]), dtype=dtype)
+    accumulate_rows_into(out, x, index, seed, how, stream, offset)
+    return out
+
+
+def _fake(x: Tensor, index: Tensor, rows: int, *rest: Any) -> Tensor:
+    return x.new_empty((rows, x.shape[1]), dtype=rest[-1])
+
+
+library.define("accumulate_rows" + torch.library.infer_schema(accumulate_rows, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+library.impl("accumulate_rows", accumulate_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("qsim::accumulate_rows", _fake, lib=library)
