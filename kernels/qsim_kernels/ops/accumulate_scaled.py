@@ -60,8 +60,10 @@ def _result(a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Se
     return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32), described
 
 
-def _fake(*given: Any) -> Tensor:
-    return _result(*given[:5], given[6])[0]
+def _fake(
+    a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], seed: Tensor | None, how: str, *_: Any
+) -> Tensor:
+    return _result(a, b, scales_a, scales_b, shared, how)[0]
 
 
 library.define("accumulate_scaled" + torch.library.infer_schema(accumulate_scaled, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
