@@ -1,4 +1,4 @@
-"""The plain numbers that describe to the kernels how a matrix product adds: `Rounded`, `Aligned` and `Promoted` sums.
+"""The plain numbers that describe to the kernels how a matrix product adds.
 
 The operator `qsim::accumulate` computes every element of a product `a @ b` as a running sum over `k = 0, 1, …, K - 1`, in this order. The
 result is a function of the operands, of the sum's description and of the seed. Values of `a` and `b` are exact in float32, and so are
@@ -24,13 +24,27 @@ fraction)`, added exactly, and rounded onto `grid` by `mode`. A result beyond `g
 of zero is +0; a negative result that is rounded to zero is -0. With infinities the result is that of IEEE's arithmetic in any order: NaN
 from `inf - inf` and `inf * 0`.
 
+**TwoStep.** A step first adds `block` products and then the running sum, which is float32 and starts at +0. Exponents are those of Aligned
+sums. Products are truncated toward zero to multiples of `2**(P - fraction)`, where `P` is their largest exponent, and added exactly; one of
+2**128 or more is an infinity. With `apart`, this is done for the first, third, … of a block and for the others; the two sums are rounded
+down to multiples of `2**(P - fraction)`, for the larger `P`, and added exactly. Let `E` be the larger of `P` and the exponent of the
+running sum, at least -126. The sum of products is rounded down to a multiple of `2**(E - second)`, the running sum to one of `2**(E -
+fraction)`; with `apart` a running sum below `2**(E - fraction - 1)` counts as zero. Their exact sum is rounded to float32 with
+round-to-nearest; zero is +0.
+
+**BlockScaled.** An Aligned sum to float32, truncated, whose products have scales: those of the left and of the right operand, one for each
+`group` of consecutive products. They multiply the products exactly, and their exponents (`floor(log2)`, but at least `low_scale`) are added
+to those of the products. With `exact` the products of a group are added exactly first, and their sum counts as one product whose exponent
+is that of the scales alone. Products without scales have scales of 1.
+
 **Promoted.** A fresh `inner` sum for each `every` products, and a last one for the rest; their results are added in float32 with
 round-to-nearest, in order, to a total that starts at +0.
 
-**Scales.** The operator `qsim::accumulate_scaled` computes a `Promoted` sum of operands that were divided by scales, float32 numbers
-`p[m, i]` of the left operand and `q[n, i]` of the right one for short sum `i`. Its result `c` is multiplied by the float32 product of both
-and added to the total with one rounding: `t = fl(t + fl(p * q) * c)`, a fused multiply-add. Short sum `i` of `n` results then owns the
-random numbers from `offset + i * n * noise_indices(inner, every)`, and counts through them as a sum of its own.
+**Scales.** The operator `qsim::accumulate_scaled` computes `BlockScaled` sums with their scales. It also computes a `Promoted` sum of
+operands that were divided by scales, float32 numbers `p[m, i]` of the left operand and `q[n, i]` of the right one for short sum `i`. Its
+result `c` is multiplied by the float32 product of both and added to the total with one rounding: `t = fl(t + fl(p * q) * c)`, a fused
+multiply-add. Short sum `i` of `n` results then owns the random numbers from `offset + i * n * noise_indices(inner, every)`, and counts
+through them as a sum of its own.
 
 **Rows.** The operator `qsim::accumulate_rows` sums the rows of a matrix that have the same index, in order. Each sum is that of a product
 of ones, in the format of the matrix's values, and these rows: its chunks, blocks and short sums count occurrences of the index. A row
@@ -105,6 +119,48 @@ class Aligned(NamedTuple):
     low_b: int
 
 
+class TwoStep(NamedTuple):
+    """A sum of products that are added before the running sum; see the module docstring.
+
+    Attributes:
+        block: The number of products in a step.
+        fraction: Bits kept below the largest exponent of the products, and of the running sum.
+        second: Bits of the products' sum that are kept below the largest exponent of all.
+        apart: Whether products at even and at odd positions are added apart.
+        low_a: The exponent of the smallest normal number in the format of `a`.
+        low_b: The same for `b`.
+    """
+
+    block: int
+    fraction: int
+    second: int
+    apart: bool
+    low_a: int
+    low_b: int
+
+
+class BlockScaled(NamedTuple):
+    """A sum of aligned and truncated products with scales; see the module docstring.
+
+    Attributes:
+        block: The number of products in a step, a multiple of `group`.
+        fraction: Bits kept below the largest exponent.
+        group: The number of products that share scales.
+        exact: Whether the products of a group are added exactly first.
+        low_a: The exponent of the smallest normal number in the format of `a`.
+        low_b: The same for `b`.
+        low_scale: The same for the scales.
+    """
+
+    block: int
+    fraction: int
+    group: int
+    exact: bool
+    low_a: int
+    low_b: int
+    low_scale: int
+
+
 class Promoted(NamedTuple):
     """A float32 sum of short sums; see the module docstring.
 
@@ -117,7 +173,9 @@ class Promoted(NamedTuple):
     every: int
 
 
-Sum = Rounded | Aligned | Promoted
+Sum = Rounded | Aligned | TwoStep | BlockScaled | Promoted
+#: Sums that are computed in plain torch on every device.
+PLAIN = (TwoStep, BlockScaled)
 
 #: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
 SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
@@ -201,6 +259,7 @@ class _PromotedNumbers(NamedTuple):
 
 
 _BAR = " | "
+_NAMES = {TwoStep: "two-step", BlockScaled: "block-scaled"}
 
 
 @lru_cache(maxsize=1024)
@@ -214,6 +273,8 @@ def spell_sum(how: Sum) -> str:
     """
     if isinstance(how, Promoted):
         return f"promoted {spell(_PromotedNumbers(how.every))}{_BAR}{spell_sum(how.inner)}"
+    if isinstance(how, PLAIN):
+        return f"{_NAMES[type(how)]} {spell(how)}"
     if isinstance(how, Aligned):
         return f"aligned {spell(_AlignedNumbers(*how[1:]))}{_BAR}{spell(how.grid)}"
     parts = [f"rounded {spell(_RoundedNumbers(*how[4:]))}", spell(how.grid), spell(how.rule)]
@@ -239,11 +300,17 @@ def read_sum(text: str) -> Sum:
     match kind, len(rest):
         case "promoted", 2 | 3 | 4 | 5:
             inner = read_sum(_BAR.join(rest))
-            assert not isinstance(inner, Promoted)
+            assert isinstance(inner, (Rounded, Aligned))
             return Promoted(inner, *read(_PromotedNumbers, numbers))
         case "aligned", 1:
             return Aligned(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
+        case "two-step", 0:
+            return read(TwoStep, numbers)
+        case "block-scaled", 0:
+            return read(BlockScaled, numbers)
         case "rounded", 2 | 4:
             product = (read(Grid, rest[2]), read(Rule, rest[3])) if len(rest) == 4 else (None, None)
             return Rounded(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))
-    raise ValueError(f"a sum is spelt 'rounded …', 'aligned …' or 'promoted …', with its grids and rules, got {text!r}")
+    raise ValueError(
+        f"a sum is spelt 'rounded …', 'aligned …', 'two-step …', 'block-scaled …' or 'promoted …', with its grids and rules, got {text!r}"
+    )

@@ -12,14 +12,18 @@ from qsim_kernels.carrier import plan
 from qsim_kernels.compiled.sum_loops import NONE, Course, Onto, Unit, aligned_loop, rounded_loop
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.reference import sums as reference
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.sums import Aligned, Promoted, Rounded, Sum, chunk_sum, is_stochastic, noise_indices, roundings_per_term
+from qsim_kernels.sums import PLAIN, Aligned, Promoted, Rounded, Sum, chunk_sum, is_stochastic, noise_indices, roundings_per_term
 
 
 def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`."""
     if not out.numel() or not a.shape[-1]:
         out.zero_()
+        return
+    if isinstance(how, PLAIN):
+        reference.accumulate_into(out, a, b, seed, how, stream, offset)
         return
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     result, every = out.view(-1, columns), how.every if isinstance(how, Promoted) else 0

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qsim_kernels.ops.backend import library
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
-from qsim_kernels.sums import Promoted, read_sum
+from qsim_kernels.reference.sums import accumulate_into
+from qsim_kernels.sums import BlockScaled, Promoted, read_sum
 
 
 def accumulate_scaled(
@@ -35,23 +36,31 @@ def accumulate_scaled(
         shared: How many rows and how many short sums share a scale of the left operand, and how many columns and short sums one of the
             right operand.
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        how: A promoted sum, spelled.
+        how: A promoted or a block-scaled sum, spelled; the groups of the latter are its short sums.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
         chip: Whether the chip itself may compute the short sums, as for `accumulate`.
     """
     out, described = _result(a, b, scales_a, scales_b, shared, how)
-    held = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
-    accumulate_scaled_into(out, a, b, *held, seed, described, stream, offset, chip)
+    left, right = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
+    if isinstance(described, Promoted):
+        accumulate_scaled_into(out, a, b, left, right, seed, described, stream, offset, chip)
+        return out
+    if chip == "require":
+        raise RuntimeError("accumulate: chip='require': no chip is known to add like this accumulator")
+    groups = -(-a.shape[-1] // described.group)
+    accumulate_into(out, a, b, seed, described, stream, offset, (left.whole(a.shape[-2], groups), right.whole(b.shape[-1], groups)))
     return out
 
 
-def _result(a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], how: str) -> tuple[Tensor, Promoted]:
+def _result(
+    a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], how: str
+) -> tuple[Tensor, Promoted | BlockScaled]:
     """An empty result, and the sum's description; raise an error for scales that do not fit."""
     described = read_sum(how)
-    if not isinstance(described, Promoted):
-        raise ValueError(f"accumulate_scaled: scales enter a promoted sum, got {how!r}")
-    sums = -(-a.shape[-1] // described.every)
+    if not isinstance(described, (Promoted, BlockScaled)):
+        raise ValueError(f"accumulate_scaled: scales enter a promoted or a block-scaled sum, got {how!r}")
+    sums = -(-a.shape[-1] // (described.every if isinstance(described, Promoted) else described.group))
     operands = (("a", scales_a, a.shape[:-1], shared[:2]), ("b", scales_b, (*b.shape[:-2], b.shape[-1]), shared[2:]))
     for name, scales, kept, (lines, each) in operands:
         shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))

@@ -33,6 +33,11 @@ class ChainScales(NamedTuple):
         found = self.values[..., index // self.sums]
         return found if self.lines == 1 else found.repeat_interleave(self.lines, -1)[..., :count]
 
+    def whole(self, count: int, sums: int) -> Tensor:
+        """The scales of all `count` lines in each short sum: `[…, count, sums]`."""
+        found = self.values.repeat_interleave(self.sums, -1)[..., :sums]
+        return found.repeat_interleave(self.lines, -2)[..., :count, :]
+
 
 def accumulate_scaled_into(
     out: Tensor,

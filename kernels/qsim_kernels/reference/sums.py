@@ -18,30 +18,8 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import CHUNK
 from qsim_kernels.reference.philox import Noise
 from qsim_kernels.reference.rounding import one_nan, rounded
-from qsim_kernels.sums import LEAST_EXPONENT, Aligned, Order, Promoted, Rounded, Sum, chunk_sum, noise_indices, roundings_per_term
-
-#: The exponent of zero, below those of all products.
-_NONE = -4096
-
-
-class Operands(NamedTuple):
-    """The operands of a product, with the summed dimension first: `[K, batch, M, 1]` and `[K, batch, 1, N]`, in float64."""
-
-    a: Tensor
-    b: Tensor
-
-    @property
-    def length(self) -> int:
-        """The number of products in a sum."""
-        return self.a.shape[0]
-
-    def part(self, start: int, size: int) -> Operands:
-        """Products of a part of the sum."""
-        return Operands(self.a[start : start + size], self.b[start : start + size])
-
-    def zeros(self) -> Tensor:
-        """A zero for every sum."""
-        return self.a.new_zeros((self.a.shape[1], self.a.shape[2], self.b.shape[3]))
+from qsim_kernels.reference.units import Operands, aligned, block_scaled, two_step
+from qsim_kernels.sums import Aligned, BlockScaled, Order, Promoted, Rounded, Sum, TwoStep, chunk_sum, noise_indices, roundings_per_term
 
 
 class Bits(NamedTuple):
@@ -56,7 +34,16 @@ class Bits(NamedTuple):
         return self._replace(where=self.where + count)
 
 
-def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int) -> None:
+def accumulate_into(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    seed: Tensor | None,
+    how: Sum,
+    stream: int,
+    offset: int,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.sums`.
 
     Args:
@@ -67,15 +54,20 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how:
         how: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
+        scales: Those of a `BlockScaled` sum, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
     """
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
     left, right, target = a.reshape(count, rows, length), b.reshape(count, length, columns), out.view(count, rows, columns)
+    held = None if scales is None else tuple(x.reshape(count, -1, x.shape[-1]) for x in scales)
     number, stride = None if seed is None else int(seed), noise_indices(how, length)
     for batches, lines in _parts(*target.shape):
         piece = target[batches, lines]
         first = (batches.start * rows + lines.start) * columns
         operands = Operands(_summed_first(left[batches, lines].mT).unsqueeze(3), _summed_first(right[batches]).unsqueeze(2))
+        if held is not None:
+            of_rows, of_columns = _summed_first(held[0][batches, lines].mT), _summed_first(held[1][batches].mT)
+            operands = operands._replace(scales=(of_rows.unsqueeze(3), of_columns.unsqueeze(2)))
         where = torch.arange(first, first + piece.numel(), device=a.device) * stride + offset
         found = _sum(operands, how, None if number is None else Bits(number, stream, where))
         piece.copy_(one_nan(found.to(out.dtype)))
@@ -105,7 +97,11 @@ def _sum(operands: Operands, how: Sum, bits: Bits | None) -> Tensor:
         case Promoted():
             return _promoted(operands, how, bits)
         case Aligned():
-            return _aligned(operands, how)
+            return aligned(operands, how)
+        case TwoStep():
+            return two_step(operands, how)
+        case BlockScaled():
+            return block_scaled(operands, how)
         case Rounded():
             return _rounded(operands, how, bits)
 
@@ -143,7 +139,7 @@ def _terms(operands: Operands, how: Rounded, drawn: Callable[[int], Bits | None]
     each = roundings_per_term(how)
     if how.chunk > 1:
         for start in range(0, operands.length, how.chunk):
-            yield _aligned(operands.part(start, how.chunk), chunk_sum(how))
+            yield aligned(operands.part(start, how.chunk), chunk_sum(how))
         return
     for j in range(operands.length):
         term = operands.a[j] * operands.b[j]
@@ -200,37 +196,3 @@ def _onto(x: Tensor, grid: Grid, rule: Rule, bits: Bits | None) -> Tensor:
         noise = Noise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
     patterns = x.contiguous().view(-1).view(torch.int64)
     return rounded(patterns, plan(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)
-
-
-def _aligned(operands: Operands, how: Aligned) -> Tensor:
-    """A sum of aligned and truncated products. IEEE's arithmetic on infinities and NaN gives what is defined for them."""
-    total = operands.zeros()
-    for start in range(0, operands.length, how.block):
-        a, b = operands.part(start, how.block)
-        largest = _exponents(total, how.grid.exponent, of_zero=LEAST_EXPONENT)
-        for of_a, of_b in zip(_exponents(a, how.low_a), _exponents(b, how.low_b), strict=True):
-            largest = torch.maximum(largest, of_a + of_b)
-        up, down = _power(how.fraction - largest), _power(largest - how.fraction)
-        units = operands.zeros() + torch.trunc(total * up)
-        for one, other in zip(a, b, strict=True):
-            units += torch.trunc(one * other * up)
-        total = _limited(units * down, how)
-    return total
-
-
-def _exponents(x: Tensor, low: int, of_zero: int = _NONE) -> Tensor:
-    """The exponents of numbers, at least `low`; that of infinities and NaN does not matter."""
-    found = (x.view(torch.int64) >> 52 & 0x7FF) - 1023
-    found = torch.where(x.isfinite(), found, low).clamp_(min=low)
-    return torch.where(x == 0, of_zero, found)
-
-
-def _power(exponent: Tensor) -> Tensor:
-    return (exponent + 1023 << 52).view(torch.float64)
-
-
-def _limited(x: Tensor, how: Aligned) -> Tensor:
-    """Round the sums of a block onto the grid; from its next value on, they are infinite."""
-    result = _onto(x, how.grid, Rule(how.mode, 0, correction=False, saturate=False), None)
-    end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
-    return torch.where(x.abs() >= end, x * math.inf, result)

@@ -20,6 +20,7 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import (
     LEAST_EXPONENT,
+    PLAIN,
     SINGLE_GRID,
     Aligned,
     Order,
@@ -146,6 +147,7 @@ def accumulate_into(
 
 def _launch(work: Work, how: Sum) -> None:
     inner = how.inner if isinstance(how, Promoted) else how
+    assert isinstance(inner, (Rounded, Aligned))  # others are plain
     if isinstance(inner, Aligned):
         _launch_aligned(work, how, inner)
     elif inner.chunk == 1:
@@ -155,6 +157,8 @@ def _launch(work: Work, how: Sum) -> None:
 
 
 def _has_kernel(how: Sum, offset: int) -> bool:
+    if isinstance(how, PLAIN):
+        return False
     inner = how.inner if isinstance(how, Promoted) else how
     if isinstance(inner, Aligned):
         return True
