@@ -305,9 +305,9 @@ def read_sum(text: str) -> Sum:
         case "aligned", 1:
             return Aligned(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
         case "two-step", 0:
-            return read(TwoStep, numbers)
+            return TwoStep(*read(TwoStep, numbers))
         case "block-scaled", 0:
-            return read(BlockScaled, numbers)
+            return BlockScaled(*read(BlockScaled, numbers))
         case "rounded", 2 | 4:
             product = (read(Grid, rest[2]), read(Rule, rest[3])) if len(rest) == 4 else (None, None)
             return Rounded(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))

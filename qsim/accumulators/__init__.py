@@ -16,8 +16,10 @@ Example:
 
 from qsim.accumulators.aligned import Aligned
 from qsim.accumulators.base import Accumulator
+from qsim.accumulators.block_scaled import BlockScaled
 from qsim.accumulators.names import EVIDENCE, NAMED, listing, name_of, resolve
 from qsim.accumulators.promoted import Promoted
 from qsim.accumulators.rounded import Rounded
+from qsim.accumulators.two_step import TwoStep
 
-__all__ = ["Accumulator", "Aligned", "EVIDENCE", "NAMED", "Promoted", "Rounded", "listing", "name_of", "resolve"]
+__all__ = ["Accumulator", "Aligned", "BlockScaled", "EVIDENCE", "NAMED", "Promoted", "Rounded", "TwoStep", "listing", "name_of", "resolve"]

@@ -62,7 +62,7 @@ class Aligned(Accumulator):
         check_integer("Aligned", "fraction", fraction, 1, sums.MOST_FRACTION)
         if rounding not in get_args(AlignedRounding):
             raise ValueError(f"Aligned: rounding must be 'toward_zero' or 'nearest', got {rounding!r}")
-        values = (block, fraction, _resolve_out(out), rounding, _resolve_operands(operands))
+        values = (block, fraction, _resolve_out(out), rounding, operand_formats("Aligned", operands))
         for name, value in zip(("block", "fraction", "out", "rounding", "operands"), values, strict=True):
             object.__setattr__(self, name, value)
         names = None if self.operands is None else tuple(map(brief, self.operands))
@@ -76,7 +76,8 @@ class Aligned(Accumulator):
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         mode = Mode[self.rounding.upper()]
-        return sums.Aligned(self.out.grid, int(mode), self.block, self.fraction, self._exponent(a), self._exponent(b))
+        lows = (smallest_exponent_of(fmt, self.operands) for fmt in (a, b))
+        return sums.Aligned(self.out.grid, int(mode), self.block, self.fraction, *lows)
 
     def _rows(self) -> list[tuple[str, str]]:
         taken = "any that float32 holds" if self.operands is None else ", ".join(map(brief, self.operands))
@@ -87,14 +88,20 @@ class Aligned(Accumulator):
             ("operands", taken),
         ]
 
-    def _exponent(self, fmt: Format) -> int:
-        if self.operands is None:
-            return smallest_exponent(fmt)
-        own = taken_as(fmt, self.operands)
-        if own is None:
-            taken = " or ".join(map(brief, self.operands))
-            raise ValueError(f"the unit takes operands in {taken}, got {brief(fmt)}")
-        return own.grid.exponent
+
+def smallest_exponent_of(fmt: Format, operands: tuple[Float, ...] | None) -> int:
+    """The exponent that subnormal numbers of an operand count with, in a unit that takes some formats, or any.
+
+    Raises:
+        ValueError: If it does not take this one.
+    """
+    if operands is None:
+        return smallest_exponent(fmt)
+    own = taken_as(fmt, operands)
+    if own is None:
+        taken = " or ".join(map(brief, operands))
+        raise ValueError(f"the unit takes operands in {taken}, got {brief(fmt)}")
+    return own.grid.exponent
 
 
 def _resolve_out(out: str | torch.dtype | Format) -> Float:
@@ -107,15 +114,16 @@ def _resolve_out(out: str | torch.dtype | Format) -> Float:
     return fmt
 
 
-def _resolve_operands(operands: Sequence[str | torch.dtype | Format] | None) -> tuple[Float, ...] | None:
+def operand_formats(owner: str, operands: Sequence[str | torch.dtype | Format] | None) -> tuple[Float, ...] | None:
+    """The formats that a unit takes, if not any; raise an error for some that none takes."""
     if operands is None:
         return None
     if isinstance(operands, str) or not isinstance(operands, Sequence) or not operands:
-        raise TypeError(f"Aligned: operands must be a tuple of formats, got {operands!r}")
+        raise TypeError(f"{owner}: operands must be a tuple of formats, got {operands!r}")
     found = []
     for given in operands:
         fmt = resolve_format(given)
         if not isinstance(fmt, Float) or not fmt.signed or not fmt.subnormals or not contains(FP32, fmt):
-            raise ValueError(f"Aligned: operands must be signed floating-point formats that float32 holds, got {brief(fmt)}")
+            raise ValueError(f"{owner}: operands must be signed floating-point formats that float32 holds, got {brief(fmt)}")
         found.append(fmt)
     return tuple(found)

@@ -13,7 +13,7 @@ _LOWEST = -126
 
 
 class Accumulator:
-    """How a matrix product adds. Create a subclass: `Rounded`, `Aligned` or `Promoted`.
+    """How a matrix product adds. Create a subclass: `Rounded`, `Aligned`, `TwoStep`, `BlockScaled` or `Promoted`.
 
     Attributes:
         text: The call that creates it, which is also its `repr`.
@@ -69,6 +69,11 @@ class Accumulator:
     def taken(self) -> tuple[Float, ...] | None:
         """The formats of operands that it takes, if not any."""
         return None
+
+    @property
+    def chain(self) -> int:
+        """The number of products between two places where scales of operands may change inside the sum; 0 if they may not."""
+        return 0
 
     def _derive(self, text: str, is_stochastic: bool, step: int) -> None:
         for name, value in (("text", text), ("is_stochastic", is_stochastic), ("step", step)):

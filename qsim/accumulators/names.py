@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from qsim.accumulators.aligned import Aligned
 from qsim.accumulators.base import Accumulator, labelled
+from qsim.accumulators.block_scaled import BlockScaled
 from qsim.accumulators.promoted import Promoted
 from qsim.accumulators.rounded import Rounded
-from qsim.accumulators.units import ABSENT, CHECKED, UNITS
+from qsim.accumulators.two_step import TwoStep
+from qsim.accumulators.units import CHECKED, UNITS
 from qsim.formats import format as resolve_format
 from qsim.text.columns import aligned
 from qsim.text.parsing import read_call
@@ -30,7 +32,7 @@ EVIDENCE: dict[str, tuple[str, str]] = {
 for _name, _known in NAMED.items():
     labelled(_known, _name)
 
-_MAKERS: dict[str, Callable[..., Accumulator]] = {"Rounded": Rounded, "Aligned": Aligned, "Promoted": Promoted}
+_MAKERS: dict[str, Callable[..., Accumulator]] = {kind.__name__: kind for kind in (Rounded, Aligned, TwoStep, BlockScaled, Promoted)}
 
 
 def resolve(accumulator: str | Accumulator) -> Accumulator:
@@ -55,11 +57,9 @@ def resolve(accumulator: str | Accumulator) -> Accumulator:
     found = NAMED.get(accumulator.lower()) or read_call(accumulator, _MAKERS)
     if found is not None:
         return found
-    if accumulator.lower() in ABSENT:
-        raise ValueError(f"{accumulator!r} is not modelled: {ABSENT[accumulator.lower()]}. There are {', '.join(NAMED)}")
     close = difflib.get_close_matches(accumulator.lower(), NAMED, n=1)
     hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-    raise ValueError(f"unknown accumulator {accumulator!r}: {hint} {', '.join(NAMED)}, and Rounded(…), Aligned(…) and Promoted(…)")
+    raise ValueError(f"unknown accumulator {accumulator!r}: {hint} {', '.join(NAMED)}, and calls of {', '.join(_MAKERS)}")
 
 
 def sum_text(accumulator: str, a: str, b: str) -> str:

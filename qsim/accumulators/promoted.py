@@ -13,6 +13,9 @@ from qsim.formats.base import check_integer
 from qsim.text.parsing import read_call
 from qsim_kernels import sums
 
+#: The units whose sums can be promoted.
+_INNER = {name: unit.accumulator for name, unit in UNITS.items() if isinstance(unit.accumulator, Aligned)}
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Promoted(Accumulator):
@@ -47,7 +50,7 @@ class Promoted(Accumulator):
             raise ValueError(f"Promoted: every must be a multiple of {found.step}, the products that {found!r} adds at once, got {every}")
         object.__setattr__(self, "inner", found)
         object.__setattr__(self, "every", every)
-        names = [found.label] if found.label else [name for name, unit in UNITS.items() if unit.accumulator == found]
+        names = [found.label] if found.label else [name for name, unit in _INNER.items() if unit == found]
         text = repr(names[0]) if names else repr(found)
         self._derive(f"Promoted({text}, {every})", found.is_stochastic, every)
 
@@ -56,20 +59,25 @@ class Promoted(Accumulator):
         """The formats of operands that the inner sums take, if not any."""
         return self.inner.taken
 
+    @property
+    def chain(self) -> int:
+        """The number of products in an inner sum, with which scales enter."""
+        return self.every
+
     def _rows(self) -> list[tuple[str, str]]:
         every = f"{self.every} products, a fresh inner sum; the results are added in fp32 with round-to-nearest"
         return [("every", every), *self.inner._rows()]
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         inner = self.inner.sum_of(a, b)
-        assert not isinstance(inner, sums.Promoted)
+        assert isinstance(inner, (sums.Rounded, sums.Aligned))
         return sums.Promoted(inner, self.every)
 
 
 def _resolve_inner(inner: Accumulator | str) -> Rounded | Aligned:
     found: object = inner
     if isinstance(inner, str):
-        found = UNITS[inner.lower()].accumulator if inner.lower() in UNITS else read_call(inner, {"Rounded": Rounded, "Aligned": Aligned})
+        found = _INNER.get(inner.lower()) or read_call(inner, {"Rounded": Rounded, "Aligned": Aligned})
     if not isinstance(found, (Rounded, Aligned)):
-        raise ValueError(f"Promoted: inner sums must be Rounded(…), Aligned(…) or one of {', '.join(UNITS)}, got {inner!r}")
+        raise ValueError(f"Promoted: inner sums must be Rounded(…), Aligned(…) or one of {', '.join(_INNER)}, got {inner!r}")
     return found

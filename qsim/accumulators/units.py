@@ -1,4 +1,4 @@
-"""The matrix units of real chips, as far as a block of aligned and truncated products describes them."""
+"""The matrix units of real chips."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 from qsim.accumulators.aligned import Aligned
 from qsim.accumulators.base import labelled
+from qsim.accumulators.block_scaled import BlockScaled
+from qsim.accumulators.two_step import TwoStep
 from qsim.formats import Float
 
 #: The running sum of FP8 products in Ada and Hopper: float32 without its ten last bits.
 E8M13 = Float(8, 13, specials="ieee")
 
 _SIM = "Xie et al., MMA-Sim, arXiv 2511.10909"
+_SIM_CODE = f"{_SIM}, and its code of November 2025"
 _VOLTA = "Fasi et al., Numerical Behavior of NVIDIA Tensor Cores, 2021"
 #: How a model is known to be right.
 CHECKED, READ = "checked on the chip", "from the literature"
@@ -26,7 +29,7 @@ class Unit(NamedTuple):
         source: A paper, or what was compared.
     """
 
-    accumulator: Aligned
+    accumulator: Aligned | TwoStep | BlockScaled
     evidence: str
     source: str
 
@@ -50,6 +53,10 @@ UNITS: dict[str, Unit] = {
     "b200_bf16": _unit(16, 25, ("bf16",)),
     "b200_fp16": _unit(16, 25, ("fp16",)),
     "b200_tf32": _unit(8, 25, ("tf32",)),
+    "b200_mxfp8": Unit(BlockScaled(32, 25, 32, operands=(*_FP8, "e3m2", "e2m3", "e2m1")), READ, _SIM_CODE),
+    "b200_mxfp6": Unit(BlockScaled(32, 25, 32, operands=("e3m2", "e2m3", *_FP8, "e2m1")), READ, _SIM_CODE),
+    "b200_mxfp4": Unit(BlockScaled(64, 35, 16, exact=True, operands=("e2m1",)), READ, _SIM_CODE),
+    "b200_nvfp4": Unit(BlockScaled(64, 35, 16, "e4m3", exact=True, operands=("e2m1",)), READ, _SIM_CODE),
     "ada_fp8": _unit(16, 13, _FP8, out=E8M13),
     "ada_bf16": _unit(8, 24, ("bf16",)),
     "ada_fp16": _unit(8, 24, ("fp16",)),
@@ -59,17 +66,10 @@ UNITS: dict[str, Unit] = {
     "a100_tf32": _unit(4, 24, ("tf32",)),
     "t4_fp16": _unit(8, 24, ("fp16",)),
     "v100_fp16": _unit(4, 23, ("fp16",), f"{_VOLTA}; {_SIM}"),
+    "cdna3_fp8": Unit(TwoStep(16, 24, 31, apart=True, operands=("e4m3fnuz", "e5m2fnuz")), READ, _SIM_CODE),
+    "cdna3_bf16": Unit(TwoStep(8, 24, 31, operands=("bf16",)), READ, _SIM_CODE),
+    "cdna3_fp16": Unit(TwoStep(8, 24, 31, operands=("fp16",)), READ, _SIM_CODE),
+    "cdna3_tf32": Unit(TwoStep(4, 24, 31, operands=("tf32",)), READ, _SIM_CODE),
 }
 for _name, _known in UNITS.items():
     labelled(_known.accumulator, _name)
-
-#: Units that users ask for and this model does not describe, and why.
-ABSENT = {
-    "b200_mxfp8": "block scales enter its sums as exponents",
-    "b200_mxfp6": "block scales enter its sums as exponents",
-    "b200_mxfp4": "block scales enter its sums, after exact sums of 16 products",
-    "b200_nvfp4": "block scales enter its sums, after exact sums of 16 products",
-    "cdna3_fp8": "it adds even and odd products apart, and rounds down between the steps",
-    "cdna3_bf16": "it adds products and the running sum in two steps, and rounds down between them",
-    "cdna3_fp16": "it adds products and the running sum in two steps, and rounds down between them",
-}

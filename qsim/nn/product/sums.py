@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from qsim import accumulators
-from qsim.accumulators import Accumulator, Promoted
+from qsim.accumulators import Accumulator
 from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
 from qsim.nn.product.operands import Operand
 from qsim.nn.product.sites import Site, values_of
@@ -63,12 +63,12 @@ def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | N
 
 
 def chain_of(site: Site, accumulator: Accumulator | None) -> int:
-    """The number of products in the accumulator's short sums, if the scales of the site's blocks or tiles do not change within one."""
+    """The number of products after which an accumulator's scales may change, if those of the site's blocks or tiles enter it."""
     scale = None if site.quantizer is None else site.quantizer.scale
-    if not isinstance(accumulator, Promoted) or scale is None or not site.multiplies:
+    if accumulator is None or not accumulator.chain or scale is None or not site.multiplies:
         return 0
     step = site.direction.step(scale)
-    return accumulator.every if step and step % accumulator.every == 0 else 0
+    return accumulator.chain if step and step % accumulator.chain == 0 else 0
 
 
 def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtype], other: tuple[Site, torch.dtype]) -> str:

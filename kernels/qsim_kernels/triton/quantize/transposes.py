@@ -181,9 +181,7 @@ class _Form(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _form(
-    rounding: str | None, turned: str, source: torch.dtype, rows: int, columns: int, one_stream: bool, unseeded: bool
-) -> _Form:
+def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, columns: int, one_stream: bool, unseeded: bool) -> _Form:
     other = read_encoding(turned)
     one = other if rounding is None else read_encoding(rounding)
     alike = rounding is None or (rounding == turned and one_stream)
