@@ -116,5 +116,5 @@ def smallest_exponent(fmt: Format) -> int:
 
 
 def taken_as(fmt: Format, taken: Sequence[Float]) -> Float | None:
-    """The first of a unit's formats that has every value of an operand's format."""
-    return next((own for own in taken if contains(own, fmt)), None)
+    """The unit's format for an operand's: the same if it has it, or else the first that has every value of it."""
+    return next((own for own in taken if own == fmt), None) or next((own for own in taken if contains(own, fmt)), None)

@@ -41,6 +41,8 @@ def _unit(
 
 
 _FP8 = ("e4m3", "e5m2")
+#: The elements of MXFP8 and MXFP6, which may be mixed, and those of MXFP4 in such a mix.
+_MX = (*_FP8, "e3m2", "e2m3", "e2m1")
 _HOPPER = "against torch.{} on an H200"
 
 #: Every unit by its name.
@@ -53,8 +55,8 @@ UNITS: dict[str, Unit] = {
     "b200_bf16": _unit(16, 25, ("bf16",)),
     "b200_fp16": _unit(16, 25, ("fp16",)),
     "b200_tf32": _unit(8, 25, ("tf32",)),
-    "b200_mxfp8": Unit(BlockScaled(32, 25, 32, operands=(*_FP8, "e3m2", "e2m3", "e2m1")), READ, _SIM_CODE),
-    "b200_mxfp6": Unit(BlockScaled(32, 25, 32, operands=("e3m2", "e2m3", *_FP8, "e2m1")), READ, _SIM_CODE),
+    "b200_mxfp8": Unit(BlockScaled(32, 25, 32, operands=_MX), READ, _SIM_CODE),
+    "b200_mxfp6": Unit(BlockScaled(32, 25, 32, operands=_MX), READ, _SIM_CODE),
     "b200_mxfp4": Unit(BlockScaled(64, 35, 16, exact=True, operands=("e2m1",)), READ, _SIM_CODE),
     "b200_nvfp4": Unit(BlockScaled(64, 35, 16, "e4m3", exact=True, operands=("e2m1",)), READ, _SIM_CODE),
     "ada_fp8": _unit(16, 13, _FP8, out=E8M13),

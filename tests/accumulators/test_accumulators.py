@@ -12,7 +12,7 @@ import torch
 
 import qsim
 from qsim import Float, Stochastic, accumulators
-from qsim.accumulators import EVIDENCE, NAMED, Accumulator, Aligned, Promoted, Rounded, name_of, resolve
+from qsim.accumulators import EVIDENCE, NAMED, Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep, name_of, resolve
 from qsim.cli import main
 from qsim.formats import BF16, E4M3, FP16, FP32, TF32
 
@@ -26,12 +26,14 @@ VALUES = [
     Aligned(4, 23, operands=(Float(5, 3, specials="ieee"), "e4m3")),
     Promoted(Rounded("fp16", rounding="stochastic"), 64),
     Promoted(Aligned(8, 20), 16),
+    TwoStep(4, 20, 30, apart=True),
+    BlockScaled(32, 20, 8, "e5m3", operands=("e2m1", "e4m3")),
 ]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back_from_their_calls_and_pickles(value: Accumulator) -> None:
-    calls = {kind.__name__: kind for kind in (Rounded, Aligned, Promoted)}
+    calls = {kind.__name__: kind for kind in (Rounded, Aligned, TwoStep, BlockScaled, Promoted)}
     assert eval(repr(value), calls) == value == resolve(repr(value)) == resolve(value) == pickle.loads(pickle.dumps(value))
     assert resolve(name_of(value)) == value
     assert hash(resolve(repr(value))) == hash(value)
@@ -79,7 +81,14 @@ def test_names_are_the_table_of_units() -> None:
     ("make", "message"),
     [
         (lambda: resolve("h100_fp9"), "unknown accumulator 'h100_fp9': did you mean 'h100_fp8'? There are h100_fp8, "),
-        (lambda: resolve("b200_nvfp4"), "'b200_nvfp4' is not modelled: block scales enter its sums"),
+        (lambda: TwoStep(4, 24, 41), "TwoStep: second must lie in 1…40, got 41"),
+        (lambda: TwoStep(4, 24, 31, apart=1), "TwoStep: apart must be True or False, got 1"),  # type: ignore[arg-type]
+        (lambda: BlockScaled(48, 25, 32), "BlockScaled: block must be a multiple of group, got 48 and 32"),
+        (lambda: BlockScaled(32, 25, 32, exact=0), "BlockScaled: exact must be True or False, got 0"),  # type: ignore[arg-type]
+        (lambda: BlockScaled(32, 25, 32, "int8"), "BlockScaled: scale must be a floating-point format, got int8"),
+        (lambda: BlockScaled(32, 25, 32, operands=("int8",)), "BlockScaled: operands must be signed floating-point formats that float32"),
+        (lambda: BlockScaled(64, 35, 16, exact=True).sum_of(BF16, BF16), "products of bf16 and bf16 are too wide to be added exactly"),
+        (lambda: resolve("b200_nvfp4").sum_of(E4M3, E4M3), "the unit takes operands in e2m1, got e4m3"),
         (lambda: resolve(Rounded), "an accumulator must be a name or one of qsim.accumulators' values, got <class"),  # type: ignore[arg-type]
         (lambda: Rounded("e9m9"), "unknown format 'e9m9'"),
         (lambda: Rounded("fp16", chunk=24), "chunk must be 1 or a multiple of 16, the products that a matrix unit adds at once, got 24"),

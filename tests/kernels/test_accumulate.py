@@ -11,14 +11,15 @@ from torch import Tensor
 
 import qsim
 from qsim import Fixed, Float, Stochastic
-from qsim.accumulators import NAMED, Accumulator, Aligned, Promoted, Rounded
-from qsim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
+from qsim.accumulators import NAMED, Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep
+from qsim.formats import BF16, E2M1, E2M3, E3M2, E4M3, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, TF32, Format
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import is_single, read_sum
 from support.sum_oracle import Draw, exact_sum, indices
 
 #: The exponents of the smallest normal numbers of operands' formats, written down by hand.
-LOWS = {E4M3: -6, E5M2: -14, BF16: -126, FP16: -14, TF32: -126, FP32: -126}
+LOWS: dict[Format, int] = {E4M3: -6, E5M2: -14, BF16: -126, FP16: -14, TF32: -126, FP32: -126}
+LOWS |= {E3M2: -2, E2M3: 0, E2M1: 0, E4M3FNUZ: -7, E5M2FNUZ: -15}
 DTYPES = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, BF16: torch.bfloat16, FP16: torch.float16}
 
 ROUNDED = {
@@ -59,6 +60,9 @@ ALIGNED = {
     "fp16, nearest": Aligned(4, 24, out="fp16", rounding="nearest"),
     "one product": Aligned(1, 40, out="bf16"),
     "promoted": Promoted(Aligned(5, 11, out="e8m13ieee", rounding="nearest"), 10),
+    "two steps": TwoStep(3, 9, 12),
+    "two steps apart": TwoStep(4, 7, 8, apart=True),
+    "groups": BlockScaled(6, 9, 3),
 }
 SEED, STREAM, OFFSET = 7, 3, 16
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim import Stochastic
-from qsim.accumulators import NAMED, Promoted, Rounded
-from qsim.formats import BF16, E4M3
-from support.sum_oracle import Draw, exact_scaled_sum, indices
+from qsim import FivePoint, Stochastic
+from qsim.accumulators import NAMED, BlockScaled, Promoted, Rounded
+from qsim.formats import BF16, E2M1, E4M3, E8M0, Format
+from support.sum_oracle import Draw, exact_block_scaled_sum, exact_scaled_sum, indices
 
 SEED, STREAM, OFFSET = 7, 3, 16
 SUMS = {
@@ -81,6 +81,58 @@ def test_neighbours_share_scales() -> None:
     assert torch.equal(scaled(how, a, b.t(), p[::2], q[::3], [2, 2, 3, 1]), scaled(how, a, b.t(), *each))
 
 
+UNITS: dict[str, tuple[BlockScaled, Format, Format]] = {
+    "b200_nvfp4": (BlockScaled(64, 35, 16, "e4m3", exact=True, operands=("e2m1",)), E2M1, E4M3),
+    "b200_mxfp4": (BlockScaled(64, 35, 16, exact=True, operands=("e2m1",)), E2M1, E8M0),
+    "b200_mxfp8": (BlockScaled(32, 25, 32, operands=("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")), E4M3, E8M0),
+    "narrow": (BlockScaled(6, 7, 2, "e4m3", exact=True), E4M3, E4M3),
+}
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 30.0])
+@pytest.mark.parametrize("name", UNITS)
+def test_scales_inside_a_unit(name: str, spread: float) -> None:
+    how, element, scale = UNITS[name]
+    assert name == "narrow" or NAMED[name] == how
+    low = element.grid.exponent
+    for seed, length in enumerate((1, how.group, 2 * how.block + how.group + 1)):
+        draw = torch.Generator().manual_seed(seed)
+        a, b = (qsim.quantize(torch.randn(count, length, generator=draw) * 4, element) for count in (2, 3))
+        groups = -(-length // how.group)
+        spreads = (torch.exp2((torch.randn(count, groups, generator=draw) * spread).clamp(-60, 60)) for count in (2, 3))
+        p, q = (qsim.quantize(x * torch.rand(x.shape, generator=draw), scale) for x in spreads)
+        given = (a, b.t(), p, q, (1, 1, 1, 1), None, how.spelled(element, element), 0, 0)
+        found = torch.ops.qsim.accumulate_scaled(*given)
+        expected = [
+            [exact_block_scaled_sum(how, row, column, x, y, (low, low)) for column, y in zip(b.tolist(), q.tolist(), strict=True)]
+            for row, x in zip(a.tolist(), p.tolist(), strict=True)
+        ]
+        assert found.tolist() == expected, length
+
+
+def test_a_layer_gives_a_unit_its_scales() -> None:
+    x, w, g = torch.randn(4, 6, 96), torch.randn(32, 96), torch.randn(4, 6, 32)
+    for block in ("mxfp8", "mxfp4", "nvfp4"):
+        unit, element, _ = UNITS[f"b200_{block}"]
+        leaf = x.clone().requires_grad_()
+        y = qsim.nn.functional.linear(leaf, w, points=FivePoint(*[block] * 5, accumulate=f"b200_{block}"))
+        (grad,) = torch.autograd.grad(y, leaf, g)
+        for found, one, other in ((y, x, w), (grad, g, w.t())):
+            (a, p, outer), (b, q, other_outer) = (_encoded(t.reshape(-1, t.shape[-1]).contiguous(), block) for t in (one, other))
+            each = 96 // p.shape[1] // unit.group if one is x else 32 // p.shape[1] // unit.group
+            given = (a, b.t(), p, q, (1, each, 1, each), None, unit.spelled(element, element), 0, 0)
+            sums = torch.ops.qsim.accumulate_scaled(*given)
+            assert torch.equal(found.view(-1, found.shape[-1]), sums * outer * other_outer), block
+    with pytest.raises(RuntimeError, match="chip='require': no chip is known to add like this accumulator"):
+        qsim.nn.functional.linear(x, w, points=FivePoint("mxfp8", "mxfp8", accumulate=("b200_mxfp8", None, None), chip="require"))
+
+
+def _encoded(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor | float]:
+    """The elements of a matrix, the scales of its blocks along the rows, and that of the whole."""
+    spec, (codes, scales, outer) = qsim.block.resolve(name), qsim.encode(x, name)
+    return qsim.decode(codes, spec.element), qsim.decode(scales, spec.scale), 1.0 if outer is None else outer
+
+
 def test_the_operator_is_one_for_torch_and_refuses_scales_that_do_not_fit() -> None:
     how = SUMS["stochastic"].spelled(BF16, BF16)
     a, b, p, q = torch.randn(2, 7), torch.randn(7, 3), torch.rand(2, 3), torch.rand(3, 3)
@@ -89,5 +141,5 @@ def test_the_operator_is_one_for_torch_and_refuses_scales_that_do_not_fit() -> N
         torch.ops.qsim.accumulate_scaled(a, b, p[:, :2], q, [1, 1, 1, 1], torch.tensor(1), how, 0, 0)
     with pytest.raises(ValueError, match=r"scales_b must be float32 of shape \(3, 3\), got \(3, 1\)"):
         torch.ops.qsim.accumulate_scaled(a, b, p, q[:, :1], [1, 1, 1, 1], torch.tensor(1), how, 0, 0)
-    with pytest.raises(ValueError, match="scales enter a promoted sum, got 'aligned"):
+    with pytest.raises(ValueError, match="scales enter a promoted or a block-scaled sum, got 'aligned"):
         torch.ops.qsim.accumulate_scaled(a, b, p, q, [1, 1, 1, 1], None, NAMED["h100_bf16"].spelled(BF16, BF16), 0, 0)

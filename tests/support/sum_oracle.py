@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cache
 from typing import NamedTuple
 
-from qsim.accumulators import Accumulator, Aligned, Promoted, Rounded
+from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep
 from qsim.formats import FP32, Format
 from qsim.random import philox
 from qsim.rounding import Stochastic
@@ -66,6 +66,11 @@ def exact_sum(how: Accumulator, a: Sequence[float], b: Sequence[float], lows: tu
             part = exact_sum(how.inner, a[k : k + how.every], b[k : k + how.every], lows, own)
             total = _added(total, part, FP32, "nearest", "nonfinite")
         return total
+    if isinstance(how, TwoStep):
+        return _two_step(how, a, b, lows)
+    if isinstance(how, BlockScaled):
+        groups = -(-len(a) // how.group)
+        return exact_block_scaled_sum(how, a, b, [1.0] * groups, [1.0] * groups, lows)
     if isinstance(how, Aligned):
         return _aligned(a, b, how.block, how.fraction, how.out, how.rounding, lows)
     assert isinstance(how, Rounded)
@@ -139,6 +144,63 @@ def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, 
             total = math.copysign(math.inf, units)
         else:
             total = round_exact(value, out, rounding, "nonfinite") if units else 0.0  # type: ignore[arg-type]
+    return total
+
+
+def exact_block_scaled_sum(
+    how: BlockScaled, a: Sequence[float], b: Sequence[float], p: Sequence[float], q: Sequence[float], lows: tuple[int, int]
+) -> float:
+    """The result of one element of operands with scales, one for each group; see `exact_sum`."""
+    total = 0.0
+    for k in range(0, len(a), how.block):
+        terms: list[tuple[Fraction, int]] = []
+        special: list[float] = [total] if not math.isfinite(total) else []
+        for j in range(k, min(k + how.block, len(a)), how.group):
+            pairs, scales = list(zip(a[j : j + how.group], b[j : j + how.group], strict=True)), (p[j // how.group], q[j // how.group])
+            found = [x * y * scales[0] * scales[1] for x, y in pairs]
+            special += [x for x in found if not math.isfinite(x)] if not all(map(math.isfinite, [*scales, *map(sum, pairs)])) else []
+            if special or not scales[0] * scales[1]:
+                continue
+            outer = sum(max(_exponent(scale), how.scale.grid.exponent) for scale in scales)
+            factor = Fraction(scales[0]) * Fraction(scales[1])
+            products = [(Fraction(x) * Fraction(y), _of_product(x, y, lows)) for x, y in pairs if x * y]
+            if how.exact:
+                products = [(sum((product for product, _ in products), Fraction(0)), 0)]
+            terms += [(product * factor, exponent + outer) for product, exponent in products if product]
+        if special:
+            total = math.nan if math.isnan(sum(special)) else sum(special)
+            continue
+        top = max([max(_exponent(total), -126) if total else -133, *(exponent for _, exponent in terms)])
+        unit = Fraction(2) ** (top - how.fraction)
+        value = sum(math.trunc(term / unit) for term in [Fraction(total), *(term for term, _ in terms)]) * unit
+        if abs(value) >= 2**128:
+            total = math.copysign(math.inf, value)
+        else:
+            total = round_exact(value, FP32, "toward_zero", "nonfinite") if value else 0.0
+    return total
+
+
+def _two_step(how: TwoStep, a: Sequence[float], b: Sequence[float], lows: tuple[int, int]) -> float:
+    total = 0.0
+    for k in range(0, len(a), how.block):
+        pairs = list(zip(a[k : k + how.block], b[k : k + how.block], strict=True))
+        products = [x * y if abs(x * y) < 2.0**128 else x * y * math.inf for x, y in pairs]
+        if not all(map(math.isfinite, [*products, total])):
+            total = math.nan if math.isnan(sum([*products, total])) else sum([*products, total])
+            continue
+        parts = [pairs[::2], pairs[1::2]] if how.apart else [pairs]
+        tops = [max([_of_product(x, y, lows) for x, y in part if x * y], default=-300) for part in parts]
+        top, summed = max(tops), Fraction(0)
+        for part, own in zip(parts, tops, strict=True):
+            unit, whole = Fraction(2) ** (own - how.fraction), Fraction(2) ** (top - how.fraction)
+            truncated = sum(math.trunc(Fraction(x) * Fraction(y) / unit) for x, y in part) * unit
+            summed += math.floor(truncated / whole) * whole
+        running = max(_exponent(total), -126) if total else -126
+        top = max(top, running)
+        first, second = Fraction(2) ** (top - how.fraction), Fraction(2) ** (top - how.second)
+        kept = Fraction(0) if how.apart and running < top - how.fraction - 1 else math.floor(Fraction(total) / first) * first
+        value = math.floor(summed / second) * second + kept
+        total = round_exact(value, FP32, "nearest", "nonfinite") if value else 0.0
     return total
 
 

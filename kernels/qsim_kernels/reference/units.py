@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -80,8 +81,9 @@ def two_step(operands: Operands, how: TwoStep) -> Tensor:
     total = operands.zeros()
     for start in range(0, operands.length, how.block):
         terms = list(_products(operands.part(start, how.block), how.low_a, how.low_b))
-        parts = [_together(part, how.fraction) for part in ((terms[::2], terms[1::2]) if how.apart else (terms,))]
-        top = _largest(parts[0].exponent, *(part.exponent for part in parts[1:]))
+        # A last block may consist of a single product.
+        parts = [_together(part, how.fraction) for part in ((terms[::2], terms[1::2]) if how.apart else (terms,)) if part]
+        top = _largest(*(part.exponent for part in parts))
         units = sum((torch.floor(part.value * _power(how.fraction - top)) for part in parts), operands.zeros())
         products = units * _power(top - how.fraction)
         running = exponents(total, _RUNNING, of_zero=_RUNNING)
@@ -96,8 +98,6 @@ def two_step(operands: Operands, how: TwoStep) -> Tensor:
 
 def _together(terms: list[Term], fraction: int) -> Term:
     """Terms that are truncated and added exactly, and their largest exponent."""
-    if not terms:
-        raise ValueError("a step has at least one product")
     top = _largest(*(term.exponent for term in terms)).clamp(min=_LEAST_PRODUCT)
     units = torch.zeros_like(terms[0].value)
     for term in terms:
@@ -138,10 +138,8 @@ def _added_to(total: Tensor, terms: list[Term], fraction: int, low: int) -> Tens
     return units * down
 
 
-def _largest(first: Tensor, *others: Tensor) -> Tensor:
-    for other in others:
-        first = torch.maximum(first, other)
-    return first
+def _largest(*found: Tensor) -> Tensor:
+    return reduce(torch.maximum, found)
 
 
 def exponents(x: Tensor, low: int, of_zero: int = _NONE) -> Tensor:
