@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from qsim import accumulators
+from qsim.accumulators import Aligned, Promoted
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors
 from qsim.studies.choices import choice
 from qsim.studies.report import Report
@@ -26,12 +27,15 @@ CONTROL = "Rounded('e4m3', overflow='saturate')"
 #: The accumulators of trained models.
 TRAINED = (CHAIN, PROMOTED, NARROW, CHUNKED, CONTROL)
 
+#: The units whose sums of E4M3 products are measured: those with scales inside, and those of other numbers, are not.
+_TAKING_E4M3 = tuple(name for name, known in accumulators.NAMED.items() if isinstance(known, (Aligned, Promoted)))
+
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of the study."""
 
-    units: tuple[str, ...] = choice(tuple(accumulators.NAMED), "accumulators whose sums are measured, next to the papers'")
+    units: tuple[str, ...] = choice(_TAKING_E4M3, "accumulators whose sums are measured, next to the papers'")
     lengths: tuple[int, ...] = choice((128, 512, 1024, 4096, 16384), "products in a sum, from few to many")
     repeats: int = choice(4, "seeds of the sums")
     data: str = choice("library", "library (the sources of Python's standard library), a text file, or a folder of text files")
