@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
+from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.sums import Sum, is_single, is_stochastic, read_sum
 
 #: The dtypes of operands: everything that float32 holds.
@@ -24,12 +25,6 @@ OPERANDS = (
 
 #: Whether the chip itself multiplies, where its bits are the emulator's: where it can, never, or always.
 CHIP_MODES = ("auto", "never", "require")
-
-library.define(
-    "accumulate(Tensor a, Tensor b, Tensor? seed, str how, SymInt stream, SymInt offset, ScalarType? dtype=None, str chip='auto', "
-    "Tensor? bias=None) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 class Given(NamedTuple):
@@ -133,6 +128,9 @@ def _own_dtype(how: Sum) -> torch.dtype:
 def _fake(*arguments: Any) -> Tensor:
     given = Given(*arguments)
     return given.a.new_empty(given.shape, dtype=given.dtype or _own_dtype(given.checked()))
+
+
+library.define(schema_of(Implementation("").accumulate), tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def register(backend: str, key: str) -> None:

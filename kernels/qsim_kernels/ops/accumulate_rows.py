@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.sums_of_rows import accumulate_rows_into
 
 
@@ -39,6 +40,6 @@ def _fake(x: Tensor, index: Tensor, rows: int, *rest: Any) -> Tensor:
     return x.new_empty((rows, x.shape[1]), dtype=rest[-1])
 
 
-library.define("accumulate_rows" + torch.library.infer_schema(accumulate_rows, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+library.define(schema_of(accumulate_rows), tags=(torch.Tag.pt2_compliant_tag,))
 library.impl("accumulate_rows", accumulate_rows, "CompositeExplicitAutograd")
 torch.library.register_fake("qsim::accumulate_rows", _fake, lib=library)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
 from qsim_kernels.reference.sums import accumulate_into
 from qsim_kernels.sums import BlockScaled, Promoted, read_sum
@@ -75,6 +76,6 @@ def _fake(
     return _result(a, b, scales_a, scales_b, shared, how)[0]
 
 
-library.define("accumulate_scaled" + torch.library.infer_schema(accumulate_scaled, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+library.define(schema_of(accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
 library.impl("accumulate_scaled", accumulate_scaled, "CompositeExplicitAutograd")
 torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qsim_kernels.encoding import parts_of
 from qsim_kernels.ops.backend import OnBackend, library
+from qsim_kernels.ops.schemas import schema_of
 
 
 def encode_transpose(x: Tensor, seed: Tensor | None, rounding: str, stream: int, dtype: torch.dtype) -> Tensor:
@@ -80,7 +81,7 @@ def _both_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 _KERNEL = Implementation("qsim_kernels.triton.quantize.transposes")
 for _reference, _fake in ((encode_transpose, _transpose_fake), (encode_with_transpose, _both_fake)):
     _name = _reference.__name__
-    library.define(_name + torch.library.infer_schema(_reference, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(schema_of(_reference), tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(_name, _reference, "CompositeExplicitAutograd")
     torch.library.register_fake(f"qsim::{_name}", _fake, lib=library)
     if torch.version.hip is None:

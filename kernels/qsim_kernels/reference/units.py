@@ -90,7 +90,7 @@ def two_step(operands: Operands, how: TwoStep) -> Tensor:
         top = torch.maximum(top, running)
         kept = torch.floor(total * _power(how.fraction - top)) * _power(top - how.fraction)
         if how.apart:
-            kept = torch.where(running < top - how.fraction - 1, 0.0, kept)
+            kept = torch.where((running < top - how.fraction - 1) & total.isfinite(), 0.0, kept)
         found = torch.floor(products * _power(how.second - top)) * _power(top - how.second) + kept
         total = _onto(found + 0.0, SINGLE_GRID, Mode.NEAREST)
     return total
