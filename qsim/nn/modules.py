@@ -257,10 +257,15 @@ class Embedding(FivePointModule, nn.Embedding):
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:
-        """The two points and the accumulator of the gradient, without transforms: these cancel only in a product, which a lookup is not."""
+        """The two points and the accumulator of the gradient.
+
+        Transforms cancel only in a product, and a lookup is not a product. An accumulator adds numbers without scales, so gradients that
+        have scales are summed by torch.
+        """
         own = {name: getattr(points, name) for name in cls.point_names}
         plain = {name: point and replace(point, transform=None) for name, point in own.items()}
-        return FivePoint(**plain, accumulate=points.sums[2] and (None, None, points.sums[2]))
+        accumulator = None if points.grad is not None and points.grad.scale is not None else points.sums[2]
+        return FivePoint(**plain, accumulate=accumulator and (None, None, accumulator))
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded rows."""
