@@ -305,9 +305,9 @@ def test_a_call_can_require_the_chip() -> None:
 
 
 def test_points_carry_the_choice() -> None:
-    points = FivePoint("e4m3", accumulate=("h100_fp8", None, None), chip="never")
+    points = FivePoint("e4m3", "e4m3", accumulate=("h100_fp8", None, None), chip="never")
     assert FivePoint.from_json(points.to_json()) == points
-    assert str(points) == "act=e4m3, accumulate=(h100_fp8, None, None), chip=never"
+    assert str(points) == "act=e4m3, weight=e4m3, accumulate=(h100_fp8, None, None), chip=never"
     layer = qsim.convert(torch.nn.Linear(4, 4), points.to_dict())
     assert layer.points == points
     assert "chip=never" in repr(layer)
