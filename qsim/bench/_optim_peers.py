@@ -1,6 +1,7 @@
 """Other packages' AdamW, timed alternating with qsim's in the matching mode, each on its own parameters.
 
-Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with different random bits. The time
+Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with different random bits. Only
+torch's step, which cannot round stochastically, is also compared with a stochastic one, to show what that costs. The time
 compared is the time that a user waits for a step; if a peer waits for the device within its step, qsim's time on the host counts too.
 """
 
@@ -76,7 +77,9 @@ class Peer:
 
 
 PEERS = {
-    "torch": Peer("torch, fused", "torch", "torch.optim", "AdamW", [Mode("nearest", "bf16", {"fused": True})]),
+    "torch": Peer(
+        "torch, fused", "torch", "torch.optim", "AdamW", [Mode(update, "bf16", {"fused": True}) for update in ("nearest", "stochastic")]
+    ),
     "torchao": Peer("torchao", "torchao", "torchao.optim", "_AdamW", [Mode("stochastic", "bf16", {"bf16_stochastic_round": True})]),
     "optimi": Peer("optimi", "torch-optimi", "optimi", "AdamW", [Mode("kahan", "bf16", {"kahan_sum": True})]),
     "d9d": Peer(

@@ -12,8 +12,8 @@ from qsim.bench._settings import Settings
 from qsim.bench._tables import Column, Row, hundredths, tenths
 from qsim.bench._timing import host_time
 
-#: So few that a device finishes before the next call arrives.
-ELEMENTS = 2**10
+#: By device: so few that a GPU finishes before the next call arrives, and a small tensor of a CPU.
+ELEMENTS = {"cuda": 2**10, "cpu": 2**12}
 
 #: The number of consecutive calls, fewer than fit in a CUDA stream before it makes the host wait.
 BATCH = 200
@@ -28,9 +28,10 @@ COLUMNS = (
 
 def host(settings: Settings) -> Iterator[Row]:
     """The host time of the user calls: each creates its result, and draws its seed if needed."""
-    x = settings.normal(elements=ELEMENTS)
+    elements = ELEMENTS[settings.device.type]
+    x = settings.normal(elements=elements)
     for name, work in CALLS.items():
         calls = [partial(torch.mul, x, x), partial(work.call, work.prepare(x))]
         mul, seconds = host_time(calls, settings.clock, settings.repeats, BATCH)
-        row = {"part": "host", "work": name, "elements": ELEMENTS, "microseconds": seconds * 1e6, "mul_microseconds": mul * 1e6}
+        row = {"part": "host", "work": name, "elements": elements, "microseconds": seconds * 1e6, "mul_microseconds": mul * 1e6}
         yield {**row, "ratio": seconds / mul}

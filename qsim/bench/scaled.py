@@ -1,7 +1,7 @@
 """Measure quantize with scales: block formats, along the last dimension of a matrix, along its first, and in tiles.
 
 The bandwidth of each is compared with a copy of as many bytes, timed alternately. Data that must be read twice, because a scale of the
-whole tensor is computed first, counts twice.
+whole tensor is computed first, counts twice. The last column is the time of the call over that of a copy of the tensor into its result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import qsim
 from qsim.bench import _settings
 from qsim.bench._bandwidth import beside_copy
 from qsim.bench._settings import DTYPES, Settings
-from qsim.bench._tables import Column, Row, render, tenths, thousandths
+from qsim.bench._tables import Column, Row, hundredths, render, tenths, thousandths
 from qsim.scaling.block import NAMED, Block
 
 COLUMNS = (
@@ -26,6 +26,7 @@ COLUMNS = (
     Column("GB/s", "gb_per_s", tenths),
     Column("copy GB/s", "copy_gb_per_s", tenths),
     Column("ratio", "ratio", thousandths),
+    Column("× copy", "copies", hundredths),
 )
 
 #: The number of columns of the matrix, if it has as many elements.
@@ -85,7 +86,9 @@ def measure(formats: Mapping[str, Block], settings: Settings) -> Iterator[Row]:
                 for rounding in settings.roundings:
                     call = partial(qsim.quantize, x, fmt, rounding=rounding, dim=dim, dtype=DTYPES[target])
                     row = {"format": name, "along": along, "rounding": rounding, "dtypes": f"{source}→{target}"}
-                    yield {**row, **beside_copy(call, moved, settings)}
+                    times = beside_copy(call, moved, settings)
+                    copied = x.nbytes + x.numel() * DTYPES[target].itemsize
+                    yield {**row, **times, "copies": times["seconds"] * times["copy_gb_per_s"] * 1e9 / copied}
 
 
 def _directions(fmt: Block) -> dict[str, int]:

@@ -157,14 +157,14 @@ def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFix
 def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tensors", "one", "--algorithms", "sgd,adamw-e4m3", "--peers", "torch", "--only", "steps"]
     assert main(["bench", "optim", *TINY, *words]) == 0
-    heading, _, first, peer_titles, peer, _, second, titles, *rows = capsys.readouterr().out.splitlines()
+    heading, _, first, peer_titles, peer, _, _, second, titles, *rows = capsys.readouterr().out.splitlines()
     assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
     assert heading.endswith("2^6 elements")
     # Peers are timed before a profiler has been active.
     assert (first, second) == ("peers", "steps")
     assert peer_titles.endswith("  ratio")
     assert titles.endswith("  ratio")
-    assert peer.startswith("torch, fused  1 of 2^6  nearest  bf16 ")
+    assert peer.startswith("torch, fused  1 of 2^6  nearest ")
     assert [row.split("  ")[:2] for row in rows] == [["1 of 2^6", "SGD, momentum"], ["1 of 2^6", "AdamW, E4M3 weights"]]
     assert all(row.count("not measured") == 2 for row in rows)
 
@@ -284,8 +284,7 @@ def test_peers_are_timed_with_qsim_in_the_matching_mode(
 def test_torchs_fused_adamw_is_always_there(capsys: pytest.CaptureFixture[str]) -> None:
     rows = bench(capsys, "--only", "peers", "--peers", "torch")["rows"]
     assert [(row["peer"], row["update"], row["states"], row["count"]) for row in rows] == [
-        ("torch, fused", "nearest", "bf16", 1),
-        ("torch, fused", "nearest", "bf16", 12),
+        ("torch, fused", update, "bf16", count) for count in (1, 12) for update in ("nearest", "stochastic")
     ]
     assert all(row["ratio"] == pytest.approx(row["peer_milliseconds"] / row["milliseconds"]) for row in rows)
     assert all(row["peer_milliseconds"] > 0 for row in rows)
@@ -306,7 +305,7 @@ def test_both_sides_have_parameters_of_their_own(capsys: pytest.CaptureFixture[s
 
     monkeypatch.setattr(Tensors, "parameters", parameters)
     bench(capsys, "--only", "peers", "--peers", "torch", "--tensors", "one")
-    (theirs,), (ours,) = seen
+    (theirs,), (ours,), *_ = seen
     assert theirs.data_ptr() != ours.data_ptr()
     assert theirs.shape == ours.shape == (64,)
 
@@ -316,13 +315,13 @@ def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], mo
         monkeypatch.setitem(sys.modules, module, None)
     rows = bench(capsys, "--tensors", "one", "--peers")["rows"]
     found = [row for row in rows if row["part"] == "peers"]
-    assert [row["peer"] for row in found] == ["torch, fused", "torchao", "optimi", "d9d"]
+    assert [row["peer"] for row in found] == ["torch, fused", "torch, fused", "torchao", "optimi", "d9d"]
     assert found[0]["ratio"] > 0
-    assert found[1]["note"].startswith("not installed (pip install torchao): ")
-    assert found[2]["note"].startswith("not installed (pip install torch-optimi): ")
-    assert found[3]["note"] == "runs on cuda only"
+    assert found[2]["note"].startswith("not installed (pip install torchao): ")
+    assert found[3]["note"].startswith("not installed (pip install torch-optimi): ")
+    assert found[4]["note"] == "runs on cuda only"
     # Everything else that was requested is still measured.
-    assert len(rows) == 4 + 10
+    assert len(rows) == 5 + 10
 
 
 @pytest.mark.usefixtures("asked")

@@ -88,7 +88,7 @@ def test_layouts_are_measured_for_the_first_format_in_every_order(capsys: pytest
 def test_host_compares_each_call_with_torch_mul(capsys: pytest.CaptureFixture[str]) -> None:
     rows = bench(capsys, "--only", "host")["rows"]
     assert [row["work"] for row in rows] == list(CALLS)
-    assert all(row["elements"] == 1024 for row in rows)
+    assert all(row["elements"] == 4096 for row in rows)
     assert all(row["ratio"] == pytest.approx(row["microseconds"] / row["mul_microseconds"]) for row in rows)
     assert all(row["mul_microseconds"] > 0 for row in rows)
 

@@ -32,7 +32,7 @@ def test_every_direction_and_its_bytes(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scaled", *TINY, "--formats", "mxfp8", "--roundings", "nearest,stochastic", "--dtypes", "fp32"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["format", "along", "rounding", "dtypes", "GB/s", "copy", "GB/s", "ratio"]
+    assert lines[1].split() == ["format", "along", "rounding", "dtypes", "GB/s", "copy", "GB/s", "ratio", "×", "copy"]
     assert [line.split()[:3] for line in lines[2:]] == [["mxfp8", a, r] for a in ("last", "first") for r in ("nearest", "stochastic")]
 
 
