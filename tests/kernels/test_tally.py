@@ -67,6 +67,31 @@ def test_counts_are_those_of_python(fmt: Format, dtype: torch.dtype, overflow: s
     assert sums.tolist() == pytest.approx([signal, noise], rel=1e-12)
 
 
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_loops_against_reference(dtype: torch.dtype, target: torch.dtype) -> None:
+    loops = pytest.importorskip("qsim_kernels.compiled.tally", reason="needs numba")
+    fmt = qsim.format("e5m2")
+    x = moderate(fmt, dtype)
+    rounded = qsim.quantize(x, fmt, overflow="nonfinite", dtype=target)
+    for elements, q in ((x, rounded), (x[1::2], rounded[1::2]), (x[:1], rounded[:1]), (x[:0], rounded[:0])):
+        (counts, sums), (due, added) = loops.tally(elements, q, fmt.min, fmt.max), tally(elements, q, fmt.min, fmt.max)
+        assert torch.equal(counts, due)
+        assert sums.tolist() == pytest.approx(added.tolist(), rel=1e-12)
+
+
+def test_sums_do_not_depend_on_the_number_of_threads() -> None:
+    x, before = torch.randn(1 << 18), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(torch.ops.qsim.tally(x, x.bfloat16(), -1.0, 1.0))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernel_against_reference(dtype: torch.dtype, wide: bool) -> None:

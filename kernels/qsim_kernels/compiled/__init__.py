@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,20 +10,18 @@ from torch import Tensor
 from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.compiled import tables
-from qsim_kernels.compiled.deterministic import deterministic_loop
-from qsim_kernels.compiled.loops import nearest_loop, stochastic_loop
-from qsim_kernels.compiled.stochastic import way_of
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import in_parts
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference import checksum
 from qsim_kernels.reference.chunks import pieces
-from qsim_kernels.reference.rounding import as_values, rounds_by_addition
+from qsim_kernels.reference.rounding import as_values
 
 __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
 _STORED = (torch.float32, torch.bfloat16)
-#: Elements per piece when rounding in place.
-_PIECE = 1 << 20
+_QUANTIZE = Native("values", "quantize", 11)
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -43,30 +40,11 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
     """Round between contiguous tensors of float32 or bfloat16."""
-    out_at, x_at, steps = out.data_ptr(), x.data_ptr(), (out.element_size(), x.element_size())
-    if out_at == x_at and x.numel():
-        # Loops vectorize only if they do not write where they read, so in-place rounding reads a copy, piece by piece.
-        for start in range(0, x.numel(), _PIECE):
-            piece = slice(start, start + _PIECE)
-            _round(out.view(-1)[piece], x.view(-1)[piece].clone(), seed, how, rule, stream, offset + start)
-        return
-    loop, *chosen = _loop(out.dtype, x.dtype, how, rule)
-    if rule.mode != Mode.STOCHASTIC:
-        in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen), x.numel())
-        return
-    in_parts(lambda at, count: loop(out_at + at * steps[0], x_at + at * steps[1], count, *chosen, seed, stream, offset + at), x.numel())
-
-
-@lru_cache(maxsize=1024)
-def _loop(out: torch.dtype, x: torch.dtype, how: Plan, rule: Rule) -> tuple[Any, ...]:
-    """The loop for a rounding between two dtypes, and its numbers."""
-    if how.negative_zero and rounds_by_addition(how, rule):
-        return nearest_loop(out, x), how.shift, how.low, how.top
-    numbers = how.shift, how.low, how.least, how.top, how.bottom, how.floor, how.over, how.under
-    flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.correction
-    if rule.mode == Mode.STOCHASTIC:
-        return stochastic_loop(out, x), way_of(how, rule), numbers, flags, rule.bits
-    return deterministic_loop(out, x), int(rule.mode), numbers, flags, how.half, how.parity
+    chosen = strip(how, rule)
+    where = out.data_ptr(), x.data_ptr()
+    given = out.element_size() == 2, x.element_size() == 2, chosen.loop, chosen.how, seed or 0, stream, offset
+    run = _QUANTIZE.run
+    in_parts(lambda at, count: run(*where, at, count, *given), x.numel())
 
 
 def encode_into(

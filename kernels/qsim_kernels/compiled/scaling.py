@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import ctypes
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,10 @@ from torch import Tensor
 from qsim_kernels.carrier import SINGLE, plan
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.hadamard import hadamard
+from qsim_kernels.compiled.jobs import Job, making, stored
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import in_parts
-from qsim_kernels.compiled.tiles import amaxes_loop, divide_loop, restore_loop, scales_loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
@@ -21,9 +22,12 @@ from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
-#: Elements that a thread divides, rounds and multiplies before it continues with the next.
-_AT_ONCE = 1 << 15
-_quantize_scaled_wide = partial(reference.quantize_scaled_into, quantize=quantize_into)
+_STORED = (torch.float32, torch.bfloat16)
+_AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
+_SCALES = Native("scales", "scales", 4)
+#: Elements of the parts into which a tensor that is one tile is cut.
+_PART = 1 << 16
+_quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
 
 
 def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
@@ -34,10 +38,13 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
         reference.amaxes_into(out, x, tiles, turn, finite)
         return
     x = _stored(x if turn is None else hadamard(x, turn))
-    (rows, columns, height, width, across), loop = _in_rows(tiles), amaxes_loop(x.dtype)
-    matrices, tile_rows = x.numel() // (rows * columns), out.numel() // -(-columns // width)
-    given = matrices, (rows, columns, height, width), across, finite
-    in_parts(lambda at, count: loop(out.data_ptr(), x.data_ptr(), at, count, *given), tile_rows, x.numel() // tile_rows)
+    if out.numel() == 1 and x.numel() > _PART:
+        # The magnitudes of parts first, so that threads can share them.
+        parts = torch.empty(-(-x.numel() // _PART), dtype=torch.float32, device=out.device)
+        amaxes_into(parts, x, Tiles(1, x.numel(), 1, _PART, False), None, finite)
+        x, tiles = parts, Tiles(1, parts.numel(), 1, parts.numel(), False)
+    job = _job(x, tiles)._replace(scales=out.data_ptr(), counted=SINGLE.infinity - 1 if finite else SINGLE.nan)
+    _in_parts(_AMAXES, job, _tile_rows(job))
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -45,11 +52,8 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     if amaxes.dtype == torch.float64:
         reference.scales_into(out, amaxes, under, scales)
         return
-    how, amaxes = plan(scales.grid, wide=True), amaxes.contiguous()
-    whole = 1.0 if under is None else float(under)
-    numbers = (how.shift, how.low, how.least, how.half, how.parity, how.top)
-    given = (whole, scales.rule, math.ldexp(1.0, scales.margin), scales.largest, scales.mantissa, scales.least, numbers, how.zero)
-    scales_loop(out.data_ptr(), amaxes.data_ptr(), amaxes.numel(), *given)
+    amaxes, how = amaxes.contiguous(), making(scales, 1.0 if under is None else float(under))
+    _SCALES.run(out.data_ptr(), amaxes.data_ptr(), amaxes.numel(), ctypes.addressof(how))
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -71,9 +75,22 @@ def quantize_tiles_into(
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     x = x if turn is None else hadamard(x, turn)
     if scales is None:
-        scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
-    scales_of_tiles_into(scales, x, under, tiles, None, False, how)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
+        scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
+    if not _in_loops(x, out, elements) or not x.numel() or tiles.across:
+        scales_of_tiles_into(scales, x, under, tiles, None, False, how)
+        quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
+        return
+    x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
+    whole = 1.0 if under is None else float(under)
+    made = making(how, whole)
+    factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
+    result = _result(out)
+    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
+    job = job._replace(scales=scales.data_ptr(), making=ctypes.addressof(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
+    job = job._replace(finding=_AMAXES.address, scaling=_SCALES.address, rounding=_ROWS.address)
+    _in_parts(_TILES, job, _tile_rows(job))
+    if result is not out:
+        out.copy_(one_nan(result.to(out.dtype)))
 
 
 def quantize_scaled_into(
@@ -89,85 +106,85 @@ def quantize_scaled_into(
     offset: int,
 ) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
-    if torch.float64 in (x.dtype, out.dtype):
-        _quantize_scaled_wide(out, x, scales, under, tiles, turn, elements, seed, stream, offset)
+    if not _in_loops(x, out, elements):
+        _quantize_scaled(out, x, scales, under, tiles, turn, elements, seed, stream, offset)
         return
     if not x.numel():
         return
-    x = _stored(x if turn is None else hadamard(x, turn))
-    whole = (scales if under is None else under_whole(scales, under)).contiguous()
-    factors = whole if elements.restore == Restore.ALL else scales.contiguous()
-    is_held = out.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
-    result = out if is_held else torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    part = _Part(result.view(-1), x.view(-1), whole, factors, _in_rows(tiles), elements, seed, stream, offset, out.dtype)
-    in_parts(part.round, x.numel() // part.tiles.columns, part.tiles.columns)
-    if not is_held:
+    x, scales = _stored(x if turn is None else hadamard(x, turn)), scales.to(torch.float32).contiguous()
+    divisors = scales if under is None else under_whole(scales, under)
+    factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
+    result = _result(out)
+    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
+    _in_parts(_ROWS, job, job.matrices * job.rows)
+    if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
 
 
-class _Part(NamedTuple):
-    """The tensors whose rows threads round.
-
-    Attributes:
-        out: The output.
-        x: Values.
-        scales: What the values are divided by.
-        factors: What they are multiplied by again.
-        tiles: Which elements share a scale.
-        elements: How elements are rounded.
-        seed: See `reference.quantize_into`.
-        stream: See `reference.quantize_into`.
-        offset: See `reference.quantize_into`.
-        dtype: The dtype in which the result must be finite.
-    """
-
-    out: Tensor
-    x: Tensor
-    scales: Tensor
-    factors: Tensor
-    tiles: Tiles
-    elements: ElementRounding
-    seed: Tensor | None
-    stream: int
-    offset: int
-    dtype: torch.dtype
-
-    def round(self, at: int, count: int) -> None:
-        """Round a number of rows starting at one, few enough at once to stay in the CPU cache."""
-        columns, how = self.tiles.columns, self.elements
-        rows = min(count, max(1, _AT_ONCE // columns))
-        values, rounded = (torch.empty(rows * columns, dtype=torch.float32, device=self.x.device) for _ in range(2))
-        for first in range(at, at + count, rows):
-            last = min(first + rows, at + count)
-            here, size = slice(first * columns, last * columns), (last - first) * columns
-            self._divide(values, first, last - first)
-            quantize_into(rounded[:size], values[:size], self.seed, how.grid, how.rule, self.stream, self.offset + here.start)
-            if how.restore:
-                self._restore(rounded, first, last - first)
-            else:
-                self.out[here].copy_(one_nan(rounded[:size].to(self.out.dtype)))
-
-    def _divide(self, values: Tensor, first: int, count: int) -> None:
-        rows, columns, height, width, across = self.tiles
-        # The loop counts from the very first row.
-        to = values.data_ptr() - first * columns * values.element_size()
-        divide_loop(self.x.dtype)(to, self.x.data_ptr(), self.scales.data_ptr(), first, count, (rows, columns, height, width), across)
-
-    def _restore(self, rounded: Tensor, first: int, count: int) -> None:
-        rows, columns, height, width, across = self.tiles
-        most = SINGLE.pattern(torch.finfo(self.dtype).max) if self.elements.rule.saturate else SINGLE.nan
-        came = rounded.data_ptr() - first * columns * rounded.element_size()
-        loop, shape = restore_loop(self.out.dtype), (rows, columns, height, width)
-        loop(self.out.data_ptr(), came, self.factors.data_ptr(), first, count, shape, across, most)
-
-
-def _in_rows(tiles: Tiles) -> Tiles:
-    """The tiles as one tile per row, if consecutive tiles allow it: threads can then share any number of them."""
-    if tiles.rows == 1 and tiles.columns % tiles.width == 0 and not tiles.across:
-        return Tiles(1, tiles.width, 1, tiles.width, False)
-    return tiles
+def _in_loops(x: Tensor, out: Tensor, elements: ElementRounding) -> bool:
+    """Whether the loops can round: in float32's bits."""
+    return torch.float64 not in (x.dtype, out.dtype) and plan(elements.grid, wide=False).carrier == SINGLE
 
 
 def _stored(x: Tensor) -> Tensor:
     """Values in the form that loops read."""
-    return (x if x.dtype in (torch.float32, torch.bfloat16) else x.to(torch.float32)).contiguous()
+    return (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
+
+
+def _result(out: Tensor) -> Tensor:
+    """The tensor that loops write, the output itself if they can."""
+    return out if out.dtype in _STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
+
+
+def _job(x: Tensor, tiles: Tiles) -> Job:
+    """The values and their tiles, as a single row if all tiles follow each other: threads can then share any number of them."""
+    rows, columns, height, width, across = tiles
+    if height == 1 and columns % width == 0 and not across:
+        rows, columns = 1, x.numel()
+    matrices = x.numel() // (rows * columns) if rows * columns else 0
+    return Job(
+        x=x.data_ptr(),
+        x_is_narrow=x.element_size() == 2,
+        matrices=matrices,
+        rows=rows,
+        columns=columns,
+        height=height,
+        width=width,
+        across=across,
+    )
+
+
+def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, elements: ElementRounding, dtype: torch.dtype) -> Job:
+    """Add how elements are rounded to a job; results must be finite in `dtype`."""
+    chosen = strip(plan(elements.grid, wide=False), elements.rule)
+    is_limited = elements.restore and elements.rule.saturate
+    return job._replace(
+        out=out.data_ptr(),
+        out_is_narrow=out.element_size() == 2,
+        factors=0 if factors is None else factors.data_ptr(),
+        divisors=divisors.data_ptr(),
+        strip=chosen.loop,
+        how=chosen.how,
+        most=SINGLE.pattern(torch.finfo(dtype).max) if is_limited else SINGLE.nan,
+    )
+
+
+def _noise(seed: Tensor | None, stream: int, offset: int) -> dict[str, int]:
+    """A job's random bits."""
+    return {"seed": 0 if seed is None else int(seed), "stream": stream, "offset": offset}
+
+
+def _tile_rows(job: Job) -> int:
+    """The number of rows of tiles in a job."""
+    return (1 if job.across else job.matrices) * -(-job.rows // job.height)
+
+
+def _in_parts(loop: Native, job: Job, rows: int) -> None:
+    """Run a loop of `loops.tiles` over a number of rows, or of rows of tiles; threads share those, or the tiles of a single row."""
+    numbers = stored(job)
+    at, run, width, columns = ctypes.addressof(numbers), loop.run, job.width, job.columns
+    if rows == 1:
+        tiles, size = -(-columns // width), width * (job.matrices if job.across else 1) * job.height
+        in_parts(lambda first, count: run(at, 0, 1, first * width, min(count * width, columns - first * width)), tiles, size)
+    else:
+        in_parts(lambda first, count: run(at, first, count, 0, columns), rows, job.matrices * job.rows * columns // rows)

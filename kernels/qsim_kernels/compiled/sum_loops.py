@@ -11,8 +11,8 @@ import numba
 import numpy as np
 
 from qsim_kernels.carrier import DOUBLE, NOISE_BITS
-from qsim_kernels.compiled.bits import as_double, as_long
-from qsim_kernels.compiled.noise import SERVED, draw
+from qsim_kernels.compiled.loops.bits import as_double, as_long
+from qsim_kernels.compiled.loops.noise import SERVED, draw
 from qsim_kernels.grid import Mode
 from qsim_kernels.sums import LEAST_EXPONENT, Order
 

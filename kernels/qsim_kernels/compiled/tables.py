@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
-import numba
-import numpy as np
 import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import SINGLE, plan
-from qsim_kernels.compiled.bits import pointer
+from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import decode_into, encode_into
@@ -22,7 +18,7 @@ BITS = 8
 # Passed in every call, because torch's default device may be a different one.
 _CPU = torch.device("cpu")
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, saturate=False)
-_UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LOOK_UP = Native("tables", "look_up", 7)
 
 
 def has_codes(grid: Grid, coding: Coding) -> bool:
@@ -50,21 +46,6 @@ def values(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
 
 def look_up(out: Tensor, places: Tensor, table: Tensor) -> None:
     """Look up unsigned indices in a table, between contiguous tensors."""
-    loop = _loop(out.element_size(), places.element_size())
-    out_at, places_at, table_at, size = out.data_ptr(), places.data_ptr(), table.data_ptr(), table.numel()
-    steps = out.element_size(), places.element_size()
-    in_parts(lambda at, count: loop(out_at + at * steps[0], places_at + at * steps[1], count, table_at, size), places.numel())
-
-
-@lru_cache(maxsize=16)
-def _loop(entry: int, place: int) -> Callable[..., None]:
-    entries, places = _UNSIGNED[entry], _UNSIGNED[place]
-
-    @numba.njit(nogil=True, cache=True)
-    def loop(out_at, places_at, count, table_at, size):
-        out, at = numba.carray(pointer(out_at), count, entries), numba.carray(pointer(places_at), count, places)
-        table = numba.carray(pointer(table_at), size, entries)
-        for i in range(count):
-            out[i] = table[at[i]]
-
-    return loop  # type: ignore[no-any-return]
+    run, where = _LOOK_UP.run, (out.data_ptr(), places.data_ptr())
+    given = table.data_ptr(), out.element_size(), places.element_size()
+    in_parts(lambda at, count: run(*where, at, count, *given), places.numel())

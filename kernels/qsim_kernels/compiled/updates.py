@@ -1,32 +1,73 @@
-"""Optimizer steps on CPUs, with loops compiled by Numba; bit for bit the same as `qsim_kernels.reference.updates`."""
+"""Optimizer steps on CPUs, in loops compiled by Numba; bit for bit the same as `qsim_kernels.reference.updates`."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 from collections.abc import Callable
-from typing import Any
+from itertools import chain
 
-import numba
-import numpy as np
 import torch
 from torch import Tensor
 
+from qsim_kernels.carrier import SINGLE, plan
 from qsim_kernels.compiled import quantize_into
-from qsim_kernels.compiled.bits import pointer
+from qsim_kernels.compiled.jobs import Update, stored
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import in_parts
-from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import Noise, updates as reference
-from qsim_kernels.reference.updates import Tensors, UpdateFunctions, as_single
-from qsim_kernels.updates import SGD, Adam, Factors, Roundings, Step
+from qsim_kernels.reference.rounding import one_nan
+from qsim_kernels.reference.updates import Place, Tensors, UpdateFunctions
+from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step
 
-#: Elements whose numbers stay in the processor's nearest cache.
-_STRIP = 1 << 10
-_f32: Any = np.float32
+_ADAM, _SGD = Native("updates", "adam", 3), Native("updates", "sgd", 3)
+_STORED = (torch.float32, torch.bfloat16)
 
 
 def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
-    reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _adam))
+    grids = roundings.grid, roundings.inner, roundings.state
+    if roundings.in_format or any(plan(grid, wide=False).carrier != SINGLE for grid in grids):
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam))
+    else:
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam, _update_whole))
+
+
+def _update_whole(
+    x: Tensors, factors: Factors, key: Callable[[int], tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
+) -> None:
+    """Update one parameter."""
+    held = Tensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
+    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
+    strips = [(*strip(plan(grid, wide=False), rule)[:2], int(rule.saturate)) for grid, rule in chosen]
+    draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
+    state = held.first if held.first is not None else held.param
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
+    dtypes = [tensor.element_size() == 2 for tensor in (held.param, held.grad, state)]
+    factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
+    keys = [number for role in range(ROLES) for number in (key(role) if draws else (0, 0))]
+    job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
+    numbers = stored(job)
+    at, run = ctypes.addressof(numbers), (_ADAM if isinstance(algorithm, Adam) else _SGD).run
+    in_parts(lambda start, count: run(at, start, count), held.param.numel())
+    for tensor, result in zip(x, held, strict=True):
+        if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
+            tensor.copy_(one_nan(result.to(tensor.dtype)))
+
+
+def _held(x: Tensor) -> Tensor:
+    """A tensor as the loops read and write it."""
+    return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
+
+
+def _flags(algorithm: Adam | SGD) -> int:
+    """The bits of `Update.flags`."""
+    decays = bool(algorithm.decay)
+    is_nesterov = isinstance(algorithm, SGD) and algorithm.nesterov
+    return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2 | is_nesterov << 3
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -42,65 +83,5 @@ def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtyp
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as a signed number, as which the loops are compiled."""
+    """The same 64 bits as a signed number, which tensors can hold."""
     return word - (1 << 64) if word >> 63 else word
-
-
-def _adam(grad: Tensor, x: Tensors, factors: Factors, q: Callable[[Tensor], Tensor], in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
-    """The update and the new moments; see `reference.updates.adam`."""
-    if in_format:
-        return reference.adam(grad, x, factors, q, in_format)
-    assert x.first is not None
-    assert x.second is not None
-    first, second = as_single(x.first), as_single(x.second)
-    largest = second if x.largest is None else as_single(x.largest)
-    new = torch.empty((4, grad.numel()), dtype=torch.float32, device=grad.device)
-    change, *moments = new
-    given, numbers = (grad.data_ptr(), first.data_ptr(), second.data_ptr(), largest.data_ptr()), tuple(map(_f32, factors[1:-1]))
-    in_parts(lambda at, count: _adam_loop(new.data_ptr(), given, at, count, grad.numel(), x.largest is not None, numbers), grad.numel())
-    return change, [*moments[:2], None if x.largest is None else moments[2]]
-
-
-@numba.njit(nogil=True, cache=True)
-def _adam_loop(out_at, given, start, count, size, amsgrad, numbers):
-    """Write the update, the new moments and the largest second moment of some elements, in rows of `size`."""
-    keep1, fresh1, keep2, fresh2, rate, root, _, epsilon = numbers
-    out = numba.carray(pointer(out_at), 4 * size, np.float32)
-    grad, old1 = numba.carray(pointer(given[0]), size, np.float32), numba.carray(pointer(given[1]), size, np.float32)
-    old2, largest = numba.carray(pointer(given[2]), size, np.float32), numba.carray(pointer(given[3]), size, np.float32)
-    for begin in range(start, start + count, _STRIP):
-        end = min(begin + _STRIP, start + count)
-        change, new1, new2 = out[begin:end], out[size + begin : size + end], out[2 * size + begin : 2 * size + end]
-        _first_moments(new1, old1[begin:end], grad[begin:end], keep1, fresh1)
-        _second_moments(new2, old2[begin:end], grad[begin:end], keep2, fresh2)
-        if amsgrad:
-            most = out[3 * size + begin : 3 * size + end]
-            _largest(most, largest[begin:end], new2)
-            _changes(change, new1, most, rate, root, epsilon)
-        else:
-            _changes(change, new1, new2, rate, root, epsilon)
-
-
-# One loop for each formula: with more arrays at once, the compiler would not check whether they overlap, and not vectorize.
-@numba.njit(nogil=True, cache=True)
-def _first_moments(new, old, grad, keep, fresh):
-    for i in range(len(new)):
-        new[i] = _f32(_f32(old[i] * keep) + _f32(grad[i] * fresh))
-
-
-@numba.njit(nogil=True, cache=True)
-def _second_moments(new, old, grad, keep, fresh):
-    for i in range(len(new)):
-        new[i] = _f32(_f32(old[i] * keep) + _f32(_f32(grad[i] * grad[i]) * fresh))
-
-
-@numba.njit(nogil=True, cache=True)
-def _largest(most, old, new):
-    for i in range(len(most)):
-        most[i] = new[i] if new[i] > old[i] or np.isnan(new[i]) else old[i]
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _changes(change, first, second, rate, root, epsilon):
-    for i in range(len(change)):
-        change[i] = _f32(_f32(first[i] / _f32(_f32(np.sqrt(second[i]) * root) + epsilon)) * rate)

@@ -205,15 +205,17 @@ def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roun
 
 
 class UpdateFunctions(NamedTuple):
-    """The two functions that take the time, in plain torch or faster with the same results.
+    """The functions that take the time, in plain torch or faster with the same results.
 
     Attributes:
         rounded: See `rounded`.
         adam: See `adam`.
+        whole: A function that updates a whole parameter, in place of this module.
     """
 
     rounded: Callable[..., Tensor]
     adam: Callable[..., tuple[Tensor, list[Tensor | None]]]
+    whole: Callable[[Tensors, Factors, Callable[[int], tuple[int, int]], Place, Adam | SGD, Roundings], None] | None = None
 
 
 PLAIN = UpdateFunctions(rounded, adam)
@@ -232,6 +234,9 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: UpdateF
         key = partial(_key, step.seed, done, step.streams[i])
         tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
         place = Place(*step.places[3 * i : 3 * i + 3])
+        if how.whole is not None:
+            how.whole(tensors, factors, key, place, algorithm, roundings)
+            continue
         for index, views in pieces(*(x for x in tensors if x is not None)):
             remaining = iter(views)
             piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]

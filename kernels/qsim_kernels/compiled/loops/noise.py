@@ -1,23 +1,24 @@
-"""The random bits of consecutive elements, in loops compiled by Numba; see `qsim_kernels.reference.philox`."""
+"""The random bits of consecutive elements; see `qsim_kernels.reference.philox`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from qsim_kernels.carrier import NOISE_BITS
+from qsim_kernels.compiled.loops.bits import inlined, part
 
 #: Elements that share a Philox block.
 SERVED = 8
 _NOISE = NOISE_BITS
 _u64: Any = np.uint64
+_u32: Any = np.uint32
 _WORD, _HALF, _LAST = _u64(0xFFFFFFFF), _u64(0xFFFF), _u64(1 << 63)
 _16, _32 = _u64(16), _u64(32)
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def draw(noise, blocks, first, seed, stream, bits, correction):
     """Write the result of `as_added` for the elements of some blocks.
 
@@ -45,15 +46,15 @@ def draw(noise, blocks, first, seed, stream, bits, correction):
         noise[i] = noise[i] >> dropped << behind | corrected
 
 
-@numba.njit(nogil=True, cache=True)
+@part
 def draw_first(words, blocks, first, seed, stream):
     """Write the words that hold the first 16 bits of the elements of some blocks, in the elements' order; see `draw` for the arguments."""
     for j in range(blocks):
         a, b, c, d = _philox(first + _u64(j), seed, stream)
-        words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = a, b, c, d
+        words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = _u32(a), _u32(b), _u32(c), _u32(d)
 
 
-@numba.njit(inline="always")
+@inlined
 def _philox(block, seed, stream):
     """The four words of a counter, after ten rounds of Philox4x32."""
     c0, c1, c2, c3 = block & _WORD, block >> _32, stream & _WORD, stream >> _32

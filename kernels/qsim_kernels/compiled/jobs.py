@@ -1,0 +1,160 @@
+"""The numbers of a call as the loops take them: a row of 64-bit integers in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from qsim_kernels.carrier import plan
+from qsim_kernels.scales import ScaleRule, Scales
+
+
+class Job(NamedTuple):
+    """Rounding under scales, in the order in which `loops.tiles` reads it; addresses are 0 where there is nothing.
+
+    Attributes:
+        out: Address of the results.
+        x: Address of the values.
+        factors: Address of what results are multiplied by, or 0.
+        divisors: Address of what values are divided by: scales, times that of the whole tensor.
+        scales: Address of the largest magnitudes, and of the scales that replace them.
+        matrices: Number of matrices.
+        rows: See `scales.Tiles`.
+        columns: See `scales.Tiles`.
+        height: See `scales.Tiles`.
+        width: See `scales.Tiles`.
+        across: See `scales.Tiles`.
+        out_is_narrow: Whether results are bfloat16, not float32.
+        x_is_narrow: The same for values.
+        strip: Address of the loop that rounds a strip.
+        how: Address of its numbers.
+        seed: See `loops.strips`.
+        stream: See `loops.strips`.
+        making: Address of the numbers of `making`.
+        under: Bits of the float32 scale of the whole tensor.
+        counted: Bits of the largest magnitude that is not ignored.
+        offset: Logical index of the first element.
+        most: Bits of the largest magnitude of a result.
+        finding: Address of the loop that finds the largest magnitudes.
+        scaling: Address of the loop that makes scales of them.
+        rounding: Address of the loop that rounds under scales.
+    """
+
+    out: int = 0
+    x: int = 0
+    factors: int = 0
+    divisors: int = 0
+    scales: int = 0
+    matrices: int = 0
+    rows: int = 0
+    columns: int = 0
+    height: int = 0
+    width: int = 0
+    across: int = 0
+    out_is_narrow: int = 0
+    x_is_narrow: int = 0
+    strip: int = 0
+    how: int = 0
+    seed: int = 0
+    stream: int = 0
+    making: int = 0
+    under: int = 0
+    counted: int = 0
+    offset: int = 0
+    most: int = 0
+    finding: int = 0
+    scaling: int = 0
+    rounding: int = 0
+
+
+class Update(NamedTuple):
+    """One step for one parameter, in the order in which `loops.updates` reads it; addresses are 0 where there is nothing.
+
+    Attributes:
+        param: Address of the parameter.
+        grad: Address of the gradient.
+        first: Address of the first moments.
+        second: Address of the second moments.
+        largest: Address of the largest second moments.
+        compensation: Address of the compensation, which has the parameter's dtype.
+        param_is_narrow: Whether parameters are bfloat16, not float32.
+        grad_is_narrow: The same for gradients.
+        state_is_narrow: The same for moments.
+        flags: 1 to step along the gradient, 2 to add the decay to the gradient, 4 to add it to the update, 8 for Nesterov's update.
+        scale: The bits of a float32, as the following ones; see `qsim_kernels.updates.Factors`.
+        offset: Logical index of the first element.
+        row: The number of elements with consecutive indices; 0 if all have.
+        stride: The distance from the index of one row's first element to that of the next.
+        param_strip: Address of the loop that rounds weights.
+        param_how: Address of its numbers.
+        param_masks: Whether infinities become NaN first; the same three follow for compensations (`inner`) and for moments (`state`).
+        param_seed: The seed of the weights' random bits.
+        param_stream: Their stream; the same two follow for first and second moments.
+    """
+
+    param: int
+    grad: int
+    first: int
+    second: int
+    largest: int
+    compensation: int
+    param_is_narrow: int
+    grad_is_narrow: int
+    state_is_narrow: int
+    flags: int
+    scale: int
+    keep1: int
+    fresh1: int
+    keep2: int
+    fresh2: int
+    rate: int
+    root: int
+    mean: int
+    epsilon: int
+    decay: int
+    offset: int
+    row: int
+    stride: int
+    param_strip: int
+    param_how: int
+    param_masks: int
+    inner_strip: int
+    inner_how: int
+    inner_masks: int
+    state_strip: int
+    state_how: int
+    state_masks: int
+    param_seed: int
+    param_stream: int
+    first_seed: int
+    first_stream: int
+    second_seed: int
+    second_stream: int
+
+
+def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    """Numbers in memory; `ctypes.addressof` gives their address, as long as they are kept."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def making(scales: Scales, under: float) -> ctypes.Array[ctypes.c_int64]:
+    """How scales are made, in the order in which `loops.scales` reads it; `under` is the scale of the whole tensor, or 1."""
+    rule, margin, factor, mantissa, least, grid = _making(scales)
+    return stored((rule, bits_of(under), margin, factor, mantissa, least, *grid))
+
+
+@lru_cache(maxsize=256)
+def _making(scales: Scales) -> tuple[int, int, int, int, int, tuple[int, ...]]:
+    how, is_up = plan(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
+    limit = (0 if is_up else how.half) if how.zero else -1
+    grid = how.shift, how.low, how.least, limit, how.parity, how.top, int(is_up)
+    return scales.rule, bits_of(math.ldexp(1.0, scales.margin)), bits_of(scales.largest), scales.mantissa, bits_of(scales.least), grid
+
+
+def bits_of(x: float) -> int:
+    """The bits of a float64."""
+    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
+    return bits

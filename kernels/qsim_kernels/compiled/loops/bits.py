@@ -1,0 +1,149 @@
+"""Operations that Numba lacks: memory at an address, room on the stack, the bits of a float as an integer, and calls of an address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils, types as numba_types
+from numba.extending import intrinsic
+
+types: Any = numba_types
+#: Elements of the vectors in the functions that work on vectors.
+GROUP = 16
+#: The options of functions that loops are made of; see `building.OPTIONS`.
+part = numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+#: The same for functions that are copied into their callers before types are known.
+inlined = numba.njit(inline="always", _nrt=False, error_model="numpy")
+
+
+def _memory(kind: Any) -> tuple[Any, Any]:
+    """A function that gives the memory at an address as elements of a type, and one that makes room for a constant number of them."""
+    pointer = types.CPointer(kind)
+
+    def at(context: Any, address: Any) -> Any:
+        """The elements at an address; indices are not checked, and never count from the end."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), generate
+
+    def room(context: Any, count: Any) -> Any:
+        """Room on the stack, for a number of elements that is a constant of the module."""
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = cgutils.alloca_once(builder, context.get_data_type(kind), size=number)
+            place.align = 64
+            return builder.bitcast(place, context.get_value_type(pointer))
+
+        number = getattr(count, "literal_value", None)
+        return None if number is None else (pointer(count), generate)
+
+    return intrinsic(at), intrinsic(prefer_literal=True)(room)
+
+
+shorts, room_for_shorts = _memory(types.int16)
+halves, _ = _memory(types.uint16)
+bytes_, _ = _memory(types.uint8)
+ints, room_for_ints = _memory(types.int32)
+words, room_for_words = _memory(types.uint32)
+longs, _ = _memory(types.int64)
+wide_words, room_for_wide_words = _memory(types.uint64)
+floats, room_for_floats = _memory(types.float32)
+doubles, _ = _memory(types.float64)
+
+
+@intrinsic
+def address_of(context: Any, place: Any) -> Any:
+    """The address of elements."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return types.int64(place), generate
+
+
+def _group_at(builder: Any, place: Any, index: Any, kind: Any) -> Any:
+    """The address of `GROUP` elements as one vector."""
+    return builder.bitcast(builder.gep(place, [index], source_etype=kind), ir.VectorType(kind, GROUP).as_pointer())
+
+
+@intrinsic
+def fill(context: Any, place: Any, index: Any, value: Any) -> Any:
+    """Write a float32 to `GROUP` consecutive elements: as a loop it would become as many stores."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place, index, value = arguments
+        vector = ir.VectorType(value.type, GROUP)
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+        same = builder.shuffle_vector(
+            one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), GROUP), [0] * GROUP)
+        )
+        builder.store(same, _group_at(builder, place, index, value.type), align=4)
+        return context.get_dummy_value()
+
+    return types.void(place, types.int64, types.float32), generate
+
+
+@intrinsic
+def largest_of(context: Any, place: Any, index: Any, ignored: Any) -> Any:
+    """The largest magnitude among the float32 patterns of `GROUP` consecutive elements, those beyond `ignored` left out."""
+    integer = ir.IntType(32)
+    vector = ir.VectorType(integer, GROUP)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place, index, most = arguments
+        patterns = builder.load(_group_at(builder, place, index, integer), align=4, typ=vector)
+        magnitudes = builder.and_(patterns, ir.Constant(vector, [0x7FFFFFFF] * GROUP))
+        one = builder.insert_element(ir.Constant(vector, ir.Undefined), most, integer(0))
+        limit = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(vector, [0] * GROUP))
+        counted = builder.select(builder.icmp_signed("<=", magnitudes, limit), magnitudes, ir.Constant(vector, [0] * GROUP))
+        reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.smax.v{GROUP}i32", fnty=ir.FunctionType(integer, [vector]))
+        return builder.call(reduce, [counted])
+
+    return types.int32(place, types.int64, types.int32), generate
+
+
+@intrinsic
+def call(context: Any, address: Any, numbers: Any) -> Any:
+    """Call the compiled function of 64-bit integers at an address."""
+    integer, count = ir.IntType(64), len(numbers)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [integer] * count)
+        given = [builder.extract_value(arguments[1], i) for i in range(count)]
+        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, count)), generate
+
+
+@intrinsic
+def root(context: Any, value: Any) -> Any:
+    """The square root of a float32, as the processor computes it: correctly rounded."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.sqrt", [ir.FloatType()]), arguments)
+
+    return types.float32(types.float32), generate
+
+
+def _same_bits(source: Any, target: Any, held: ir.Type, doc: str) -> Any:
+    """A function that reinterprets one type's bits as another type of the same width."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], held)
+
+    def same_bits(context: Any, value: Any) -> Any:
+        return target(source), generate
+
+    same_bits.__doc__ = doc
+    return intrinsic(same_bits)
+
+
+as_float = _same_bits(types.int32, types.float32, ir.FloatType(), "The float32 of an int32's bits.")
+as_int = _same_bits(types.float32, types.int32, ir.IntType(32), "The bits of a float32 as an int32.")
+as_double = _same_bits(types.int64, types.float64, ir.DoubleType(), "The float64 of an int64's bits.")
+as_long = _same_bits(types.float64, types.int64, ir.IntType(64), "The bits of a float64 as an int64.")

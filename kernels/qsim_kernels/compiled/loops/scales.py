@@ -1,0 +1,85 @@
+"""The scales of tiles with given largest magnitudes; the steps are those of `qsim_kernels.reference.scaling.scales_of`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qsim_kernels.carrier import DOUBLE
+from qsim_kernels.compiled.loops.bits import as_double, as_long, floats, inlined, longs, part, room_for_floats
+from qsim_kernels.scales import ScaleRule
+
+_BIAS, _MANTISSA, _INFINITY, _NAN = DOUBLE.bias, DOUBLE.mantissa, DOUBLE.infinity, DOUBLE.nan
+_FIT, _CEIL, _EVEN = int(ScaleRule.FIT), int(ScaleRule.CEIL), int(ScaleRule.EVEN)
+#: Scales that are computed at once.
+_AT_ONCE = 256
+_i64: Any = np.int64
+_f64: Any = np.float64
+_f32: Any = np.float32
+
+
+def scales(out_at, amaxes_at, count, how_at):
+    """Write the scales.
+
+    Args:
+        out_at: Address of the float32 output, which may be that of the magnitudes.
+        amaxes_at: Address of the float32 magnitudes.
+        count: Number of scales.
+        how_at: Address of the numbers of `compiled.jobs.making`.
+    """
+    rule, given = longs(how_at)[0], room_for_floats(_AT_ONCE)
+    for start in range(0, count, _AT_ONCE):
+        out, amaxes, size = floats(out_at + 4 * start), floats(amaxes_at + 4 * start), min(_AT_ONCE, count - start)
+        # Loops vectorize only if they do not write where they read.
+        for i in range(size):
+            given[i] = amaxes[i]
+        if rule in (_FIT, _CEIL):
+            _by_quotient(out, given, size, longs(how_at))
+        else:
+            _by_exponent(out, given, size, longs(how_at), rule == _EVEN)
+
+
+@part
+def _by_quotient(out, amaxes, count, how):
+    under, margin, largest, least = as_double(how[1]), as_double(how[2]), as_double(how[3]), as_double(how[5])
+    numbers = how[6], how[7], how[8], how[9], how[10], how[11], how[12]
+    for i in range(count):
+        a = _f64(amaxes[i]) / under
+        out[i] = _chosen(a, _f64(_f64(a * margin) / largest), least, numbers)
+
+
+@part
+def _by_exponent(out, amaxes, count, how, is_even):
+    under, margin, largest, mantissa, least = as_double(how[1]), how[2] >> _MANTISSA, how[3] >> _MANTISSA, how[4], as_double(how[5])
+    numbers = how[6], how[7], how[8], how[9], how[10], how[11], how[12]
+    spare = _MANTISSA - mantissa if is_even else _i64(1)
+    half = (_i64(1) << (spare - 1)) - 1 if is_even else _i64(0)
+    for i in range(count):
+        a = _f64(amaxes[i]) / under
+        bits = as_long(a)
+        bits = bits + half + ((bits >> spare) & 1) >> spare << spare if is_even else bits
+        field = (bits >> _MANTISSA) - largest + margin
+        wanted = as_double(min(max(field, _i64(1)), _i64(2 * _BIAS)) << _MANTISSA)
+        out[i] = _chosen(a, wanted, least, numbers)
+
+
+@inlined
+def _chosen(a, wanted, least, numbers):
+    """The scale of a magnitude, given what it should be before it is rounded onto its grid."""
+    scale = max(_onto(wanted, numbers), least)
+    scale = least if a == 0 else scale
+    return _f32(scale) if (as_long(a) & _NAN) < _INFINITY else _f32(np.nan)
+
+
+@inlined
+def _onto(wanted, numbers):
+    """Round a positive number onto a grid, to nearest or up; see `reference.rounding`."""
+    shift0, low, least, limit, parity, top, up = numbers
+    magnitude = as_long(wanted)
+    shift = min(max(low + shift0 - (magnitude >> _MANTISSA), shift0), _i64(_MANTISSA)) if low else shift0
+    ones = (_i64(1) << shift) - 1
+    last = ((magnitude ^ parity) >> shift) & ones & 1
+    rounded = (magnitude + (ones if up else last + (ones >> 1))) & ~ones
+    rounded = rounded if magnitude >= least else (least if magnitude > limit else _i64(0))
+    return as_double(min(rounded, top))

@@ -1,0 +1,76 @@
+"""Counts and sums of rounding outcomes; see `qsim_kernels.tallies`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qsim_kernels import tallies
+from qsim_kernels.carrier import SINGLE
+from qsim_kernels.compiled.loops.bits import as_double, as_float, doubles, longs, part, room_for_ints
+from qsim_kernels.compiled.loops.strips import STRIP
+from qsim_kernels.compiled.loops.values import load
+
+_ZERO, _NAN, _SATURATED, _UNDERFLOWED, _EXACT = tallies.ZERO, tallies.NAN, tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
+_MANTISSA, _INFINITY, _MAGNITUDE = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
+_f64: Any = np.float64
+
+
+def tally(counts_at, sums_at, x_at, rounded_at, first, strips, size, x_is_narrow, rounded_is_narrow, low_bits, high_bits):
+    """Add to counts, and write the two sums of each strip, which are added later in a fixed order.
+
+    Args:
+        counts_at: Address of the counts.
+        sums_at: Address of the sums, two for each strip of the tensor.
+        x_at: Address of the elements.
+        rounded_at: Address of the rounded elements.
+        first: Number of the first strip.
+        strips: Number of strips.
+        size: Elements of the tensor.
+        x_is_narrow: Whether elements are bfloat16, not float32.
+        rounded_is_narrow: The same for rounded elements.
+        low_bits: The bits of the smallest value of the grid, as float64.
+        high_bits: Those of the largest.
+    """
+    counts, sums = longs(counts_at), doubles(sums_at)
+    x, rounded = room_for_ints(STRIP), room_for_ints(STRIP)
+    for strip in range(first, first + strips):
+        start = strip * STRIP
+        count = min(STRIP, size - start)
+        load(x, x_at, start, count, x_is_narrow != 0)
+        load(rounded, rounded_at, start, count, rounded_is_narrow != 0)
+        for i in range(count):
+            counts[(x[i] & _MAGNITUDE) >> _MANTISSA] += 1
+        _add_facts(counts, x, rounded, count, as_double(low_bits), as_double(high_bits))
+        sums[2 * strip], sums[2 * strip + 1] = _squares(x, rounded, count)
+
+
+@part
+def _add_facts(counts, x, rounded, count, low, high):
+    zeros, nans, saturated, underflowed, exact = 0, 0, 0, 0, 0
+    for i in range(count):
+        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        beyond = (before > high) | (before < low)
+        zeros += before == 0
+        nans += before != before
+        saturated += beyond
+        underflowed += (after == 0) & (before != 0) & (not beyond)
+        exact += (after == before) & (not beyond)
+    counts[_ZERO] += zeros
+    counts[_NAN] += nans
+    counts[_SATURATED] += saturated
+    counts[_UNDERFLOWED] += underflowed
+    counts[_EXACT] += exact
+
+
+@part
+def _squares(x, rounded, count):
+    """The sums of squares and of squared differences where both numbers are finite."""
+    signal, noise = _f64(0), _f64(0)
+    for i in range(count):
+        before, after = _f64(as_float(x[i])), _f64(as_float(rounded[i]))
+        is_finite = ((x[i] & _MAGNITUDE) < _INFINITY) & ((rounded[i] & _MAGNITUDE) < _INFINITY)
+        signal += before * before if is_finite else _f64(0)
+        noise += (after - before) * (after - before) if is_finite else _f64(0)
+    return signal, noise

@@ -1,0 +1,152 @@
+"""Functions compiled by Numba and kept as machine code in the user's cache folder, from which later processes load them without Numba.
+
+Importing Numba takes ten times as long as loading machine code with llvmlite. Numba's own cache neither keeps processes from compiling the
+same function at once, nor works where no folder can be written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding
+
+from qsim_kernels.compiled.locks import locked
+
+_ROOM = Path(__file__).parent
+#: What the compiled functions are made of.
+_SOURCES = (
+    *sorted((_ROOM / "loops").glob("*.py")),
+    _ROOM / "building.py",
+    *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "tallies.py")),
+)
+_DIGEST = hashlib.sha256().digest_size
+_addresses: dict[str, int] = {}
+_one_at_a_time = threading.RLock()
+
+
+def _after_fork() -> None:
+    """Another thread may have held the lock."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Native:
+    """A function of 64-bit integers, many of them addresses, that is loaded or compiled on first use.
+
+    Args:
+        module: The module in `loops` that defines it.
+        name: Its name there.
+        arguments: The number of its arguments.
+    """
+
+    def __init__(self, module: str, name: str, arguments: int) -> None:
+        self._module, self._name, self._arguments = module, name, arguments
+
+    @property
+    def address(self) -> int:
+        """The address of its machine code, which compiled functions call."""
+        symbol = f"qsim_{self._module}_{self._name}"
+        with _one_at_a_time:
+            if symbol not in _addresses:
+                engine = _engine()
+                engine.add_object_file(binding.ObjectFileRef.from_data(_machine_code(self._module, self._name, symbol)))
+                engine.finalize_object()
+                _addresses[symbol] = engine.get_function_address(symbol)
+            return _addresses[symbol]
+
+    @cached_property
+    def run(self) -> Any:
+        """The function for Python, which releases the GIL while it runs."""
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * self._arguments)(self.address)
+
+
+def _machine_code(module: str, name: str, symbol: str) -> bytes:
+    """An object file with a function, from the cache folder or compiled."""
+    path = folder() / f"{module}.{name}.o"
+    if (code := _read(path)) is not None:
+        return code
+    with locked(path.with_suffix(".lock")):
+        if (code := _read(path)) is not None:
+            return code
+        from qsim_kernels.compiled import building
+
+        code = building.machine_code(module, name, symbol, _machine())
+        _write(path, code)
+        return code
+
+
+@lru_cache(maxsize=1)
+def folder() -> Path:
+    """The cache folder for this machine's processor, these versions, and the present sources."""
+    found = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES))
+    cpu, features = processor()
+    for part in (cpu, features, platform.machine(), sys.platform, sys.implementation.cache_tag, version("numba"), version("llvmlite")):
+        found.update(f"{part}\n".encode())
+    return _user_cache() / "qsim" / found.hexdigest()[:32]
+
+
+def _user_cache() -> Path:
+    """The folder in which programs of the user keep what they can compute again."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", tempfile.gettempdir()))
+    home = Path(os.path.expanduser("~"))
+    return home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+
+
+def processor() -> tuple[str, str]:
+    """The processor that code is compiled for, and its features; Numba's environment variables choose others."""
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    if name := os.environ.get("NUMBA_CPU_NAME"):
+        return name, features or ""
+    return binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten() if features is None else features
+
+
+@lru_cache(maxsize=1)
+def _machine() -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    cpu, features = processor()
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
+
+
+@lru_cache(maxsize=1)
+def _engine() -> Any:
+    return binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+
+
+def _read(path: Path) -> bytes | None:
+    """The machine code in a file, if it is there and whole."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST], content[_DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keep machine code for later processes, if the folder can be written; a process killed here leaves no partial file under this name."""
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(draft, path)

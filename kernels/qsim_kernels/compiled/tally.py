@@ -1,0 +1,34 @@
+"""Tallies of rounding outcomes on CPUs, in a loop compiled by Numba; the counts are those of `qsim_kernels.reference.tally`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import tallies
+from qsim_kernels.compiled.jobs import bits_of
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.reference import tally as reference
+
+_TALLY = Native("tally", "tally", 11)
+_STRIP = 512  # as in `loops.strips`
+_STORED = (torch.float32, torch.bfloat16)
+
+
+def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Count and sum rounding outcomes; see `reference.tally.tally`."""
+    if x.dtype not in _STORED or rounded.dtype not in _STORED or not x.numel():
+        return reference.tally(x, rounded, low, high)
+    x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
+    sums, found = x.new_empty((strips, tallies.SUMS), dtype=torch.float64), []
+    where = x.data_ptr(), rounded.data_ptr()
+    given = x.numel(), x.element_size() == 2, rounded.element_size() == 2, bits_of(low), bits_of(high)
+
+    def part(first: int, count: int) -> None:
+        counts = x.new_zeros(tallies.SIZE, dtype=torch.int64)
+        _TALLY.run(counts.data_ptr(), sums.data_ptr(), *where, first, count, *given)
+        found.append(counts)
+
+    in_parts(part, strips, _STRIP)
+    return sum(found[1:], start=found[0]), sums.sum(0)
