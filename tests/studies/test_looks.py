@@ -50,7 +50,7 @@ def test_a_budget_is_larger_than_the_first_look(tmp_path: Path) -> None:
 
 
 def test_looking_repeatedly_is_rarely_wrong() -> None:
-    """300 studies without an effect look at 4, 8, 16 and 32 seeds. At most 5 % may find one; with 95 % intervals 15 % of these do."""
+    """300 studies without an effect look at 4, 8, 16 and 32 seeds. At most 5 % may find one; with 95 % intervals 16 % of these do."""
     from qsim.studies.statistics import confidence
 
     looks, draws = Looks.doubling(4, 32), np.random.default_rng(0).normal(size=(300, 32))
