@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
 from qsim.checkpoints.layouts.write_torchao import TorchAO
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
+from qsim.checkpoints.unrounded import check_calls, excluded_modules
 from qsim.nn.converting.description import describe
 from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed
@@ -59,6 +60,7 @@ def export(
     folder: str | os.PathLike[str],
     layout: str = "compressed-tensors",
     *,
+    exclude: str | Iterable[str] = (),
     weight_only: bool = False,
     example: Any = None,
     overwrite: bool = False,
@@ -75,6 +77,8 @@ def export(
         model: The model.
         folder: The folder to create.
         layout: `"compressed-tensors"`, which vLLM and SGLang load, or `"torchao"`.
+        exclude: Pattern or patterns of layers and modules to write in high precision although they round, as in `convert`. Experts in
+            tensors with three dimensions must be among them: layouts hold linear layers.
         weight_only: Describe inputs as high precision, whatever `act` says.
         example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
         overwrite: Replace a folder that exists and is not empty.
@@ -101,7 +105,7 @@ def export(
     safetensors("export")
     check_free("export", Path(folder), overwrite=overwrite)
     state = check_state("export", model.state_dict())
-    layers = _layers(model, state, weight_only=weight_only)
+    layers = _layers(model, state, excluded_modules(model, exclude), weight_only=weight_only)
     amaxes = {} if example is None else input_amaxes(model, layers, example)
     plans = chosen.together(_plan(chosen, layers, amaxes, weight_only=weight_only))
     written = {f"{name}.weight" for name in plans} | {f"{name}.{buffer}" for name in plans for buffer in _histories(plans[name].layer)}
@@ -134,21 +138,24 @@ def _write(writer: ShardWriter, layout: Layout, name: str, plan: LayerPlan) -> t
     return name, plan.title, "; ".join(part for part in (stochastic, note) if part)
 
 
-def _layers(model: nn.Module, state: Mapping[str, Tensor], *, weight_only: bool) -> dict[str, FivePointModule]:
+def _layers(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], *, weight_only: bool) -> dict[str, FivePointModule]:
     """The layers whose forward pass rounds, by name.
 
     Raises:
-        ValueError: If there are none, or a weight is shared with what does not round it in the same way.
+        ValueError: If there are none, experts round that are not excluded, or a weight is shared with what does not round it in the same
+            way.
     """
     layers = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, FivePointModule) and (module.points.weight or (module.points.act and not weight_only))
     }
+    layers = {name: layer for name, layer in layers.items() if name not in excluded}
     if not layers:
         raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
     if "" in layers:
         raise ValueError("export: the model is a single layer, which has no name in a checkpoint: put it into a torch.nn.Sequential")
+    check_calls(model, excluded)
     if any(map(is_distributed, state.values())):
         raise TypeError("export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one")
     _, shared = unshared(state)

@@ -116,6 +116,7 @@ def describe(name: str | Recipe | None = None) -> None:
           act_bwd     high precision
           weight_bwd  same as weight
           grad        high precision
+          range without scales: weight from 0.00781 to 384
           high precision: no layer
           source: Training with Fewer Bits, section 3.2
     """

@@ -91,6 +91,7 @@ class Recipe:
               act_bwd     same as act
               weight_bwd  same as weight
               grad        e5m2                  -      nearest   -
+              range without scales: act, weight from 0.0156 to 3840; grad from 1.53e-05 to 57344
               high precision: the first and the last layer
               source: Sun et al., Hybrid 8-bit Floating Point Training and Inference, NeurIPS 2019
         """
@@ -102,7 +103,7 @@ class Recipe:
         named = points.get("accumulate")
         sums = named if isinstance(named, str) else ", ".join(map(str, named or ()))
         sums += f"; chip: {points['chip']}" if "chip" in points else ""
-        facts = [f"high precision: {self._kept()}", *([f"source: {self.source}"] if self.source else [])]
+        facts = [*self._ranges(), f"high precision: {self._kept()}", *([f"source: {self.source}"] if self.source else [])]
         facts = [f"sums: {sums}", *facts] if sums else facts
         return "\n".join([*lines, *(aligned([[fact]], indent="  ", width=width) for fact in facts)])
 
@@ -110,6 +111,16 @@ class Recipe:
         """A short description: the name, the points that round, and the layers left in high precision."""
         kept = f"; high precision: {self._kept()}" if self.first or self.last else ""
         return f"{self.name}: {self.points}{kept}"
+
+    def _ranges(self) -> list[str]:
+        """The ranges of points without scales, beyond which numbers saturate or become zero; none of formats as wide as float32."""
+        found: dict[str, list[str]] = {}
+        for name in POINTS:
+            point = getattr(self.points, name)
+            if isinstance(point, Quantizer) and point.scale is None and point.format.max < 2.0**127:
+                found.setdefault(f"from {point.format.smallest:.3g} to {point.format.max:g}", []).append(name)
+        ranges = "; ".join(f"{', '.join(names)} {span}" for span, names in found.items())
+        return [f"range without scales: {ranges}"] if found else []
 
     def _kept(self) -> str:
         """The layers left in high precision, in words."""

@@ -64,7 +64,7 @@ def deepseek_v3(last: int = 1, *, accumulate: Accumulate = "h100_fp8_promoted", 
 
     The sum of 128 products of E4M3 numbers comes from the matrix unit. It is multiplied by the scales of both operands, which do not
     change within it, and added in float32. (Scales are powers of two everywhere, see `fp8_blockwise`; the paper has float32 ones in most
-    places.) Convolutions raise an error when they are called, because scales change within their sums: exclude them.
+    places.) Convolutions are refused, because scales change within their sums: exclude them.
 
     Args:
         last: See `fp8_blockwise`.

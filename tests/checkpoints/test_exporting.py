@@ -292,3 +292,16 @@ def test_a_scale_without_a_usable_reciprocal_is_refused() -> None:
     tiny = CodedWeight(torch.zeros(1, 16), scales, None, torch.tensor(1e-40), (1, 16))
     with pytest.raises(ValueError, match=r"whose reciprocal, which this layout stores, gives other weights: scales that are powers of two"):
         reciprocals.reciprocal(tiny, scales)
+
+
+def test_excluded_layers_are_written_in_high_precision(tmp_path: Path) -> None:
+    model = qsim.convert(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), "mxfp8")
+    with pytest.raises(
+        ValueError, match="export: layout 'compressed-tensors' cannot express 0: it is a Conv1d, and layouts hold linear layers"
+    ):
+        qsim.export(model, tmp_path / "out")
+    with pytest.raises(ValueError, match="export: exclude pattern 'conv' matches no module"):
+        qsim.export(model, tmp_path / "out", exclude="conv")
+    assert [name for name, _, _ in qsim.export(model, tmp_path / "out", exclude=["0", "2"]).layers] == ["1"]
+    loaded = qsim.load(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
+    assert torch.equal(loaded[2].weight, model[2].weight)

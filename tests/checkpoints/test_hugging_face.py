@@ -122,7 +122,15 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = MixtralForCausalLM(MixtralConfig(vocab_size=48, num_local_experts=2, **sizes))
-    qsim.export(qsim.convert(model, "mxfp8", exclude=["lm_head"]), tmp_path / "out")
+    qsim.convert(model, "mxfp8", exclude=["lm_head"])
+    words = (
+        "layers.0.mlp.experts rounds products with gate_up_proj, down_proj, and layouts hold linear layers: exclude='model.layers.0.mlp.e"
+    )
+    with pytest.raises(ValueError, match=words):
+        qsim.export(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.warns(UserWarning, match=r"products with them are rounded: model\.layers\.0\.mlp\.gate\.weight"):
+        qsim.export(model, tmp_path / "out", exclude="*.experts")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     expert = "model.layers.0.block_sparse_moe.experts.1.w2"
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:

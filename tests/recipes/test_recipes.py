@@ -82,6 +82,19 @@ class TestPoints:
     def test_are_those_of_the_source(self, recipe: Recipe, points: FivePoint) -> None:
         assert recipe.points == points
 
+    def test_generic_recipes_take_scales(self) -> None:
+        nearest, noisy = Quantizer("e2m1", scale="tensor"), Quantizer("e2m1", "stochastic", scale="tensor")
+        assert recipes.weight_only("e2m1", scale="tensor").points == FivePoint(weight=nearest, weight_bwd="same")
+        assert recipes.stochastic_backward("e2m1", scale=Whole()).points == FivePoint(None, nearest, noisy, "same", noisy)
+        assert recipes.resolve("nearest_everywhere('e2m1', scale='tensor')").points == FivePoint(*[nearest] * 5)
+        with pytest.raises(ValueError, match="has scales of its own, got scale='tensor'"):
+            recipes.nearest_everywhere("mxfp4", scale="tensor")
+
+    def test_descriptions_show_the_range_of_points_without_scales(self) -> None:
+        assert "range without scales: weight from 0.5 to 6" in recipes.weight_only("e2m1").describe()
+        for recipe in (recipes.weight_only("e2m1", scale="tensor"), recipes.weight_only("bf16"), recipes.mxfp8()):
+            assert "without scales" not in recipe.describe()
+
     def test_every_recipe_is_among_these(self) -> None:
         assert {recipe.name for recipe, _ in EXPECTED} == set(recipes.NAMED)
 

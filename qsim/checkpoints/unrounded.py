@@ -1,0 +1,41 @@
+"""What a checkpoint holds in high precision although the model rounds it: what is excluded, and what only a warning names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from qsim.functional.arguments import warn
+from qsim.nn.calls.settings import call_points
+from qsim.nn.converting.layers import matrices
+from qsim.nn.converting.patterns import matches
+
+
+def excluded_modules(model: nn.Module, exclude: str | Iterable[str]) -> set[str]:
+    """The names of the modules that patterns of names match, as in `convert`."""
+    names = [name for name, _ in model.named_modules()]
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    for pattern in patterns:
+        if not any(matches([name], [pattern]) for name in names):
+            raise ValueError(f"export: exclude pattern {pattern!r} matches no module")
+    return {name for name in names if matches([name], patterns)}
+
+
+def check_calls(model: nn.Module, excluded: set[str]) -> None:
+    """Raise an error for modules that round stacks of matrices, such as experts; warn of those that may round other weights."""
+    called: list[str] = []
+    for name, module in model.named_modules():
+        calls = call_points(module)
+        if calls is None or calls.points.weight is None or name in excluded or isinstance(module, nn.Embedding):
+            continue
+        own = matrices(module)
+        stacks = [key for key in own if min(module.get_parameter(key).shape) > 1 and module.get_parameter(key).dim() > 2]
+        if stacks:
+            raise ValueError(
+                f"export: {name or 'the model'} rounds products with {', '.join(stacks)}, and layouts hold linear layers: "
+                f"exclude={name!r} writes them in high precision"
+            )
+        called += [f"{name}.{key}".removeprefix(".") for key in own]
+    if called:
+        warn(f"export: layouts hold linear layers; written in high precision, although products with them are rounded: {', '.join(called)}")
