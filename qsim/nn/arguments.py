@@ -14,6 +14,7 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.transforms import check_transforms
 from qsim.random.streams import own_rank
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
@@ -67,10 +68,7 @@ def rounds(points: object, a: Tensor, w: Tensor) -> TypeGuard[FivePoint]:
             "delayed scales live in a module, which keeps their history: give the points to a layer of qsim.nn, or to qsim.convert"
         )
     if torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            "layers with points do not support the transforms of torch.func (grad, vmap, jvp, …): use backward() or torch.autograd.grad, "
-            "or take the points away with qsim.revert(model)"
-        )
+        check_transforms(points)
     refuse_tracing("layers with points", a, w, has_points=True)
     return True
 

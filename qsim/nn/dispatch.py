@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, distributed, nn
 
 from qsim.nn.product.autograd import five_point_product, planned_product
 from qsim.nn.product.embedding import five_point_embedding
 from qsim.nn.product.plans import ProductPlan, Setting
+from qsim.nn.transforms import transformed_lookup, transformed_product
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -18,8 +20,11 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
     if plan.casts is not None:
         of_a, of_w, of_bias = plan.casts
         a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
-    if plan.ops is DISPATCHED and _is_distributed(a, w, bias):
-        return _sharded(a, w, bias, plan.setting, stream)
+    if plan.ops is DISPATCHED:
+        if _is_distributed(a, w, bias):
+            return _sharded(a, w, bias, plan.setting, stream)
+        if torch._C._are_functorch_transforms_active():
+            return transformed_product(a, w, bias, plan.setting)
     return planned_product(a, w, bias, plan, stream)
 
 
@@ -27,6 +32,8 @@ def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stre
     """The product of whole tensors, or of distributed ones."""
     if _is_distributed(a, w, bias):
         return _sharded(a, w, bias, setting, stream)
+    if torch._C._are_functorch_transforms_active():
+        return transformed_product(a, w, bias, setting)
     return five_point_product(a, w, bias, setting, stream)
 
 
@@ -42,6 +49,8 @@ def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: b
         from qsim.nn.sharded.embedding import sharded_embedding
 
         return sharded_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
+    if torch._C._are_functorch_transforms_active():
+        transformed_lookup()
     return five_point_embedding(x, weight, padding_idx, scale_grad_by_freq, points, stream)
 
 

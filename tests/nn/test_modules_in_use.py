@@ -49,23 +49,6 @@ def test_functional_call_takes_other_parameters() -> None:
     assert same_bits(*(torch.autograd.grad(y.square().sum(), w)[0] for y in (own, expected)))
 
 
-TRANSFORMS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
-    "vmap": lambda module, x: torch.func.vmap(module)(x),
-    "grad": lambda module, x: torch.func.grad(lambda x: module(x).sum())(x),
-    "jvp": lambda module, x: torch.func.jvp(module, (x,), (x,)),
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_of_functions_raise_clear_errors(transform: str) -> None:
-    with pytest.raises(RuntimeError, match=r"do not support the transforms of torch.func \(grad, vmap, jvp, …\): use backward"):
-        TRANSFORMS[transform](qsim.nn.Linear(4, 4, points=NEAREST), torch.randn(3, 4))
-    TRANSFORMS[transform](qsim.nn.Linear(4, 4), torch.randn(3, 4))
-    if transform == "vmap":
-        with pytest.raises(RuntimeError, match=r"do not support the transforms of torch\.func"):
-            torch.func.vmap(qsim.nn.Embedding(4, 4, points={"grad": "e4m3"}))(torch.arange(3))
-
-
 @few
 def test_gradients_of_gradients_are_refused(case: Case) -> None:
     module = case.own(NEAREST)

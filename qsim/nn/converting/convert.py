@@ -131,9 +131,8 @@ def convert(
     for layer, found, note in fitting:
         if not layer.obstacle:
             _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
-    for layer, found in [*(pair for pair in chosen if pair[0].obstacle), *calling]:
-        if not found.is_delayed:
-            set_call_points(layer, found, source, of_activations=calls == "all" or layer.obstacle == ATTENTION)
+    for layer, found in _without_delayed([*(pair for pair in chosen if pair[0].obstacle), *calling]):
+        set_call_points(layer, found, source, of_activations=calls == "all" or layer.obstacle == ATTENTION)
     if calls != "none":
         enter_calls(model)
     for module in model.modules():
@@ -150,6 +149,17 @@ def _reason(layer: Layer, calls: Calls) -> str:
     """Why a layer cannot be chosen; empty if it can."""
     attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and attends_by_qsim(layer.module)))
     return "" if attends or (layer.calls and calls != "none") else layer.obstacle
+
+
+def _without_delayed(called: Sequence[tuple[Layer, FivePoint]]) -> list[tuple[Layer, FivePoint]]:
+    """The modules whose calls are rounded; a warning names those that multiply by own parameters, and whose scales would be delayed."""
+    left = [layer.title for layer, found in called if found.is_delayed and layer.calls]
+    if left:
+        warn(
+            f"convert: delayed scales are for layers, which keep their history; products outside of layers stay in high precision in "
+            f"{', '.join(left)}: give these other points by a pattern"
+        )
+    return [(layer, found) for layer, found in called if not found.is_delayed]
 
 
 def _try(model: nn.Module, example: Any, verbose: bool) -> None:

@@ -188,6 +188,15 @@ def test_points_by_pattern() -> None:
     assert qsim.nn.conversion(model).calls[0] == ("a", "any products with w, stack", NEAREST)
 
 
+def test_delayed_scales_are_for_layers() -> None:
+    delayed = qsim.recipes.fp8_hybrid(qsim.scaling.Delayed(4))
+    with pytest.warns(UserWarning, match="products outside of layers stay in high precision in .the model.: give these other points"):
+        model = made(lambda m, x: F.linear(m.part(x), m.w), delayed, part=nn.Linear(4, 4))
+    found = qsim.nn.conversion(model)
+    assert (found.calls, [name for name, _, _ in found.changed]) == ((), ["part"])
+    assert {product.reason for product in qsim.coverage(model, inputs()).products} >= {"", "not a layer: mm on the parameter w"}
+
+
 # Noise.
 
 
@@ -247,8 +256,9 @@ def test_functional_calls_round_other_tensors_in_place_of_parameters() -> None:
     others = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
     expected = rounded(rounded(x, others["part.weight"], others["part.bias"]), others["w"].T)
     assert same_bits(torch.func.functional_call(model, others, (x,)), expected)
-    with pytest.raises(RuntimeError, match=r"layers with points do not support the transforms of torch\.func"):
-        torch.func.grad(lambda w: torch.func.functional_call(model, others | {"w": w}, (x,)).sum())(others["w"])
+    gradient = torch.func.grad(lambda w: torch.func.functional_call(model, others | {"w": w}, (x,)).sum())(others["w"])
+    w = others["w"].clone().requires_grad_()
+    assert same_bits(gradient, torch.autograd.grad(rounded(rounded(x, others["part.weight"], others["part.bias"]), w.T).sum(), w)[0])
 
 
 def test_an_error_leaves_no_mode_behind() -> None:

@@ -1,0 +1,106 @@
+"""Products under the transforms of `torch.func`: composed of operators that these can follow, where nothing is drawn or remembered."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType
+
+from qsim.nn.histories import Recorded
+from qsim.nn.product.autocast import without_autocast
+from qsim.nn.product.once import once
+from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.product.sites import beyond, leaves_factor
+from qsim.recipes.five_point import POINTS, FivePoint
+from qsim_kernels.ops.direct import DISPATCHED
+
+_INSTEAD = "use backward() or torch.autograd.grad, or take the points away with qsim.revert(model)"
+
+
+def check_transforms(points: FivePoint) -> None:
+    """Raise an error for points that transforms do not support."""
+    scales = [getattr(getattr(points, name), "scale", None) for name in POINTS]
+    reasons = {
+        "random bits": points.is_stochastic or points.weight_is_stochastic,
+        "an accumulator": points.accumulate is not None,
+        "delayed scales": any(isinstance(scale, Recorded) for scale in scales),
+    }
+    for reason, is_there in reasons.items():
+        if is_there:
+            raise _error(f"layers with {reason}")
+
+
+def transformed_lookup() -> NoReturn:
+    """Raise an error: lookups in a table do not support transforms."""
+    raise _error("embeddings with points")
+
+
+def _error(what: str) -> RuntimeError:
+    return RuntimeError(f"{what} do not support the transforms of torch.func (grad, vmap, …): {_INSTEAD}")
+
+
+def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
+    """`five_point_product` under a transform: the same roundings and products."""
+    plan = plan_of(setting, a, w)
+    _check_levels(plan)
+    with without_autocast(a.device):
+        return _Product.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _check_levels(plan: ProductPlan) -> None:
+    """Raise an error for gradients of gradients, and for scales that vmap does not support: results are multiplied by them."""
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
+    if levels.count(TransformType.Grad) > 1:
+        raise RuntimeError("what rounds at points cannot be differentiated twice: give one of grad, vjp and jacrev")
+    sites = (plan.first.forward, plan.first.backward, plan.second.forward, plan.second.backward, plan.grad, plan.grad_w)
+    if TransformType.Vmap in levels and any(map(leaves_factor, sites)):
+        raise _error("under vmap, layers with scales of whole tensors or rows")
+
+
+class _Product(torch.autograd.Function):
+    """The product with its backward pass, which rounds again instead of keeping codes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
+        held = plan.carriers[0].dtype
+        first, left_a = plan.first.forward.round(DISPATCHED, a, None, held)
+        second, left_w = plan.second.forward.round(DISPATCHED, w, None, held)
+        return plan.product.forward(first, second, bias, plan.arithmetic(DISPATCHED, 0, left_a, left_w, None))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, w, bias, ctx.plan = inputs
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(a, w)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        a, w = ctx.saved_tensors
+        plan: ProductPlan = ctx.plan
+        _check_levels(plan)
+        of_bias = plan.product.grad_bias(g).to(ctx.bias_dtype) if ctx.bias_dtype is not None else None
+        with without_autocast(g.device):
+            of_a = _gradient(plan, 1, g, w, a) if ctx.needs_input_grad[0] else None
+            of_w = _gradient(plan, 2, g, a, w) if ctx.needs_input_grad[1] else None
+        return of_a, of_w, of_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise RuntimeError("layers with points have no forward-mode derivative (jvp, jacfwd, hessian): use grad, vjp or jacrev")
+
+
+def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tensor) -> Tensor:
+    """The gradient of an operand, 1 or 2, from the other one."""
+    held = plan.carriers[index].dtype
+    site, operand = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
+    rounded_g, left_g = site.round(DISPATCHED, g, None, held)
+    rounded, left = operand.backward.round(DISPATCHED, other, None, held)
+    multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
+    found = multiply(rounded_g, rounded, own.shape, plan.arithmetic(DISPATCHED, index, left_g, left, None))
+    clip = plan.clips[index - 1]
+    return found if clip is None else torch.where(beyond(own, clip), 0.0, found)
