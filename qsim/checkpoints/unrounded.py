@@ -1,4 +1,4 @@
-"""What a checkpoint holds in high precision although the model rounds it: what is excluded, and what only a warning names."""
+"""Exclusion of modules from an export, and errors or warnings for products that layouts cannot hold."""
 
 from __future__ import annotations
 
