@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from qsim.accumulators.chips import Chip
 from qsim.functional.hadamard import Hadamard
@@ -155,13 +156,17 @@ class ProductPlan:
         return replace(self, first=coded(self.first), second=coded(self.second), upstream=CodedUpstream)
 
 
+#: Before torch 2.13, Dynamo passes only plain constants on to functions whose results it takes for constants.
+_TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
+
+
 def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
     """The plan of a product of two tensors, cached on the points."""
     ops, device = operators(a, w), a.device
     compiles = ops is DISPATCHED and torch.compiler.is_compiling()
     rank = own_rank() if setting.points.is_stochastic else 0
     kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
-    if compiles and isinstance(setting.product, (Linear, Matmul)) and setting.draws is None and setting.shares is None:
+    if compiles and _TAKES_POINTS and isinstance(setting.product, (Linear, Matmul)) and setting.draws is None and setting.shares is None:
         name = _plan_in_graphs(setting.points, setting.product, setting.two_inputs, setting.dtype, *kind[1:])
         if name:
             return getattr(setting.points, name)  # type: ignore[no-any-return]
@@ -242,7 +247,9 @@ def _plan(
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=_sum_streams(setting.draws, rank),
         chip=points.chip,
-        arithmetics=tuple(Arithmetic(result, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
+        arithmetics=tuple(
+            Arithmetic(result, held.exact, (), None, ops) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)
+        ),
     )
     return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
 
