@@ -147,8 +147,7 @@ def _compiled(device: torch.device, points: FivePoint) -> list[list[Tensor]]:
 
 def test_a_plan_compiles(two: Ranks) -> None:
     # Scales of blocks, with an outer scale of the whole tensor.
-    point = Quantizer("e2m1", scale=SCALES["under"])
-    for found, expected in two(_compiled, FivePoint(point, point, "same", "same", point)):
+    for found, expected in two(_compiled, FivePoint(*[Quantizer("e2m1", scale=SCALES["under"])] * 5)):
         assert len(found) == len(expected) == 7
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x, y)
