@@ -95,9 +95,7 @@ def check(offers: Mapping[str, Offer | None], device: torch.device, scheduler: s
     """
     able = {address: given for address, given in offers.items() if given is not None}
     if offers and not able:
-        raise ValueError(
-            f"scheduler: none of the {len(offers)} workers of {scheduler} offers a GPU; start each with --nthreads 1 --resources {GPU}=1"
-        )
+        raise ValueError(f"scheduler: no worker of {scheduler} offers a GPU; start each with --nthreads 1 --resources {GPU}=1")
     for address, given in able.items():
         _check_versions(given.versions, versions(), address)
         if not given.device:

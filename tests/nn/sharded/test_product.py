@@ -391,7 +391,6 @@ def _refused(device: torch.device) -> list[str]:
         lambda: qsim.nn.functional.embedding(indices, shared_w, points=NEAREST),
         lambda: qsim.nn.functional.embedding(shared_indices, shared_w, points=NEAREST, scale_grad_by_freq=True),
         lambda: qsim.nn.functional.embedding(shared_indices, few, points=NEAREST),
-        lambda: qsim.nn.functional.linear(shared_x, shared_w, None, FivePoint(accumulate="Rounded('fp16')")),
     ]
     said = []
     for call in calls:
@@ -409,4 +408,3 @@ def test_unsupported_placements_raise_clear_errors(two: Ranks) -> None:
         assert said[4] == "TypeError: embedding: indices and table must both be distributed tensors or none, got Tensor and DTensor"
         assert said[5] == "ValueError: embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows"
         assert said[6] == "ValueError: embedding: a table of 1 rows leaves some of 2 processes none"
-        assert said[7] == "ValueError: accumulate is not supported for distributed tensors: their sums would continue in another process"
