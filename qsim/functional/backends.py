@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import version
 from types import ModuleType
 from typing import NamedTuple
 
@@ -48,10 +49,10 @@ def backends() -> dict[str, Backend]:
 def _cpu() -> Backend:
     if not HAS_NUMBA:
         return Backend("torch", "Numba is not installed; it rounds several times faster: pip install 'qsim-torch[cpu]'")
-    numba = _imported("numba")
-    if isinstance(numba, ImportError):
-        return Backend("torch", f"Numba is installed, but cannot be imported: {numba}")
-    return Backend("numba", f"Numba {numba.__version__} is installed; tallies and float64 tensors run in plain torch")
+    loops = _imported("qsim_kernels.compiled")
+    if isinstance(loops, ImportError):
+        return Backend("torch", f"Numba is installed, but cannot be used: {loops}")
+    return Backend("numba", f"Numba {version('numba')} is installed; float64 tensors run in plain torch")
 
 
 def _cuda() -> Backend:

@@ -43,7 +43,7 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_numba")
 def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "HAS_NUMBA", True)
-    assert qsim.backends()["cpu"] == ("torch", "Numba is installed, but cannot be imported: no compiler")
+    assert qsim.backends()["cpu"] == ("torch", "Numba is installed, but cannot be used: no compiler")
     x = torch.linspace(-3, 3, 100)
     grid, _, rule = *qsim.format("e2m1").spelling, qsim.rounding.resolve("nearest").spelling["saturate"]
     broken = Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference")

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.compiled import tables
-from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.native import Native, check
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import in_parts
 from qsim_kernels.grid import Coding, Grid, Rule
@@ -19,6 +19,8 @@ from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.rounding import as_values
 
 __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
+
+check()
 
 _STORED = (torch.float32, torch.bfloat16)
 _QUANTIZE = Native("values", "quantize", 11)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import os
 import platform
 import sys
@@ -33,6 +34,19 @@ _SOURCES = (
 _DIGEST = hashlib.sha256().digest_size
 _addresses: dict[str, int] = {}
 _one_at_a_time = threading.RLock()
+
+
+#: Earlier versions write LLVM's code in a form of their own.
+OLDEST = 0, 65
+
+
+def check() -> None:
+    """Raise an `ImportError` where functions cannot be compiled: with an old Numba, and with one that refuses the installed NumPy."""
+    installed = version("numba")
+    if tuple(map(int, installed.split(".")[:2])) < OLDEST:
+        raise ImportError(f"loops need Numba {'.'.join(map(str, OLDEST))} or later, and {installed} is installed")
+    if not folder().is_dir():
+        importlib.import_module("numba")
 
 
 def _after_fork() -> None:
@@ -95,7 +109,14 @@ def folder() -> Path:
     """The cache folder for this machine's processor, these versions, and the present sources."""
     found = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES))
     cpu, features = processor()
-    for part in (cpu, features, platform.machine(), sys.platform, sys.implementation.cache_tag, version("numba"), version("llvmlite")):
+    for part in (
+        cpu,
+        features,
+        platform.machine(),
+        sys.platform,
+        sys.implementation.cache_tag,
+        *map(version, ("numba", "llvmlite", "numpy")),
+    ):
         found.update(f"{part}\n".encode())
     return _user_cache() / "qsim" / found.hexdigest()[:32]
 
