@@ -172,9 +172,9 @@ class VerifiedChip:
     def _compared(self, case: Case, emulate: Emulate) -> Way | str:
         """The first way that gives the emulator's bits; the reason if there is none."""
         adds = case.bias is None or case.product.adds_bias(case.bias, case.dtype)
-        ways = [Way(case, True)] if adds and case.dtype in case.product.results else []
+        ways = [Way(case, is_direct=True)] if adds and case.dtype in case.product.results else []
         if case.dtype != torch.float32 or case.bias is not None:
-            ways.append(Way(case, False))
+            ways.append(Way(case, is_direct=False))
         for way in ways:
             call = way.call(self.library, one_on(case.device))
             if all(_has_bits(call, case, emulate, unit) for unit in _UNITS):

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim.accumulators.chips import Chip
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import float32
-from qsim_kernels.ops.direct import DISPATCHED, Operators
+from qsim_kernels.ops.direct import Operators
 from qsim_kernels.reference.scaled_sums import ChainScales
 
 
@@ -58,22 +58,22 @@ class Arithmetic(NamedTuple):
 
     Attributes:
         dtype: The dtype of the result.
+        ops: The operators.
         exact: Whether the operands are float32 whose precision must not be reduced.
         factors: Scales that the operands were divided by, as `directions` spreads them; the result is multiplied by them before anything
             else.
         adder: The emulated accumulator that adds, if any.
-        ops: The operators.
     """
 
     dtype: torch.dtype
+    ops: Operators
     exact: bool = False
     factors: tuple[Tensor, ...] = ()
     adder: Adder | None = None
-    ops: Operators = DISPATCHED
 
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""
-        return Arithmetic(_WIDE.get(self.dtype, self.dtype), self.exact, (), self.adder, self.ops)
+        return Arithmetic(_WIDE.get(self.dtype, self.dtype), self.ops, self.exact, (), self.adder)
 
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:

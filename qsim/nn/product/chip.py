@@ -15,7 +15,6 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2
 from qsim.functional.arguments import Spelling
 from qsim.nn.product.bilinear import rows
-from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import Operand, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
@@ -46,19 +45,7 @@ class CodedOperand(Operand):
 class CodedUpstream(Upstream):
     """The gradient of the result in FP8 codes, for two products from one read, or for one of them."""
 
-    def __init__(
-        self,
-        ops: Operators,
-        g: Tensor,
-        seed: Tensor | None,
-        observer: Observer | None,
-        sites: tuple[Site | None, Site | None],
-        serves_both: bool,
-        is_summed: bool,
-    ) -> None:
-        self._sites = tuple(site for site in sites if site is not None)
-        super().__init__(ops, g, seed, observer, sites, len({site.stream for site in self._sites}) == 1, is_summed=False)
-        self._waiting: Tensor | None = None
+    _waiting: Tensor | None = None
 
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:
         """The gradient for a product."""
@@ -67,9 +54,9 @@ class CodedUpstream(Upstream):
             self._observer.rounds(site, self._g, self.seed)
         if self._waiting is not None:
             return self._waiting, None
-        if len(self._sites) == 1:
-            return _encoded(self._ops, self._g, site, self.seed), None
         one, other = self._sites
+        if one is None or other is None:
+            return _encoded(self._ops, self._g, site, self.seed), None
         codes, self._waiting = _encoded_twice(self._ops, self._g, one, other, self.seed)
         return codes, None
 

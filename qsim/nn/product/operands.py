@@ -116,7 +116,7 @@ class Upstream:
         is_summed: bool,
     ) -> None:
         self._ops, self._g, self.seed, self._observer = ops, g, seed, observer
-        self._serves_both, self._is_summed = serves_both, is_summed
+        self._sites, self._serves_both, self._is_summed = sites, serves_both, is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
         self.total: Tensor | None = None

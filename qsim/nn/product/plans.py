@@ -149,7 +149,7 @@ class ProductPlan:
         left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
         adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
         dtype = (self.dtype, *self.dtypes)[index]
-        return Arithmetic(dtype, self.carriers[index].exact, one.factors + other.factors, adder, ops)
+        return Arithmetic(dtype, ops, self.carriers[index].exact, one.factors + other.factors, adder)
 
     def on_codes(self) -> ProductPlan:
         """The same products of FP8 codes."""
@@ -247,9 +247,7 @@ def _plan(
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=_sum_streams(setting.draws, rank),
         chip=points.chip,
-        arithmetics=tuple(
-            Arithmetic(result, held.exact, (), None, ops) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)
-        ),
+        arithmetics=tuple(Arithmetic(result, ops, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
     )
     return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
 

@@ -120,7 +120,7 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
 def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
-    return setting.product.forward(first, second, None, Arithmetic(first.dtype, False, (), None, DISPATCHED)).shape
+    return setting.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape
 
 
 def shares_of_lookup(x: Tensor, weight: DTensor, of_result: tuple[Placement, ...], points: FivePoint) -> tuple[MeshShare, MeshShare]:

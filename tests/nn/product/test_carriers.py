@@ -16,6 +16,7 @@ from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, multiply
 from qsim.nn.product.bilinear import Linear
 from qsim.nn.product.carriers import Carrier, carrier
+from qsim_kernels.ops.direct import DISPATCHED
 from support.written_out import (
     CASES,
     DTYPES,
@@ -178,5 +179,5 @@ def test_multiply_sums_in_float32(device: torch.device) -> None:
     a[0, 0] = 1.0
     b = torch.ones(257, 1, device=device, dtype=narrow)
     for left, right in ((a, b), (a[None], b[None])):
-        assert multiply(left, right, Arithmetic(torch.float32)).item() == 1.5
-        assert multiply(left, right, Arithmetic(torch.float64)).dtype == torch.float64
+        assert multiply(left, right, Arithmetic(torch.float32, DISPATCHED)).item() == 1.5
+        assert multiply(left, right, Arithmetic(torch.float64, DISPATCHED)).dtype == torch.float64
