@@ -1,10 +1,10 @@
 """Measure whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
 
 The variants alternate in long turns. All layers but the last have points. With --compile the models go through torch.compile, with
---compile reduce-overhead into CUDA graphs. Peak memory is that of a variant's parameters, gradients and optimizer states plus what its step
-needs beyond them. With --peers linear layers are also rounded with QPyTorch, in a float32 model. With --monitor N, one step in N
-is watched by a `qsim.diagnostics.Monitor`: five steps, one of them watched, are timed against five without a monitor just before; the
-difference is spread over N steps.
+--compile reduce-overhead into CUDA graphs, and the time of their first step is reported: it compiles, native's first. Peak memory is that
+of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --peers linear layers are also rounded
+with QPyTorch, in a float32 model. With --monitor N, one step in N is watched by a `qsim.diagnostics.Monitor`: five steps, one of them
+watched, are timed against five without a monitor just before; the difference is spread over N steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ COLUMNS = (
     Column("tokens or images per s", "per_second", whole),
     Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
     Column("time to native's", "ratio", hundredths),
+    Column("first step s", "first_seconds", lambda seconds: "" if seconds is None else tenths(seconds)),
 )
 
 
@@ -87,22 +89,22 @@ def main(args: argparse.Namespace) -> int:
 def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> Iterator[Row]:
     """Measure one model without points and with them."""
     device = conditions.device
-    variants: list[tuple[str, Call, int]] = []
+    variants: list[tuple[str, Call, int, float]] = []
     for variant in ("native", "five points"):
         before = _allocated(device)
         model, batch, count = _models.make(name, size, device, conditions.dtype)
         if variant != "native":
             qsim.convert(model, conditions.points, exclude=[LAST])
         step = _step(model, batch, mode)
-        step()
-        variants.append((variant, step, _allocated(device) - before))
-    times = sustained([step for _, step, _ in variants], clock_of(device), conditions.seconds)
+        first = _duration(step, device)
+        variants.append((variant, step, _allocated(device) - before, first))
+    times = sustained([step for _, step, *_ in variants], clock_of(device), conditions.seconds)
     how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
-    for (variant, step, own), time in zip(variants, times, strict=True):
+    for (variant, step, own, first), time in zip(variants, times, strict=True):
         row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
         # The memory of graphs is reserved during capture, so a step's growth would not show it.
         peak = None if mode == "reduce-overhead" else _peak(step, own, device)
-        yield {**row, "peak_mib": peak, "ratio": time / times[0]}
+        yield {**row, "peak_mib": peak, "ratio": time / times[0], "first_seconds": None if mode is None else first}
 
 
 def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
@@ -153,7 +155,8 @@ def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Itera
     own = _allocated(device) - before
     (time,) = sustained([step], clock_of(device), conditions.seconds)
     ratio = time * 1e3 / ours[0]["milliseconds"]
-    yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": _peak(step, own, device), "ratio": ratio}
+    peak = _peak(step, own, device)
+    yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": peak, "ratio": ratio, "first_seconds": None}
 
 
 def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
@@ -166,6 +169,15 @@ def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
         optimizer.zero_grad()
 
     return step
+
+
+def _duration(step: Call, device: torch.device) -> float:
+    """The time of a step, in seconds, until the device has done its work."""
+    clock = clock_of(device)
+    begin = perf_counter()
+    step()
+    clock.wait()
+    return perf_counter() - begin
 
 
 def _peak(step: Call, own: int, device: torch.device) -> float | None:
