@@ -2,7 +2,8 @@
 
 That is one value in 65536: the first bits of its position between its two neighbours and the first random bits add up to just less than a
 step. A thread that holds such a value rounds again, with all bits. Values with at most 11 significant bits can be undecided only below
-the smallest value of a grid: above it, their positions have at most 16 bits.
+the smallest value of a grid: above it, their positions have at most 16 bits. They are rounded again by fewer instructions, with fewer
+operands: kernels that move only two bytes per element have no registers to spare.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from qsim_kernels.triton.device.toward_zero import multiply_add_toward_zero
 
 #: Elements of a Philox block, and of one call of the PTX below.
 RUN = 8
-_OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", "least", "scale", "low", "largest")
+_OPERANDS = ("out", "rounded", "x", "open", "place", "block", "seed", "stream", "least", "scale")
+_OPERANDS_OF_MANY_BITS = (*_OPERANDS, "low", "largest")
 
 
 def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[str]:
@@ -64,20 +66,40 @@ def _half_word(result: str, name: str, place: str) -> list[str]:
 
 
 def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
-    """PTX that rounds one value with all 32 bits, if it is undecided and in the current Philox block."""
-    out, x, distance, place, block, least, scale, low, largest = (
-        of[name][i] for name in ("out", "x", "open", "place", "block", "least", "scale", "low", "largest")
-    )
+    """PTX that rounds one value with all 32 bits, if it can be undecided and is in the current Philox block."""
+    block, place = of["block"][i], of["place"][i]
     return [
         f"setp.eq.u64 here, {block}, current;",
         f"@here and.b32 left, left, {~(1 << i) & 0xFF};",
-        f"setp.eq.and.u32 here, {distance}, 0, here;",
         *_half_word("first", "first", place),
         *_half_word("last", "last", place),
         "shl.b32 random, first, 16;",
         "or.b32 random, random, last;",
         # Up if position + random carries.
         "not.b32 random, random;",
+        *(_above_its_neighbour(i, of) if "low" in of else _below_the_smallest(i, of)),
+    ]
+
+
+def _below_the_smallest(i: int, of: dict[str, list[str]]) -> list[str]:
+    """PTX that rounds a magnitude to zero or to the grid's smallest value, if it lies between them."""
+    out, x, least, scale = (of[name][i] for name in ("out", "x", "least", "scale"))
+    return [
+        f"abs.f32 magnitude, {x};",
+        f"setp.lt.and.f32 here, magnitude, {least}, here;",
+        f"mul.f32 magnitude, magnitude, {scale};",
+        "cvt.rzi.u32.f32 position, magnitude;",
+        "setp.gt.u32 up, position, random;",
+        f"selp.f32 magnitude, {least}, 0f00000000, up;",
+        f"@here mov.f32 {out}, magnitude;",
+    ]
+
+
+def _above_its_neighbour(i: int, of: dict[str, list[str]]) -> list[str]:
+    """PTX that adds a step to a magnitude's lower neighbour, the result so far, if the magnitude is undecided and goes up."""
+    out, x, distance, least, scale, low, largest = (of[name][i] for name in ("out", "x", "open", "least", "scale", "low", "largest"))
+    return [
+        f"setp.eq.and.u32 here, {distance}, 0, here;",
         # The magnitude's binade, in units of the smallest value's.
         f"and.b32 binade, {x}, 0x7FFFFFFF;",
         f"min.u32 binade, binade, {largest};",
@@ -91,7 +113,6 @@ def _round_again(i: int, of: dict[str, list[str]]) -> list[str]:
         f"mov.b32 step, {least};",
         "add.u32 step, step, binade;",
         "mov.b32 spacing, step;",
-        # Undecided values have not been rounded up.
         f"sub.f32 magnitude, magnitude, {out};",
         "mul.f32 magnitude, magnitude, per_step;",
         "cvt.rzi.u32.f32 position, magnitude;",
@@ -108,13 +129,13 @@ def _first_left(blocks: list[str]) -> list[str]:
     return lines
 
 
-def _settle_text() -> str:
-    """PTX for eight elements: where the first 16 bits leave one undecided, it draws all bits and rounds again.
+def _settle_text(operands: tuple[str, ...]) -> str:
+    """PTX for eight elements with these operands: where the first 16 bits leave one undecided, it draws all bits and rounds again.
 
     Any eight elements are allowed. In fast kernels they share a Philox block: the compiler then knows that one pass of the loop is enough,
     and removes the rest.
     """
-    of = {name: [f"${RUN * number + i}" for i in range(RUN)] for number, name in enumerate(_OPERANDS)}
+    of = {name: [f"${RUN * number + i}" for i in range(RUN)] for number, name in enumerate(operands)}
     seed, stream = of["seed"][0], of["stream"][0]
     lines = [
         ".reg .pred decided, again, second, here, up;",
@@ -142,8 +163,10 @@ def _settle_text() -> str:
     return "{" + "\n".join([*lines, "}"])
 
 
-SETTLE: tl.constexpr = tl.constexpr(_settle_text())
-SETTLE_CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16 + ["r"] * 16 + ["l"] * 24 + ["f"] * 16 + ["r"] * 16))
+SETTLE: tl.constexpr = tl.constexpr(_settle_text(_OPERANDS))
+SETTLE_MANY_BITS: tl.constexpr = tl.constexpr(_settle_text(_OPERANDS_OF_MANY_BITS))
+CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16 + ["r"] * 16 + ["l"] * 24 + ["f"] * 16))
+CONSTRAINTS_OF_MANY_BITS: tl.constexpr = tl.constexpr(",".join([CONSTRAINTS.value] + ["r"] * 16))
 
 
 @triton.jit
@@ -171,22 +194,20 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr):
     total = add_half_word(multiply_add_toward_zero(power, lift, y).to(tl.int32, bitcast=True), drawn.words, drawn.place)
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
     # The first bits leave a value undecided if 2**-16 more of the spacing would reach its upper neighbour.
+    least = grid.least.to(tl.float32, bitcast=True)
     if FEW:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
+        result = tl.inline_asm_elementwise(
+            SETTLE, CONSTRAINTS,
+            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale],
+            dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
     else:
         distance = (total + 1) & 0xFFFF
-    return settled(rounded, x, distance, drawn, grid)
-
-
-@triton.jit
-def settled(rounded, x, distance, drawn, grid):
-    """Round again wherever `distance`, from the sum that the first 16 random bits leave undecided, is zero; give results `x`'s sign."""
-    least = grid.least.to(tl.float32, bitcast=True)
-    return tl.inline_asm_elementwise(
-        SETTLE, SETTLE_CONSTRAINTS,
-        [
-            rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale, grid.low << 23,
-            tl.maximum(grid.top, grid.bottom),
-        ],
-        dtype=tl.float32, is_pure=True, pack=8,
-    )  # fmt: skip
+        largest = tl.maximum(grid.top, grid.bottom)
+        result = tl.inline_asm_elementwise(
+            SETTLE_MANY_BITS, CONSTRAINTS_OF_MANY_BITS,
+            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale, grid.low << 23, largest],
+            dtype=tl.float32, is_pure=True, pack=8,
+        )  # fmt: skip
+    return result
