@@ -25,8 +25,8 @@ from qsim.scaling.block import Block
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, optim
     from qsim.checkpoints import export, load, save
+    from qsim.functional.fpu import fpu
     from qsim.nn.coverage.run import coverage
-    from qsim.unit import fpu
 
 __version__ = "0.2.0.dev0"
 
@@ -75,11 +75,11 @@ __all__ = [
 
 
 #: Modules imported on first use: not every program needs them, and some need packages that rounding does not.
-_LATER = ("bench", "checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
+_LATER = ("checkpoints", "compat", "diagnostics", "optim", "plot", "studies")
 _LATER_FUNCTIONS = {
     "coverage": "nn.coverage.run",
     "export": "checkpoints",
-    "fpu": "unit",
+    "fpu": "functional.fpu",
     "load": "checkpoints",
     "save": "checkpoints",
 }

@@ -30,7 +30,7 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from qsim.figures import THEMES
+from qsim.plot.figures import THEMES
 
 _SHARED = {
     "font.family": "DejaVu Sans",

@@ -22,6 +22,7 @@ from qsim.nn import Quantize
 from qsim.nn.modules import FivePointModule
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -208,6 +209,12 @@ class Monitor:
         from qsim.diagnostics.plots import exponents
 
         return exponents(self.samples, layer, step)
+
+    def plot_point(self, layer: str, point: str = "act", *, step: int | None = None, ax: Axes | None = None) -> Axes:
+        """Plot one point of a layer as `plot_exponents` does, into the given axes or a new figure: see `qsim.plot.monitor`."""
+        from qsim.diagnostics.plots import exponents_of_point
+
+        return exponents_of_point(self.samples, layer, point, step, ax)
 
     def plot_shares(self, layer: str) -> Figure:
         """Plot, for each point of a layer, the shares of saturated and underflowed elements and SQNR over the steps."""

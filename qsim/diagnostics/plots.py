@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample, by_place
-from qsim.figures import LOOKS, style
+from qsim.plot.axes import drawing
+from qsim.plot.figures import LOOKS, style
 from qsim.text.percentages import percent
 
 #: Each line also has its own dashes.
@@ -63,6 +64,26 @@ def sampled(samples: Sequence[Sample], layer: str, step: int | None = None) -> t
     if chosen not in steps:
         raise ValueError(f"step {chosen} has no sample of the layer {layer!r}; sampled were {', '.join(map(str, steps))}")
     return chosen, at_step[chosen]
+
+
+def exponents_of_point(samples: Sequence[Sample], layer: str, point: str, step: int | None, ax: Axes | None) -> Axes:
+    """The same for one point, in the given axes or a new figure.
+
+    Raises:
+        ValueError: If nothing was sampled there.
+    """
+    chosen, points = sampled(samples, layer, step)
+    found = {counts.point: counts for counts in points}
+    if point not in found:
+        known = ", ".join(map(repr, found))
+        raise ValueError(f"monitor: nothing was rounded at {point!r} of {layer!r} in step {chosen}; points there are {known}")
+    with drawing("monitor", ax, (6.0, 2.8)) as axes:
+        draw_exponents(axes, found[point])
+        axes.set_xlabel(EXPONENTS)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("share of elements (%)")
+        axes.legend(loc="upper left", frameon=False)
+    return axes
 
 
 def draw_exponents(axes: Axes, counts: Counts) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 import qsim
-from qsim import FivePoint, Quantizer, figures, scaling
+from qsim import FivePoint, Quantizer, scaling
+from qsim.plot import figures
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qsim import FivePoint, Quantizer, figures, scaling
+from qsim import FivePoint, Quantizer, scaling
+from qsim.plot import figures
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described

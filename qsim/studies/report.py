@@ -188,7 +188,7 @@ class Report:
         Returns:
             The page, then the pictures for light pages.
         """
-        from qsim import figures
+        from qsim.plot import figures
 
         folder.mkdir(parents=True, exist_ok=True)
         drawn: dict[str, int] = {}

@@ -12,15 +12,15 @@ before = set(sys.modules)
 import qsim
 assert not torch.cuda.is_initialized()
 print(*sorted(set(sys.modules) - before))
-later = [f"qsim.{name}" for name in ("bench", "checkpoints", "compat", "diagnostics", "optim", "plot", "studies", "unit")]
+later = [f"qsim.{name}" for name in ("checkpoints", "compat", "diagnostics", "functional.fpu", "optim", "plot", "studies")]
 print([name for name in later if name in sys.modules])
-print({*(name.partition(".")[2] for name in later[:-1]), "export", "fpu", "load", "save"} <= set(dir(qsim)))
+print({*(name.partition(".")[2] for name in later if name.count(".") == 1), "export", "fpu", "load", "save"} <= set(dir(qsim)))
 import qsim.cli
 import qsim.compat.qtorch
 qsim.plot.number_line, qsim.studies.named
 qsim.convert(torch.nn.Linear(2, 2), qsim.FivePoint(act="e4m3"))
 print([name for name in ("matplotlib", "scipy", "sklearn", "transformers", "triton") if name in sys.modules])
-qsim.bench, qsim.save, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
+qsim.save, qsim.diagnostics.Monitor, qsim.optim.AdamW, qsim.fpu
 print([name for name in later if name not in sys.modules], hasattr(qsim, "plots"))
 import qsim.studies.cluster
 print("distributed" in sys.modules)
@@ -38,16 +38,15 @@ def test_import_brings_only_qsim_itself_and_the_rest_once_it_is_used() -> None:
     assert heavy == []
     later = (
         "qsim.cli",
-        "qsim.bench",
         "qsim.checkpoints",
         "qsim.compat",
         "qsim.diagnostics",
-        "qsim.figures",
+        "qsim.functional.fpu",
         "qsim.optim",
         "qsim.plot",
         "qsim.studies",
     )
-    assert [name for name in brought if name.startswith((*later, "qsim.unit", "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
+    assert [name for name in brought if name.startswith((*later, "qsim_kernels.compiled", "qsim_kernels.triton"))] == []
     # No part of it exists before it is requested, and other packages are only imported to draw, to run a study or to compile.
     assert then == ["[]", "True", "[]", "[] False", "False"]
 

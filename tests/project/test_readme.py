@@ -50,7 +50,7 @@ def test_the_figures_are_those_of_the_sites_tables() -> None:
 def test_commands_of_the_figures_are_measurements_that_there_are() -> None:
     commands = re.findall(r"\| `(\w+)[^`]*` \|$", section("Four figures"), flags=re.MULTILINE)
     assert len(commands) == 4
-    assert [name for name in commands if not (ROOT / "qsim" / "bench" / f"{name}.py").exists()] == []
+    assert [name for name in commands if not (ROOT / "qsim" / "cli" / "bench" / f"{name}.py").exists()] == []
 
 
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qsim.gpt import GPT, SIZES, language_loss, size
+from qsim.studies.learners.gpt import GPT, SIZES, language_loss, size
 from qsim.studies.learners.text import VOCABULARY, text
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.gpt import GPT, size
+from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
 from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
 from qsim.studies.llm.claims import claims

@@ -10,7 +10,8 @@ import torch
 from matplotlib.figure import Figure
 
 import qsim
-from qsim import figures, studies
+from qsim import studies
+from qsim.plot import figures
 from qsim.studies import Result, Study
 from qsim.studies.measuring import machine
 from qsim.studies.report import described

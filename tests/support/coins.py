@@ -56,7 +56,7 @@ class Coins(Study[Settings, Toss]):
 
 
 def _draw() -> Any:
-    from qsim import figures
+    from qsim.plot import figures
 
     figure, (axes,) = figures.panels()
     axes.plot([1, 2], [3, 4], **figures.LOOKS[0]())

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import FivePoint, Quantizer, scaling
-from qsim.gpt import GPT, Size, language_loss
 from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
+from qsim.studies.learners.gpt import GPT, Size, language_loss
 from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at
 from qsim.studies.learners.text import VOCABULARY, text
 

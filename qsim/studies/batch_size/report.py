@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSize
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings, points

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import qsim
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, net
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings

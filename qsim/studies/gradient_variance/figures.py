@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.statistics import Interval, exponential, mean
 

@@ -9,8 +9,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from qsim.gpt import GPT, size
 from qsim.studies.learners import gpt_training
+from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.images import RESNET, described as described_images, images
 from qsim.studies.learners.text import VOCABULARY, text
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt import GPT, language_loss, size
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text
 
 #: Everything in bfloat16, named by the update of weights; or float32 weights and updates, with products in bfloat16.

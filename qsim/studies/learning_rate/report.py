@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from qsim.gpt import size
 from qsim.studies.choices import choice
+from qsim.studies.learners.gpt import size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, outcome

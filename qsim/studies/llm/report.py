@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
 from qsim.studies.llm import LLM, METHODS, MORE_BITS
 from qsim.studies.llm.claims import claims

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt import GPT, language_loss, size
 from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at, warmup
 from qsim.studies.learners.text import Text, text
 

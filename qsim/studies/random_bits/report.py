@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.learners.images import described
 from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBits, Run, Settings
 from qsim.studies.report import Claim, Picture, Report, Table

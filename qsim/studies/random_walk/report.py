@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.report import Claim, Picture, Report, Table

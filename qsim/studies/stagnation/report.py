@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qsim import figures
+from qsim.plot import figures
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.stagnation import Stagnation
 from qsim.studies.stagnation.bounds import Array

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim import Recipe, recipes
-from qsim.bench._graphs import replay
+from qsim.cli.bench._graphs import replay
 from qsim.scaling import Channel, Delayed
 
 pytestmark = pytest.mark.gpu

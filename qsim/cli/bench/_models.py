@@ -1,0 +1,95 @@
+"""The models whose training is measured: a GPT and a small convolutional net, both in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qsim.studies.learners.gpt import GPT, Size
+
+
+@dataclass(frozen=True)
+class GPTSize:
+    """The size of a GPT and of its batches."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    context: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class ConvSize:
+    """The size of a convolutional net and of its batches."""
+
+    width: int
+    blocks: int
+    classes: int
+    image: int
+    batch: int
+
+
+SIZES = {
+    "medium": (GPTSize(24, 16, 1024, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
+    "small": (GPTSize(12, 12, 768, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
+    "tiny": (GPTSize(2, 2, 64, 256, 64, 4), ConvSize(8, 1, 10, 16, 16)),
+}
+
+
+class LanguageModel(GPT):
+    """A GPT that returns its loss, in the dtype in which it computes."""
+
+    def __init__(self, size: GPTSize) -> None:
+        super().__init__(Size(size.layers, size.width, size.heads), size.vocabulary, size.context)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        """The mean loss of the next tokens."""
+        return F.cross_entropy(super().forward(x).flatten(0, 1), target.flatten())
+
+
+class ConvNet(nn.Module):
+    """A residual net for small images."""
+
+    def __init__(self, size: ConvSize) -> None:
+        super().__init__()
+        widths = [size.width << stage for stage in range(3)]
+        self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)
+        stages = []
+        for stage, width in enumerate(widths):
+            if stage:
+                stages.append(nn.Sequential(nn.Conv2d(width // 2, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()))
+            stages += [_Residual(width) for _ in range(size.blocks)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(widths[-1], size.classes)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The mean loss."""
+        return F.cross_entropy(self.head(self.stages(self.stem(x)).mean((2, 3))), target)
+
+
+class _Residual(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        def convolution() -> list[nn.Module]:
+            return [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+
+        super().__init__(*convolution(), nn.ReLU(), *convolution())
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.relu(input + cast(Tensor, super().forward(input)))  # type: ignore[no-untyped-call]
+
+
+def make(name: str, size: str, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
+    """A model, a batch for it, and the number of tokens or images in the batch."""
+    gpt, conv = SIZES[size]
+    torch.manual_seed(0)
+    if name == "gpt":
+        x = torch.randint(gpt.vocabulary, (gpt.batch, gpt.context + 1), device=device)
+        return LanguageModel(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
+    images = torch.randn(conv.batch, 3, conv.image, conv.image, device=device, dtype=dtype)
+    return ConvNet(conv).to(device, dtype), (images, torch.randint(conv.classes, (conv.batch,), device=device)), conv.batch

@@ -1,0 +1,125 @@
+"""Other packages' AdamW, timed alternating with qsim's in the matching mode, each on its own parameters.
+
+Both sides do the same work: weights and moments have the same dtypes and are rounded in the same way, with different random bits. Only
+torch's step, which cannot round stochastically, is also compared with a stochastic one, to show what that costs. The time
+compared is the time that a user waits for a step; if a peer waits for the device within its step, qsim's time on the host counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from qsim.cli.bench._optim_work import LEARNING_RATE, MakeOptimizer, Tensors, adamw, moved, started
+from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._tables import Column, Row, hundredths, tenths, thousandths
+from qsim.cli.bench._timing import interleaved
+
+COLUMNS = (
+    Column("peer", "peer"),
+    Column("tensors", "tensors"),
+    Column("update", "update"),
+    Column("states", "states"),
+    Column("states rounded", "state_rounding"),
+    Column("peer ms", "peer_milliseconds", thousandths),
+    Column("qsim ms", "milliseconds", thousandths),
+    Column("qsim GB/s", "gb_per_s", tenths),
+    Column("ratio", "ratio", hundredths),
+)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of a peer's steps.
+
+    Attributes:
+        update: qsim's name for the update of its weights.
+        states: The short name of its moments' dtype.
+        options: Its options other than the learning rate.
+        state_rounding: qsim's name for the rounding of its moments.
+    """
+
+    update: str
+    states: str
+    options: Mapping[str, Any]
+    state_rounding: str = "nearest"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An optimizer to compare with.
+
+    Attributes:
+        label: Its name in tables.
+        package: The package to install.
+        module: Its module.
+        name: Its name there.
+        modes: The modes to compare.
+        devices: The devices that it supports.
+    """
+
+    label: str
+    package: str
+    module: str
+    name: str
+    modes: Sequence[Mode]
+    devices: Sequence[str] = ("cpu", "cuda")
+
+    def load(self) -> Callable[..., torch.optim.Optimizer]:
+        """Import the optimizer class."""
+        found: Callable[..., torch.optim.Optimizer] = getattr(import_module(self.module), self.name)
+        return found
+
+
+PEERS = {
+    "torch": Peer(
+        "torch, fused", "torch", "torch.optim", "AdamW", [Mode(update, "bf16", {"fused": True}) for update in ("nearest", "stochastic")]
+    ),
+    "torchao": Peer("torchao", "torchao", "torchao.optim", "_AdamW", [Mode("stochastic", "bf16", {"bf16_stochastic_round": True})]),
+    "optimi": Peer("optimi", "torch-optimi", "optimi", "AdamW", [Mode("kahan", "bf16", {"kahan_sum": True})]),
+    "d9d": Peer(
+        "d9d",
+        "d9d",
+        "d9d.optim.stochastic",
+        "StochasticAdamW",
+        [
+            Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}, state_rounding="stochastic"),
+            # Stored in float32, the dtype in which they are computed.
+            Mode("stochastic", "fp32", {"state_dtype": torch.float32}),
+        ],
+        ("cuda",),
+    ),
+}
+
+
+def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> Iterator[Row]:
+    """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
+    for peer in [PEERS[name] for name in names]:
+        row = {"part": "peers", "peer": peer.label}
+        if settings.device.type not in peer.devices:
+            yield {**row, "note": f"runs on {', '.join(peer.devices)} only"}
+            continue
+        try:
+            make = peer.load()
+        except ImportError as error:
+            yield {**row, "note": f"not installed (pip install {peer.package}): {error}"}
+            continue
+        for tensors in sets:
+            for mode in peer.modes:
+                yield {**row, **_duel(partial(make, lr=LEARNING_RATE, **mode.options), mode, tensors, settings)}
+
+
+def _duel(make: MakeOptimizer, mode: Mode, tensors: Tensors, settings: Settings) -> Row:
+    ours = adamw(mode.update, mode.states, state_rounding=mode.state_rounding)
+    their, our = started(make, tensors, settings), started(ours, tensors, settings)
+    their_time, our_time = interleaved((their.step, our.step), settings.clock, settings.repeats)
+    bytes_moved = moved(our)
+    row = {"tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
+    row |= {"update": mode.update, "states": mode.states, "state_rounding": mode.state_rounding, "bytes": bytes_moved}
+    times = {"peer_milliseconds": their_time * 1e3, "milliseconds": our_time * 1e3, "gb_per_s": bytes_moved / our_time / 1e9}
+    return {**row, **times, "ratio": their_time / our_time}

@@ -1,0 +1,124 @@
+"""Measures products of square matrices with accumulators, emulated and on the chip, next to a native product in bf16 (in float32 on a CPU).
+
+Speeds are in TFLOP/s (GFLOP/s on a CPU), with two operations for each of the `size**3` products. Operands are normally distributed, in
+E4M3 for the units that take only FP8, in FP16 for those that take only that, and otherwise in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qsim import accumulators
+from qsim.accumulators import Accumulator
+from qsim.cli.bench import _settings
+from qsim.cli.bench._tables import Column, Row, hundredths, render
+from qsim.cli.bench._timing import Call, clock_of, interleaved
+from qsim.formats import format as resolve_format
+from qsim.functional.matmul import accumulated
+
+#: What is measured by default, and the dtypes that operands can have, the first that an accumulator takes first.
+_DEFAULT = (
+    "h100_fp8, h100_fp8_promoted, h100_bf16, Rounded('fp16'), Rounded('fp16', rounding='stochastic'), Rounded('fp16', chunk=32), "
+    "Rounded('fp16', chunk=64), Rounded('fp16', chunk=128)"
+)
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "fp32": torch.float32}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `qsim bench accumulate`."""
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda where there is one)")
+    parser.add_argument("--size", metavar="N", help="rows, columns and length of the sums (default: 4096; on the CPU 256)")
+    parser.add_argument("--accumulators", default=_DEFAULT, metavar="NAME,…", help=f"names or calls (default: {_DEFAULT})")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="how often each product is timed (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the measurement."""
+    device = _settings.device(args.device)
+    size = _settings.count(args.size or ("4096" if device.type == "cuda" else "256"), "--size")
+    repeats = _settings.count(str(args.repeats), "--repeats")
+    chosen = _accumulators(args.accumulators)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    heading = f"{name}; torch {torch.__version__}, triton {_settings.triton_version()}; {size} × {size} × {size}"
+    if not args.json:
+        print(heading)
+    rows = [row for accumulator in chosen for row in measure(accumulator, size, device, repeats)]
+    print(json.dumps({"heading": heading, "rows": rows}, indent=2) if args.json else render(rows, columns(device)))
+    return 0
+
+
+def columns(device: torch.device) -> list[Column]:
+    """The columns of the table, in units that fit the device."""
+    unit, scale = ("TFLOP/s", 1e12) if device.type == "cuda" else ("GFLOP/s", 1e9)
+    return [
+        Column("accumulator", "accumulator"),
+        Column("operands", "operands"),
+        Column("by", "by"),
+        Column("ms", "milliseconds", hundredths),
+        Column(unit, "flops", lambda flops: hundredths(flops / scale)),
+        Column(f"native {unit}", "native_flops", lambda flops: hundredths(flops / scale)),
+    ]
+
+
+def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: int) -> Iterator[Row]:
+    """Time one accumulator in turns with the native product: the emulator, and the chip if it adds like this."""
+    operands, how = _description(accumulator)
+    generator = torch.Generator(device).manual_seed(0)
+    given = [torch.randn(size, size, generator=generator, device=device) for _ in range(2)]
+    a, b = (x.to(_DTYPES[operands]) for x in given)
+    b = b.mT  # stored along the sum, as chips read FP8 operands
+    seed = torch.zeros((), dtype=torch.int64, device=device)
+    product = partial(accumulated, a, b, seed, how, 0)
+    ways: dict[str, Call] = {"emulator": partial(product, chip="never")}
+    try:
+        product(chip="require")
+        ways["chip"] = partial(product, chip="require")
+    except RuntimeError:
+        pass  # There is no chip, or it adds otherwise.
+    native, *times = interleaved([_native(given, device), *ways.values()], clock_of(device), repeats)
+    for by, time in zip(ways, times, strict=True):
+        yield {
+            "accumulator": accumulators.name_of(accumulator),
+            "operands": operands,
+            "by": by,
+            "milliseconds": time * 1e3,
+            "flops": 2 * size**3 / time,
+            "native_flops": 2 * size**3 / native,
+        }
+
+
+def _native(given: Sequence[Tensor], device: torch.device) -> Call:
+    x, y = (x.to(torch.bfloat16 if device.type == "cuda" else torch.float32) for x in given)
+    return lambda: x @ y
+
+
+def _description(accumulator: Accumulator) -> tuple[str, str]:
+    """The operands' format, the first that the accumulator takes, and its description for the operator."""
+    for name in _DTYPES:
+        fmt = resolve_format(name)
+        try:
+            return name, accumulator.spelled(fmt, fmt)
+        except ValueError:
+            continue
+    raise ValueError(f"--accumulators: {accumulators.name_of(accumulator)} takes none of {', '.join(_DTYPES)}")
+
+
+def _accumulators(text: str) -> list[Accumulator]:
+    """Accumulators by their names or calls, between commas that are outside of parentheses.
+
+    Example:
+        >>> _accumulators("h100_fp8, Rounded('fp16', chunk=32)")
+        [Aligned(32, 13, out='e8m13ieee', operands=('e4m3', 'e5m2')), Rounded('fp16', chunk=32)]
+    """
+    words = [word.strip() for word in re.split(r",\s*(?![^()]*\))", text) if word.strip()]
+    if not words:
+        raise ValueError("--accumulators needs at least one name")
+    return [accumulators.resolve(word) for word in words]

@@ -1,0 +1,96 @@
+"""Measure quantize with scales: block formats, along the last dimension of a matrix, along its first, and in tiles.
+
+The bandwidth of each is compared with a copy of as many bytes, timed alternately. Data that must be read twice, because a scale of the
+whole tensor is computed first, counts twice. The last column is the time of the call over that of a copy of the tensor into its result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import qsim
+from qsim.cli.bench import _settings
+from qsim.cli.bench._bandwidth import beside_copy
+from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, thousandths
+from qsim.scaling.block import NAMED, Block
+
+COLUMNS = (
+    Column("format", "format"),
+    Column("along", "along"),
+    Column("rounding", "rounding"),
+    Column("dtypes", "dtypes"),
+    Column("GB/s", "gb_per_s", tenths),
+    Column("copy GB/s", "copy_gb_per_s", tenths),
+    Column("ratio", "ratio", thousandths),
+    Column("× copy", "copies", hundredths),
+)
+
+#: The number of columns of the matrix, if it has as many elements.
+_COLUMNS = 8192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `qsim bench scaled`."""
+    parser.add_argument("--device", metavar="NAME", help="cuda or cpu (default: cuda if available)")
+    parser.add_argument("--elements", metavar="N", help="such as 4096 or 2^27 (default: 2^27 on a GPU, 2^20 on the CPU)")
+    formats = "mxfp8,mxfp4,fp8_1x128,fp8_128x128,nvfp4"
+    parser.add_argument("--formats", default=formats, metavar="A,B", help="names of block formats (default: %(default)s)")
+    parser.add_argument("--roundings", default="nearest,stochastic", metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--dtypes", default="fp32:fp32,bf16:bf16", metavar="FROM:TO,…", help="default: %(default)s")
+    parser.add_argument("--repeats", default="20", metavar="N", help="number of times each call is timed (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the measurement."""
+    device = _settings.device(args.device)
+    settings = Settings(
+        device=device,
+        elements=_settings.count(args.elements or ("2^27" if device.type == "cuda" else "2^20"), "--elements"),
+        formats={},
+        roundings=_settings.roundings(args.roundings),
+        dtypes=_settings.dtypes(args.dtypes),
+        repeats=_settings.count(args.repeats, "--repeats"),
+    )
+    formats = blocks(args.formats)
+    if not args.json:
+        print(settings.heading())
+    rows = list(measure(formats, settings))
+    print(json.dumps({**settings.facts(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    return 0
+
+
+def blocks(text: str) -> dict[str, Block]:
+    """Parse the names of block formats.
+
+    Example:
+        >>> blocks("mxfp4")["mxfp4"].size
+        32
+    """
+    return {name: NAMED[name] for name in _settings.among(text, "--formats", list(NAMED))}
+
+
+def measure(formats: Mapping[str, Block], settings: Settings) -> Iterator[Row]:
+    """Measure every format, in all its directions, with every rounding, for every pair of dtypes."""
+    for source, target in settings.dtypes:
+        columns = min(_COLUMNS, settings.elements)
+        x = settings.normal(DTYPES[source])[: settings.elements // columns * columns].view(-1, columns)
+        for name, fmt in formats.items():
+            passes = 1 if fmt.outer is None else 2
+            moved = passes * x.nbytes + x.numel() * DTYPES[target].itemsize
+            for along, dim in _directions(fmt).items():
+                for rounding in settings.roundings:
+                    call = partial(qsim.quantize, x, fmt, rounding=rounding, dim=dim, dtype=DTYPES[target])
+                    row = {"format": name, "along": along, "rounding": rounding, "dtypes": f"{source}→{target}"}
+                    times = beside_copy(call, moved, settings)
+                    copied = x.nbytes + x.numel() * DTYPES[target].itemsize
+                    yield {**row, **times, "copies": times["seconds"] * times["copy_gb_per_s"] * 1e9 / copied}
+
+
+def _directions(fmt: Block) -> dict[str, int]:
+    """The names of the dimensions along which blocks can be; tiles extend along both."""
+    return {"both": -1} if isinstance(fmt.size, tuple) else {"last": -1, "first": 0}

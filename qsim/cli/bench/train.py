@@ -1,0 +1,189 @@
+"""Measure whole training steps: forward, backward and torch's AdamW, of a GPT and of a convolutional net, without points and with them.
+
+The variants alternate in long turns. All layers but the last have points. With --compile the models go through torch.compile, with
+--compile reduce-overhead into CUDA graphs, and the time of their first step is reported: it compiles, native's first. Peak memory is that
+of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --peers linear layers are also rounded
+with QPyTorch, in a float32 model. With --monitor N, one step in N is watched by a `qsim.diagnostics.Monitor`: five steps, one of them
+watched, are timed against five without a monitor just before; the difference is spread over N steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+import qsim
+from qsim.cli.bench import _conditions, _models, _peers, _settings
+from qsim.cli.bench._conditions import Conditions
+from qsim.cli.bench._graphs import peak_growth
+from qsim.cli.bench._qpytorch_way import QPyTorchLinear
+from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, whole
+from qsim.cli.bench._timing import Call, clock_of, excess, sustained
+from qsim.diagnostics import Monitor
+
+MODELS = ("gpt", "conv")
+COMPILE_MODES = ("default", "reduce-overhead")
+LAST = "head"
+#: The number of steps that are timed together when one of them is watched, and of repeats.
+STEPS_OF_A_SAMPLE, SAMPLES = 5, 15
+MIB = 2**20
+
+COLUMNS = (
+    Column("model", "model"),
+    Column("how", "how"),
+    Column("variant", "variant"),
+    Column("ms per step", "milliseconds", tenths),
+    Column("tokens or images per s", "per_second", whole),
+    Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
+    Column("time to native's", "ratio", hundredths),
+    Column("first step s", "first_seconds", lambda seconds: "" if seconds is None else tenths(seconds)),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `qsim bench train`."""
+    parser.add_argument("--models", default=",".join(MODELS), metavar="A,B", help="default: %(default)s")
+    parser.add_argument(
+        "--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small; on the CPU tiny; GPTs of medium and small are GPT-2's)"
+    )
+    parser.add_argument(
+        "--compile", nargs="?", const="default", metavar="MODE", help=f"compile with torch.compile: {', '.join(COMPILE_MODES)}"
+    )
+    parser.add_argument("--monitor", type=int, metavar="EVERY", help="also measure the cost of watching one step in this many")
+    _conditions.add_arguments(parser, seconds=1.0)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the measurement."""
+    conditions = _conditions.chosen(args)
+    size = args.size or ("small" if conditions.is_cuda else "tiny")
+    if size not in _models.SIZES:
+        raise ValueError(f"--size: {size!r} is not one of {', '.join(_models.SIZES)}")
+    names = _settings.among(args.models, "--models", MODELS)
+    if args.compile not in (None, *COMPILE_MODES):
+        raise ValueError(f"--compile: {args.compile!r} is not one of {', '.join(COMPILE_MODES)}")
+    if args.monitor is not None and args.monitor < 1:
+        raise ValueError(f"--monitor: {args.monitor} is not a number of steps: write 50")
+    if args.monitor is not None and args.compile is not None:
+        raise ValueError("--monitor: compiled code is not watched; omit --compile or --monitor")
+    if not args.json:
+        print(conditions.heading())
+    rows: list[Row] = []
+    for name in names:
+        own = list(measure(name, size, conditions, args.compile))
+        rows += own
+        if args.monitor is not None:
+            rows.append(monitored(name, size, conditions, own, args.monitor))
+        if args.peers:
+            rows += peer(name, size, conditions, own)
+    print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
+    return 0
+
+
+def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> Iterator[Row]:
+    """Measure one model without points and with them."""
+    device = conditions.device
+    variants: list[tuple[str, Call, int, float]] = []
+    for variant in ("native", "five points"):
+        before = _allocated(device)
+        model, batch, count = _models.make(name, size, device, conditions.dtype)
+        if variant != "native":
+            qsim.convert(model, conditions.points, exclude=[LAST])
+        step = _step(model, batch, mode)
+        first = _duration(step, device)
+        variants.append((variant, step, _allocated(device) - before, first))
+    times = sustained([step for _, step, *_ in variants], clock_of(device), conditions.seconds)
+    how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
+    for (variant, step, own, first), time in zip(variants, times, strict=True):
+        row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
+        # The memory of graphs is reserved during capture, so a step's growth would not show it.
+        peak = None if mode == "reduce-overhead" else _peak(step, own, device)
+        yield {**row, "peak_mib": peak, "ratio": time / times[0], "first_seconds": None if mode is None else first}
+
+
+def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
+    """The model with points and a monitor. If the host is late with a watched step, the next ones are late too, and are timed with it."""
+    model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
+    step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, None)
+    steps = min(every, STEPS_OF_A_SAMPLE)
+
+    def plain() -> None:
+        for _ in range(steps):
+            step()
+
+    def watched() -> None:
+        with Monitor(model, steps) as monitor:
+            for _ in range(steps):
+                step()
+                monitor.step()
+
+    time_of_steps, time_of_sample = excess(plain, watched, clock_of(conditions.device), SAMPLES)
+    slower = 1 + time_of_sample / (time_of_steps / steps * every)
+    alone = 1 + time_of_sample / (time_of_steps / steps)
+    what = f"five points, 1 step in {every} monitored (that one: x {alone:.1f}): x {slower:.3f}"
+    row = {"model": name, "how": "eager", "variant": what}
+    time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
+    return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
+
+
+def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
+    """The model with QPyTorch in its linear layers; it has no such convolutions."""
+    device = conditions.device
+    row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
+    if name != "gpt":
+        yield {**row, "note": "not measured: only linear layers are written with QPyTorch"}
+        return
+    try:
+        float_quantize = _peers.PEERS["qpytorch"].load()
+    except ImportError as error:
+        yield {**row, "note": f"not installed (pip install qtorch): {error}"}
+        return
+    before = _allocated(device)
+    model, batch, count = _models.make(name, size, device, torch.float32)
+    for module in list(model.modules()):
+        for child_name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child_name != LAST:
+                setattr(module, child_name, QPyTorchLinear(child, conditions.points, float_quantize))
+    step = _step(model, batch, None)
+    step()
+    own = _allocated(device) - before
+    (time,) = sustained([step], clock_of(device), conditions.seconds)
+    ratio = time * 1e3 / ours[0]["milliseconds"]
+    peak = _peak(step, own, device)
+    yield {**row, "milliseconds": time * 1e3, "per_second": count / time, "peak_mib": peak, "ratio": ratio, "first_seconds": None}
+
+
+def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loss = torch.compile(model, dynamic=False, mode=mode) if mode is not None else model
+
+    def step() -> None:
+        loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _duration(step: Call, device: torch.device) -> float:
+    """The time of a step, in seconds, until the device has done its work."""
+    clock = clock_of(device)
+    begin = perf_counter()
+    step()
+    clock.wait()
+    return perf_counter() - begin
+
+
+def _peak(step: Call, own: int, device: torch.device) -> float | None:
+    """The peak memory of a variant in MiB, if torch counts it."""
+    return (own + peak_growth(step)) / MIB if device.type == "cuda" else None
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

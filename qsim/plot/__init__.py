@@ -1,0 +1,14 @@
+"""Plots of formats, roundings and monitor samples. They need matplotlib, which is in qsim's extra `study`.
+
+Each function draws into one Axes and returns it: a given one, whose figure keeps the user's style, or one of a new figure.
+
+Example:
+    >>> from qsim import plot
+    >>> ax = plot.number_line("e2m1")
+    >>> ax.figure.savefig("e2m1.png")  # doctest: +SKIP
+"""
+
+from qsim.plot.formats import error, number_line, rounding
+from qsim.plot.monitors import monitor
+
+__all__ = ["error", "monitor", "number_line", "rounding"]

@@ -1,5 +1,0 @@
-"""Arithmetic units of any format for unmodified code: the output of every operator is rounded."""
-
-from qsim.unit.context import fpu
-
-__all__ = ["fpu"]

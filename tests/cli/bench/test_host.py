@@ -1,0 +1,108 @@
+"""Tests of `qsim bench host`: what is measured and counted, and errors for bad arguments. Speed itself is not tested."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import qsim
+from qsim.cli import main
+from qsim.cli.bench import host
+from qsim.cli.bench._trace import calls_between_files
+from qsim.random import streams
+
+QUICK = ("--device", "cpu", "--repeats", "1")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["bench", "host", *QUICK, "--json", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in host.BATCH:
+        monkeypatch.setitem(host.BATCH, kind, 1)
+
+
+def test_layers_and_tensors_are_compared_with_torchs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys, "--points", "nearest,mxfp4")
+    assert f"torch {torch.__version__}, qsim {qsim.__version__}" in found["heading"]
+    works = ["layer, nearest", "layer, mxfp4", "quantize e4m3, nearest", "quantize e4m3, stochastic"]
+    assert [row["work"] for row in found["rows"]] == [*works, "quantize mxfp4, nearest", "quantize nvfp4, nearest"]
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["microseconds"] / row["their_microseconds"])
+        assert (row["launches"], row["first_seconds"]) == (None, None)
+
+
+def test_compiled_layers_tell_what_the_first_call_took(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.nn.Module] = []
+
+    def compile_nothing(model: torch.nn.Module) -> torch.nn.Module:
+        seen.append(model)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    row = bench(capsys, "--points", "nearest", "--compile", "--layers", "3")["rows"][-1]
+    assert row["work"] == "3 layers, compiled, nearest"
+    assert row["first_seconds"] > 0
+    assert [[type(layer) for layer in model[::2]] for model in seen] == [[torch.nn.Linear] * 3, [qsim.nn.Linear] * 3]  # type: ignore[index]
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "host", *QUICK, "--points", "nearest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["work", "µs", "torch's", "µs", "ratio", "launches", "first", "call", "s"]
+    assert lines[2].endswith("not counted")
+
+
+def test_the_way_from_a_call_to_the_kernel_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = {row["work"]: row["calls"] for row in bench(capsys, "--trace")["rows"]}
+    assert calls["layer, five points"] <= 37
+    assert calls["layer, mxfp4"] <= 48
+    assert calls["layer, nvfp4"] <= 64
+    assert calls["quantize e4m3"] <= 6
+    assert all(count > 2 for count in calls.values())
+
+
+def test_calls_within_a_file_and_outside_of_qsim_are_not_counted() -> None:
+    assert calls_between_files(lambda: sorted([3, 1])) == 0
+    # Into `random.py`, where functions call each other.
+    assert calls_between_files(lambda: streams.rank_stream(3)) == 1
+    small, large = (calls_between_files(lambda count=count: qsim.quantize(torch.ones(count), "e4m3")) for count in (3, 10**5))  # type: ignore[misc]
+    assert small == large
+
+
+def test_calls_of_other_threads_are_counted() -> None:
+    def elsewhere(work: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+        return run
+
+    def work() -> Any:
+        return qsim.quantize(torch.ones(3), "e4m3")
+
+    assert calls_between_files(elsewhere(work)) == calls_between_files(work)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--points", "fp5"), "--points: 'fp5' is not one of nearest, five points, fp8_hybrid, mxfp4, nvfp4"),
+        (("--layers", "0"), "--layers: must be at least 1, got 0"),
+        (("--repeats", "0"), "--repeats: must be at least 1, got 0"),
+        (("--trace", "--compile"), "--trace: compiled code makes no calls"),
+    ],
+)
+def test_bad_words_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    assert main(["bench", "host", *QUICK, *words]) == 2
+    assert message in capsys.readouterr().err

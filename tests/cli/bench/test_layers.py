@@ -1,0 +1,259 @@
+"""Tests of `qsim bench linear` and `train`: what is measured, the baselines, and errors for bad arguments. Speed is not tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim import FivePoint, Float
+from qsim.cli import main
+from qsim.cli.bench import _models, linear, train
+from qsim.cli.bench._models import ConvSize, GPTSize
+from qsim.cli.bench._timing import Call, Clock
+
+LINEAR = ("linear", "--device", "cpu", "--shapes", "8x4x2,6x8x8", "--seconds", "0.001")
+TRAIN = ("train", "--device", "cpu", "--seconds", "0.001")
+Seen = list[tuple[nn.Module, Any]]
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["bench", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models whose steps are all fast."""
+    monkeypatch.setitem(_models.SIZES, "tiny", (GPTSize(1, 2, 8, 16, 8, 2), ConvSize(4, 1, 3, 8, 2)))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def qtorch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
+    """A stand-in for QPyTorch that records its calls."""
+    asked: list[tuple[int, int, str]] = []
+
+    def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
+        asked.append((exp, man, rounding))
+        return qsim.quantize(x, Float(exp, man), rounding=rounding)
+
+    package, quant = types.ModuleType("qtorch"), types.ModuleType("qtorch.quant")
+    quant.float_quantize = float_quantize  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "qtorch", package)
+    monkeypatch.setitem(sys.modules, "qtorch.quant", quant)
+    return asked
+
+
+def run_once(calls: list[Call], clock: Clock, seconds: float) -> list[float]:
+    """A stand-in for timing that calls everything once, and returns the given times."""
+    for call in calls:
+        call()
+    return [3.0, 1.0][-len(calls) :]
+
+
+@pytest.fixture
+def three_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call takes a second, and the first of two takes three."""
+    for module in (linear, train):
+        monkeypatch.setattr(module, "sustained", run_once)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, module: Any) -> Seen:
+    """Record the models whose steps are created, and their arguments."""
+    seen: Seen = []
+    make = module._step
+
+    def step(model: nn.Module, *rest: Any) -> Any:
+        seen.append((model, rest))
+        return make(model, *rest)
+
+    monkeypatch.setattr(module, "_step", step)
+    return seen
+
+
+# one layer
+
+
+def test_linear_compares_every_shape_with_torchs_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys, *LINEAR)
+    assert f"torch {torch.__version__}, qsim {qsim.__version__}; act=e4m3, weight=e4m3, act_bwd=e4m3 Stochastic()" in found["heading"]
+    assert [(row["shape"], row["how"], row["against"]) for row in found["rows"]] == [
+        ("8 × 4 → 2", "eager", "torch"),
+        ("6 × 8 → 8", "eager", "torch"),
+    ]
+    for row in found["rows"]:
+        assert row["their_milliseconds"] > 0
+        assert row["ratio"] == pytest.approx(row["milliseconds"] / row["their_milliseconds"])
+
+
+@pytest.mark.usefixtures("three_to_one")
+def test_ratios_are_qsims_time_to_torchs_and_a_peers_to_qsims(
+    capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]
+) -> None:
+    rows = bench(capsys, *LINEAR, "--shapes", "8x4x2", "--peers")["rows"]
+    assert [(row["against"], row["their_milliseconds"], row["milliseconds"]) for row in rows] == [
+        ("torch", 3000, 1000),
+        ("QPyTorch", 3000, 1000),
+    ]
+    assert [row["ratio"] for row in rows] == [pytest.approx(1 / 3), 3]
+    assert qtorch == [(4, 3, "nearest")] * 2 + [(4, 3, "stochastic")] * 3
+
+
+def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch(monkeypatch, linear)
+    words = ("--shapes", "5x4x3", "--dtype", "bf16", "--no-bias", "--format", "e5m2", "--backward", "up")
+    found = bench(capsys, *LINEAR, *words)
+    up = qsim.Quantizer("e5m2", "up")
+    assert [type(layer) for layer, _ in seen] == [nn.Linear, qsim.nn.Linear]
+    assert all(rest == (linear.Shape(5, 4, 3), torch.bfloat16) for _, rest in seen)
+    for layer, _ in seen:
+        assert layer.bias is None
+        assert layer.weight.dtype == torch.bfloat16
+        assert layer.weight.shape == (3, 4)
+    assert seen[1][0].points == FivePoint("e5m2", "e5m2", up, up, up)
+    assert found["heading"].endswith("act=e5m2, weight=e5m2, act_bwd=e5m2 up, weight_bwd=e5m2 up, grad=e5m2 up")
+    bench(capsys, *LINEAR, "--shapes", "5x4x3", "--backward", "same", "--accumulate", "h100_fp8")
+    assert seen[3][0].points == FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8")
+
+
+def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
+    layer = nn.Linear(4, 2)
+    step = linear._step(layer, linear.Shape(8, 4, 2), torch.float32)
+    step()
+    assert layer.weight.grad is not None
+    first = layer.weight.grad.clone()
+    step()
+    assert torch.equal(layer.weight.grad, first)
+    assert first.abs().sum() > 0
+
+
+def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "qtorch", None)
+    assert main(["bench", *LINEAR, "--peers"]) == 0
+    assert capsys.readouterr().out.count("QPyTorch  not installed (pip install qtorch)") == 2
+    rows = bench(capsys, *TRAIN, "--models", "gpt", "--peers")["rows"]
+    assert rows[2]["note"].startswith("not installed (pip install qtorch)")
+
+
+def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *LINEAR]) == 0
+    heading, titles, *rows = capsys.readouterr().out.splitlines()
+    assert heading.startswith("CPU, 1 threads; torch")
+    assert titles.endswith("  ratio")
+    assert [row.split("  ")[0] for row in rows] == ["8 × 4 → 2", "6 × 8 → 8"]
+
+
+# training
+
+
+@pytest.mark.usefixtures("three_to_one")
+def test_train_measures_every_model_without_points_and_with_them(
+    capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]
+) -> None:
+    rows = bench(capsys, *TRAIN, "--peers")["rows"]
+    variants = ("native", "five points", "QPyTorch's way, fp32")
+    assert [(row["model"], row["variant"]) for row in rows] == [(model, variant) for model in ("gpt", "conv") for variant in variants]
+    assert all(row["how"] == "eager" for row in rows)
+    # 2 × 8 tokens and 2 images per step, which takes three seconds in the native model and one in the others.
+    measured = [(row["milliseconds"], row["per_second"], row["ratio"]) for row in rows if "note" not in row]
+    expected = [(3000, 16 / 3, 1), (1000, 16, 1 / 3), (1000, 16, 1 / 3), (3000, 2 / 3, 1), (1000, 2, 1 / 3)]
+    assert measured == [pytest.approx(each) for each in expected]
+    assert rows[-1]["note"] == "not measured: only linear layers are written with QPyTorch"
+    # Torch does not count CPU memory.
+    assert all(row.get("peak_mib") is None for row in rows)
+    assert set(qtorch) == {(4, 3, "nearest"), (4, 3, "stochastic")}
+
+
+@pytest.mark.usefixtures("three_to_one")
+def test_all_layers_but_the_last_have_points(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, qtorch: Any) -> None:
+    seen = watch(monkeypatch, train)
+    bench(capsys, *TRAIN, "--peers")
+    # In order: three GPTs, two convolutional nets.
+    counts = [len(qsim.nn.conversion(model).changed) for model, _ in seen]
+    assert counts == [0, 4, 0, 0, 9]
+    theirs = [name for name, module in seen[2][0].named_modules() if type(module).__name__ == "QPyTorchLinear"]
+    assert theirs == [name for name, _, _ in qsim.nn.conversion(seen[1][0]).changed]
+    assert theirs == [f"blocks.0.{name}" for name in ("qkv", "merge", "up", "down")]
+    assert all(type(model.head) is nn.Linear for model, _ in seen)
+    assert next(seen[2][0].parameters()).dtype == torch.float32
+
+
+def test_a_step_trains_and_leaves_no_gradient() -> None:
+    model, batch, _ = _models.make("gpt", "tiny", torch.device("cpu"), torch.float32)
+    step = train._step(model, batch, None)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss = model(*batch).item()
+    for _ in range(5):
+        step()
+    assert model(*batch).item() < loss
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_compiled_models_go_through_torch_compile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[nn.Module, str]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic, mode: compiled.append((model, mode)) or model)
+    rows = bench(capsys, *TRAIN, "--models", "conv", "--compile", "--dtype", "bf16")["rows"]
+    assert [(row["how"], row["variant"]) for row in rows] == [("compiled", "native"), ("compiled", "five points")]
+    assert [(next(model.parameters()).dtype, mode) for model, mode in compiled] == [(torch.bfloat16, "default")] * 2
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["linear", "--shapes", "8x4"], "--shapes: '8x4' is not a shape: write 16384x4096x4096, for tokens, inputs and outputs"),
+        (["linear", "--shapes", "8x4x2,8x0x2"], "--shapes: '8x0x2' is not a shape"),
+        (["linear", "--shapes", " , "], "--shapes needs at least one word"),
+        (["linear", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
+        (["linear", "--format", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
+        (["linear", "--backward", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
+        (["linear", "--accumulate", "h100_fp9"], "FivePoint: accumulate: unknown accumulator 'h100_fp9'"),
+        (["linear", "--accumulate", "h100_fp8", "--recipe", "mxfp8"], "--accumulate: a recipe takes it as an argument, as in --recipe "),
+        (["linear", "--backward", "same", "--peers"], "--peers: QPyTorch has no accumulators and rounds five times; omit"),
+        (["linear", "--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
+        (["linear", "--seconds", "-1"], "--seconds: -1 is not a duration: write 0.3"),
+        (["train", "--models", "gtp"], "--models: 'gtp' is not one of gpt, conv"),
+        (["train", "--size", "huge"], "--size: 'huge' is not one of medium, small, tiny"),
+        (["train", "--size", "small,tiny"], "--size: 'small,tiny' is not one of medium, small, tiny"),
+        (["train", "--dtype", "fp8"], "--dtype: 'fp8' is not one of fp32, bf16, fp16, fp64"),
+        (["train", "--seconds", "0"], "--seconds: 0 is not a duration: write 0.3"),
+    ],
+)
+def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["bench", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"qsim: {message}")
+    assert err.count("\n") == 1
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_layers_are_replayed_and_peak_memory_is_counted_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "linear", "--device", "cuda", "--shapes", "64x32x32", "--seconds", "0.001")["rows"]
+    assert [row["how"] for row in rows] == ["eager", "CUDA graph"]
+    assert all(row["ratio"] > 0 for row in rows)
+    rows = bench(capsys, "train", "--device", "cuda", "--size", "tiny", "--seconds", "0.001")["rows"]
+    assert len(rows) == 4
+    assert all(row["peak_mib"] > 0 for row in rows)

@@ -1,0 +1,173 @@
+"""Subjects of `qsim bench linear` and `train`: the models, QPyTorch-style layers, steps in a CUDA graph and their memory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qsim
+from qsim import FivePoint, Float, Quantizer, cli
+from qsim.cli.bench import _models
+from qsim.cli.bench._graphs import peak_growth, replay
+from qsim.cli.bench._models import SIZES, ConvNet, LanguageModel
+from qsim.cli.bench._qpytorch_way import QPyTorchLinear
+
+CPU = torch.device("cpu")
+
+
+def test_the_small_gpt_has_gpt_2s_shapes() -> None:
+    with torch.device("meta"):
+        model = LanguageModel(SIZES["small"][0])
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes["tokens.weight"] == (50304, 768)
+    assert shapes["positions.weight"] == (1024, 768)
+    block = {name.removeprefix("blocks.11."): shape for name, shape in shapes.items() if name.startswith("blocks.11.")}
+    assert block["qkv.weight"] == (2304, 768)
+    assert block["merge.weight"] == (768, 768)
+    assert block["up.weight"] == (3072, 768)
+    assert block["down.weight"] == (768, 3072)
+    # GPT-2 has 124439808 parameters with a vocabulary of 50257; this one is rounded up to a multiple of 128.
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124439808 + (50304 - 50257) * 768
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_shares_the_embeddings_weight(dtype: torch.dtype) -> None:
+    model, (x, target), count = _models.make("gpt", "tiny", CPU, dtype)
+    assert isinstance(model, LanguageModel)
+    assert model.head.weight is model.tokens.weight
+    assert model.head.weight.dtype == dtype
+    assert x.shape == target.shape == (4, 64)
+    assert count == x.numel()
+    assert torch.equal(x[:, 1:], target[:, :-1])
+
+
+def test_the_gpt_predicts_from_the_past_alone() -> None:
+    model, (x, target), _ = _models.make("gpt", "tiny", CPU, torch.float32)
+    logits: list[Tensor] = []
+    model.head.register_forward_hook(lambda module, inputs, output: logits.append(output.detach()))
+    # Weights as small as the initial ones would hide a difference.
+    for parameter in model.parameters():
+        parameter.data.mul_(4)
+    other = x.clone()
+    other[:, 40:] = (other[:, 40:] + 1) % 256
+    loss = model(x, target)
+    model(other, target)
+    assert torch.equal(logits[0][:, :40], logits[1][:, :40])
+    assert not torch.equal(logits[0][:, 40:], logits[1][:, 40:])
+    expected = nn.functional.cross_entropy(logits[0].flatten(0, 1), target.flatten())
+    torch.testing.assert_close(loss.detach(), expected)
+
+
+def test_the_convolutional_net_halves_its_image_twice() -> None:
+    model, (images, target), count = _models.make("conv", "tiny", CPU, torch.float32)
+    assert isinstance(model, ConvNet)
+    shapes: list[tuple[int, ...]] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
+    logits: list[Tensor] = []
+    model.head.register_forward_hook(lambda module, inputs, output: logits.append(output.detach()))
+    loss = model(images, target)
+    assert count == 16
+    assert shapes == [(16, 8, 16, 16)] * 3 + [(16, 16, 8, 8)] * 3 + [(16, 32, 4, 4)] * 3
+    assert logits[0].shape == (16, 10)
+    torch.testing.assert_close(loss.detach(), nn.functional.cross_entropy(logits[0], target))
+
+
+@pytest.mark.parametrize("name", ["gpt", "conv"])
+def test_every_variant_starts_from_the_same_model_and_batch(name: str) -> None:
+    (a, batch, _), (b, other, _) = (_models.make(name, "tiny", CPU, torch.float32) for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(a.parameters(), b.parameters(), strict=True))
+
+
+# QPyTorch-style layers
+
+
+def float_quantize(x: Tensor, exp: int, man: int, rounding: str) -> Tensor:
+    """Round with qsim as QPyTorch would."""
+    return qsim.quantize(x, Float(exp, man), rounding=rounding)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
+def test_qpytorchs_way_is_the_same_layer_where_both_round_alike(shape: tuple[int, ...], bias: bool) -> None:
+    # A different format at each point, so that mix-ups are visible.
+    points = FivePoint(Float(4, 3), Float(3, 4), Float(4, 1), Float(5, 2), Float(4, 2))
+    ours = qsim.nn.Linear(5, 4, bias, points=points)
+    theirs = QPyTorchLinear(ours, points, float_quantize)
+    assert theirs.weight is not ours.weight
+    x, g = torch.randn(shape), torch.randn(*shape[:-1], 4)
+    results = []
+    for layer in (ours, theirs):
+        given = x.clone().requires_grad_()
+        y = layer(given)
+        y.backward(g)
+        results.append([y, given.grad, *(parameter.grad for parameter in layer.parameters())])
+    assert len(results[0]) == 3 + bias
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_qpytorchs_way_is_float32_whatever_the_layer_was() -> None:
+    points = FivePoint(*["e4m3"] * 5)
+    layer = nn.Linear(4, 4, dtype=torch.bfloat16)
+    theirs = QPyTorchLinear(layer, points, float_quantize)
+    assert torch.equal(theirs.weight, layer.weight.float())
+    assert theirs.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("point", "named"),
+    [
+        ("int8", "Int(8)"),
+        (None, "None"),
+        (Quantizer("e4m3", "up"), "rounding=UP"),
+        (Quantizer("e4m3", "nearest_away"), "rounding=NEAREST_AWAY"),
+    ],
+    ids=str,
+)
+def test_points_that_qpytorch_lacks_raise_an_error(point: Quantizer | str | None, named: str) -> None:
+    points = FivePoint(*["e4m3"] * 4, point)
+    with pytest.raises(ValueError, match="QPyTorch rounds to floating-point formats, nearest or stochastically: it does not ") as caught:
+        QPyTorchLinear(nn.Linear(2, 2), points, float_quantize)
+    assert named in str(caught.value)
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_replayed_steps_do_what_the_step_does() -> None:
+    total = torch.zeros((), device="cuda")
+    again = replay(lambda: total.add_(1))
+    before = total.item()
+    again()
+    again()
+    assert total.item() == before + 2
+
+
+@pytest.mark.gpu
+def test_growth_is_what_a_step_needs_beyond_what_was_there() -> None:
+    there = torch.zeros(2**22, dtype=torch.uint8, device="cuda")
+    assert peak_growth(lambda: there.add_(1)) == 0
+    assert peak_growth(lambda: (there + 1).sum()) >= 2**22
+
+
+def test_a_training_step_with_a_monitor_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "train", "--device", "cpu", "--models", "conv", "--seconds", "0.01", "--monitor", "1", "--json"]) == 0
+    native, points, monitored = json.loads(capsys.readouterr().out)["rows"]
+    assert monitored["variant"].startswith("five points, 1 step in 1 monitored (that one: x ")
+    slower = float(monitored["variant"].rpartition("x ")[2])
+    assert monitored["milliseconds"] / points["milliseconds"] == pytest.approx(slower, abs=1e-3)
+    assert monitored["ratio"] == pytest.approx(monitored["milliseconds"] / native["milliseconds"])
+    for wrong, text in (
+        ("0", "--monitor: 0 is not a number of steps: write 50"),
+        ("5 --compile", "--monitor: compiled code is not watched"),
+        ("5 --compile fast", "--compile: 'fast' is not one of default, reduce-overhead"),
+    ):
+        assert cli.main(["bench", "train", "--device", "cpu", "--monitor", *wrong.split()]) == 2
+        assert text in capsys.readouterr().err

@@ -1,0 +1,395 @@
+"""Tests of `qsim bench optim`: the measured steps, tensors and peers, and errors for bad arguments. Speed is not tested."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+import qsim
+from qsim.cli import main
+from qsim.cli.bench import _launches, _optim_peers, _optim_steps, _optim_work
+from qsim.cli.bench._optim_work import GPTS, WORK, Tensors, gpt, one
+from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._timing import Call, Clock
+
+TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
+CPU = Settings(torch.device("cpu"), 64, {}, {}, (), 2)
+
+#: Update, states and bytes per weight: all are read and written, except the gradient, which is only read.
+ADAMW = [
+    ("stochastic", "bf16", 14),
+    ("stochastic", "fp32", 22),
+    ("kahan", "bf16", 18),
+    ("kahan", "fp32", 26),
+    ("nearest", "bf16", 14),
+    ("nearest", "fp32", 22),
+]
+EVERYTHING = [
+    *(("AdamW", *rest) for rest in ADAMW),
+    ("AdamW, stochastic moments", "stochastic", "bf16", 14),
+    ("AdamW, E4M3 weights", "stochastic", "bf16", 14),
+    ("SGD, momentum", "stochastic", "bf16", 10),
+    ("fp32→bf16 copy", "stochastic", "-", 6),
+]
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["bench", "optim", *TINY, "--json", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose steps are fast."""
+    monkeypatch.setitem(GPTS, "tiny", ("a tiny GPT", 1, 16))
+
+
+# what is measured
+
+
+def test_steps_measure_every_work_on_both_sets_of_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys)
+    assert found["elements"] == 64
+    assert found["torch"] == torch.__version__
+    rows = found["rows"]
+    assert len(rows) == 20
+    # A block of width n has 12 n² + 13 n parameters.
+    for own, label, count, elements in ((rows[:10], "1 of 2^6", 1, 64), (rows[10:], "12 of a tiny GPT", 12, 12 * 16**2 + 13 * 16)):
+        assert [(row["tensors"], row["count"], row["elements"]) for row in own] == [(label, count, elements)] * 10
+        assert [(row["algorithm"], row["update"], row["states"], row["bytes"] / elements) for row in own] == EVERYTHING
+    for row in rows:
+        assert row["part"] == "steps"
+        assert row["milliseconds"] == pytest.approx(row["seconds"] * 1e3)
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+        assert row["ratio"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
+        assert row["ratio"] > 0
+        # The CPU has no launches, and the host does the work.
+        assert row["launches"] is None
+        assert row["host_microseconds"] is None
+
+
+def test_the_gpt_is_gpt_2_medium_without_its_embeddings() -> None:
+    found = gpt("medium")
+    assert found.label == "288 of GPT-2 medium"
+    assert found.elements == 302309376
+    norm = [(1024,), (1024,)]
+    attention = [*norm, (3072, 1024), (3072,), (1024, 1024), (1024,)]
+    mlp = [*norm, (4096, 1024), (4096,), (1024, 4096), (1024,)]
+    assert found.shapes == [*attention, *mlp] * 24
+
+
+def test_parameters_are_bfloat16_and_have_gradients_of_their_own() -> None:
+    tensors = gpt("tiny")
+    parameters = tensors.parameters(CPU)
+    assert [tuple(p.shape) for p in parameters] == tensors.shapes
+    for p in parameters:
+        assert p.grad is not None
+        assert p.dtype == p.grad.dtype == torch.bfloat16
+        assert p.is_contiguous()
+        assert p.grad.is_contiguous()
+        assert not torch.equal(p, p.grad)
+        assert 0.5 < p.float().std().item() < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "kind", "options", "states"),
+    [
+        *(("adamw", number, "AdamW", {"update": update, "weight": None}, states) for number, (update, states, _) in enumerate(ADAMW)),
+        ("adamw-moments", 0, "AdamW", {"update": "stochastic", "weight": None, "state_rounding": "stochastic"}, "bf16"),
+        ("adamw-e4m3", 0, "AdamW", {"update": "stochastic", "weight": "e4m3"}, "bf16"),
+        ("sgd", 0, "SGD", {"update": "stochastic", "weight": None, "momentum": 0.9}, "bf16"),
+    ],
+)
+def test_optimizers_are_what_their_rows_say(name: str, number: int, kind: str, options: dict[str, Any], states: str) -> None:
+    step, _ = WORK[name][number].prepare(gpt("tiny"), CPU)
+    optimizer = step.__self__  # type: ignore[attr-defined]
+    assert type(optimizer) is getattr(qsim.optim, kind)
+    (group,) = optimizer.param_groups
+    assert {key: group[key] for key in options} == options
+    before = [p.detach().clone() for p in group["params"]]
+    for _ in range(3):
+        step()
+    assert all(int(optimizer.state[p]["step"]) == 4 for p in group["params"])
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[states]
+    moments = ("momentum_buffer",) if kind == "SGD" else ("exp_avg", "exp_avg_sq")
+    assert all(optimizer.state[p][moment].dtype == dtype for p in group["params"] for moment in moments)
+    assert any(not torch.equal(old, p) for old, p in zip(before, group["params"], strict=True))
+    if options["weight"] is not None:
+        assert all(torch.equal(p, qsim.quantize(p.detach(), "e4m3")) for p in group["params"])
+
+
+def test_the_copy_goes_over_every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        seen.append((tuple(target.shape), target.dtype, tuple(source.shape), source.dtype))
+
+    call, _ = WORK["copy"][0].prepare(gpt("tiny"), CPU)
+    monkeypatch.setattr(qsim.optim, "copy_fp32_to_bf16_stochastic_", copy)
+    call()
+    assert seen == [(shape, torch.bfloat16, shape, torch.float32) for shape in gpt("tiny").shapes]
+
+
+def test_options_choose_the_tensors_and_the_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--tensors", "one", "--algorithms", "copy,sgd", "--elements", "100")["rows"]
+    assert [(row["tensors"], row["algorithm"]) for row in rows] == [("1 of 100", "fp32→bf16 copy"), ("1 of 100", "SGD, momentum")]
+    rows = bench(capsys, "--tensors", "gpt", "--algorithms", "sgd", "--size", "tiny")["rows"]
+    assert [row["tensors"] for row in rows] == ["12 of a tiny GPT"]
+
+
+def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--tensors", "one", "--algorithms", "sgd,adamw-e4m3", "--peers", "torch", "--only", "steps"]
+    assert main(["bench", "optim", *TINY, *words]) == 0
+    heading, _, first, peer_titles, peer, _, _, second, titles, *rows = capsys.readouterr().out.splitlines()
+    assert heading.startswith(f"CPU, 1 threads; torch {torch.__version__}, triton ")
+    assert heading.endswith("2^6 elements")
+    # Peers are timed before a profiler has been active.
+    assert (first, second) == ("peers", "steps")
+    assert peer_titles.endswith("  ratio")
+    assert titles.endswith("  ratio")
+    assert peer.startswith("torch, fused  1 of 2^6  nearest ")
+    assert [row.split("  ")[:2] for row in rows] == [["1 of 2^6", "SGD, momentum"], ["1 of 2^6", "AdamW, E4M3 weights"]]
+    assert all(row.count("not measured") == 2 for row in rows)
+
+
+# launches and the host's time
+
+
+def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    works = []
+    for number, name in enumerate(("a", "b"), start=1):
+
+        def call(number: int = number) -> int:
+            return number
+
+        def prepare(tensors: Tensors, settings: Settings, call: Call = call, number: int = number) -> tuple[Call, int]:
+            return call, 100 * number
+
+        works.append(_optim_work.Work(name, "stochastic", "bf16", prepare))
+
+    def beside_copy(call: Call, moved: int, settings: Settings) -> dict[str, float]:
+        events.append("timed")
+        return {"bytes": moved, "seconds": 0.5}
+
+    def host_time(calls: list[Call], clock: Clock, repeats: int, batch: int) -> list[float]:
+        return [call() * 1e-3 for call in calls]  # type: ignore[operator]
+
+    def launches(call: Call) -> object:
+        events.append("counted")
+        return call()
+
+    monkeypatch.setattr(_optim_steps, "beside_copy", beside_copy)
+    monkeypatch.setattr(_optim_steps, "host_time", host_time)
+    monkeypatch.setattr(_optim_steps, "launches", launches)
+    rows = _optim_steps.steps(dataclasses.replace(CPU, device=torch.device("cuda")), [one(8), one(16)], works)
+    found = [(row["algorithm"], row["elements"], row["bytes"], row["launches"], row["host_microseconds"]) for row in rows]
+    numbers = {"a": 1, "b": 2}
+    assert found == [(name, size, 100 * n, n, pytest.approx(1000 * n)) for size in (8, 16) for name, n in numbers.items()]
+    assert events == ["timed"] * 4 + ["counted"] * 4
+
+
+def test_work_of_the_device_counts_and_what_only_describes_it_does_not() -> None:
+    def event(device: DeviceType, annotation: bool = False) -> Any:
+        return types.SimpleNamespace(device_type=device, is_user_annotation=annotation)
+
+    kernel, copy, call = event(DeviceType.CUDA), event(DeviceType.CUDA), event(DeviceType.CPU)
+    spans = [event(DeviceType.CUDA, True), event(DeviceType.CPU, True)]
+    assert _launches._work_on_device([call, kernel, *spans, call, copy]) == 2
+    assert _launches._work_on_device([call, *spans]) == 0
+
+
+# peers
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Stand-ins for the packages that record the arguments of their optimizers."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    for module, name in (("torchao.optim", "_AdamW"), ("optimi", "AdamW"), ("d9d.optim.stochastic", "StochasticAdamW")):
+
+        def make(params: Any, lr: float, module: str = module, **options: Any) -> torch.optim.Optimizer:
+            seen.append((module, options))
+            return torch.optim.SGD(params, lr)
+
+        package = types.ModuleType(module)
+        setattr(package, name, make)
+        for end in range(1, module.count(".") + 1):
+            parent = ".".join(module.split(".")[:end])
+            monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        monkeypatch.setitem(sys.modules, module, package)
+    d9d = dataclasses.replace(_optim_peers.PEERS["d9d"], devices=("cpu",))
+    monkeypatch.setitem(_optim_peers.PEERS, "d9d", d9d)
+    return seen
+
+
+def test_peers_are_timed_with_qsim_in_the_matching_mode(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, asked: list[tuple[str, dict[str, Any]]]
+) -> None:
+    ours: list[tuple[Any, ...]] = []
+
+    def interleaved(calls: tuple[Call, Call], clock: Clock, repeats: int) -> list[float]:
+        # Theirs takes three seconds, ours one.
+        for call in calls:
+            call()
+        optimizer = calls[1].__self__  # type: ignore[attr-defined]
+        (p, *_) = optimizer.param_groups[0]["params"]
+        group = optimizer.param_groups[0]
+        ours.append((type(optimizer), group["update"], optimizer.state[p]["exp_avg"].dtype, group["state_rounding"], repeats))
+        return [3.0, 1.0]
+
+    monkeypatch.setattr(_optim_peers, "interleaved", interleaved)
+    rows = bench(capsys, "--only", "peers", "--peers", "torchao,optimi,d9d")["rows"]
+    modes = [
+        ("torchao", "stochastic", "bf16", "nearest", 14),
+        ("optimi", "kahan", "bf16", "nearest", 18),
+        ("d9d", "stochastic", "bf16", "stochastic", 14),
+        ("d9d", "stochastic", "fp32", "nearest", 22),
+    ]
+    order = [modes[index] for index in (0, 0, 1, 1, 2, 3, 2, 3)]
+    columns = ("peer", "update", "states", "state_rounding")
+    assert [(*(row[name] for name in columns), row["bytes"] / row["elements"]) for row in rows] == order
+    sets = ["1 of 2^6", "12 of a tiny GPT"]
+    assert [row["tensors"] for row in rows] == [*sets, *sets, sets[0], sets[0], sets[1], sets[1]]
+    for row in rows:
+        assert row["part"] == "peers"
+        assert (row["peer_milliseconds"], row["milliseconds"], row["ratio"]) == (3000, 1000, 3)
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / 1e9)
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    assert ours == [(qsim.optim.AdamW, update, dtypes[states], rounding, 2) for _, update, states, rounding, _ in order]
+    told = [{"bf16_stochastic_round": True}] * 2 + [{"kahan_sum": True}] * 2
+    told += [{"state_dtype": torch.bfloat16}, {"state_dtype": torch.float32}] * 2
+    assert [options for _, options in asked] == told
+    modules = ["torchao.optim"] * 2 + ["optimi"] * 2 + ["d9d.optim.stochastic"] * 4
+    assert [module for module, _ in asked] == modules
+
+
+def test_torchs_fused_adamw_is_always_there(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--only", "peers", "--peers", "torch")["rows"]
+    assert [(row["peer"], row["update"], row["states"], row["count"]) for row in rows] == [
+        ("torch, fused", update, "bf16", count) for count in (1, 12) for update in ("nearest", "stochastic")
+    ]
+    assert all(row["ratio"] == pytest.approx(row["peer_milliseconds"] / row["milliseconds"]) for row in rows)
+    assert all(row["peer_milliseconds"] > 0 for row in rows)
+    fused = _optim_work.started(
+        lambda params: _optim_peers.PEERS["torch"].load()(params, **_optim_peers.PEERS["torch"].modes[0].options), one(8), CPU
+    )
+    assert type(fused) is torch.optim.AdamW
+    assert fused.param_groups[0]["fused"] is True
+
+
+def test_both_sides_have_parameters_of_their_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[torch.Tensor]] = []
+    make = Tensors.parameters
+
+    def parameters(self: Tensors, settings: Settings) -> Any:
+        seen.append(make(self, settings))
+        return seen[-1]
+
+    monkeypatch.setattr(Tensors, "parameters", parameters)
+    bench(capsys, "--only", "peers", "--peers", "torch", "--tensors", "one")
+    (theirs,), (ours,), *_ = seen
+    assert theirs.data_ptr() != ours.data_ptr()
+    assert theirs.shape == ours.shape == (64,)
+
+
+def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torchao", "optimi"):
+        monkeypatch.setitem(sys.modules, module, None)
+    rows = bench(capsys, "--tensors", "one", "--peers")["rows"]
+    found = [row for row in rows if row["part"] == "peers"]
+    assert [row["peer"] for row in found] == ["torch, fused", "torch, fused", "torchao", "optimi", "d9d"]
+    assert found[0]["ratio"] > 0
+    assert found[2]["note"].startswith("not installed (pip install torchao): ")
+    assert found[3]["note"].startswith("not installed (pip install torch-optimi): ")
+    assert found[4]["note"] == "runs on cuda only"
+    # Everything else that was requested is still measured.
+    assert len(rows) == 5 + 10
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(sys.modules["torchao.optim"], "_AdamW", broken)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        main(["bench", "optim", *TINY, "--only", "peers", "--peers", "torchao"])
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tensors", "two"], "--tensors: 'two' is not one of one, gpt"),
+        (["--tensors", " , "], "--tensors needs at least one word"),
+        (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
+        (["--size", "huge"], "--size: 'huge' is not one of medium, tiny"),
+        (["--algorithms", "lion"], "--algorithms: 'lion' is not one of adamw, adamw-moments, adamw-e4m3, sgd, copy"),
+        (["--repeats", "0"], "--repeats: '0' is not a count"),
+        (["--only", "step"], "--only: 'step' is not one of peers, steps"),
+        (["--peers", "apex"], "--peers: 'apex' is not one of torch, torchao, optimi, d9d"),
+        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
+    ],
+)
+def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["bench", "optim", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"qsim: {message}")
+    assert err.count("\n") == 1
+
+
+def test_the_measurement_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    assert "optim" in capsys.readouterr().out.split()
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_kernels_copies_and_fills_are_counted_and_annotations_are_not() -> None:
+    x, y = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+
+    def three() -> None:
+        with torch.profiler.record_function("a span over all of them"):
+            x.add_(1)
+            y.copy_(x)
+            x.mul_(y)
+
+    assert _launches.launches(lambda: x.add_(1)) == 1
+    assert _launches.launches(three) == 3
+    assert _launches.launches(lambda: None) is None
+
+
+@pytest.mark.gpu
+def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device", "cuda", "--elements", "2^16", "--size", "tiny", "--repeats", "3", "--peers", "torch", "--json"]
+    assert main(["bench", "optim", *words, "--only", "steps"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["part"] for row in rows] == ["peers"] * 4 + ["steps"] * 20
+    assert all(row["ratio"] > 0 for row in rows)
+    for row in rows[4:]:
+        assert row["host_microseconds"] > 0
+        # One group takes at most three launches, however many tensors it has; a copy takes one tensor.
+        assert 1 <= row["launches"] <= (row["count"] if row["states"] == "-" else 3)

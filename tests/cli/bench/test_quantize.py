@@ -1,0 +1,280 @@
+"""Tests of `qsim bench`: what is measured, and errors for bad arguments. Speed itself is not tested."""
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import qsim
+from qsim.cli import main
+from qsim.cli.bench import _memory, _peers, _sweep
+from qsim.cli.bench._calls import CALLS
+from qsim.cli.bench._layouts import LAYOUTS
+from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.formats import holds
+
+MIB = 2**20
+TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["bench", "quantize", *TINY, "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# what is measured
+
+
+def test_quantize_measures_every_combination_or_says_that_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(capsys, "--only", "quantize")
+    assert found["elements"] == 64
+    assert found["torch"] == torch.__version__
+    rows = found["rows"]
+    places = [(row["dtypes"], row["format"], row["rounding"]) for row in rows]
+    pairs = [("fp32", "fp32"), ("bf16", "bf16"), ("fp32", "bf16")]
+    names, roundings = ["e4m3", "e5m2", "e2m1", "e4m0", "fp16"], ["nearest", "stochastic", "up"]
+    assert places == [(f"{a}→{b}", name, rounding) for a, b in pairs for name in names for rounding in roundings]
+    refused = {(row["dtypes"], row["format"]) for row in rows if row.get("refused")}
+    assert refused == {("bf16→bf16", "fp16"), ("fp32→bf16", "fp16")}
+    for row in rows:
+        source, target = (DTYPES[name] for name in row["dtypes"].split("→"))
+        x, out = torch.zeros(64, dtype=source), torch.empty(64, dtype=target)
+        if row.get("refused"):
+            assert row["note"] == "unsupported: bf16 cannot hold every value of fp16"
+            with pytest.raises(ValueError, match="cannot hold every value"):
+                qsim.quantize(x, row["format"], out=out)
+        else:
+            assert row["bytes"] == x.nbytes + out.nbytes
+            assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+            assert row["ratio"] == pytest.approx(row["gb_per_s"] / row["copy_gb_per_s"])
+            assert row["ratio"] > 0
+
+
+def test_codes_are_measured_with_their_own_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--only", "codes", "--formats", "e4m3,e2m1,fp16", "--roundings", "nearest", "--dtypes", "fp32:bf16,bf16")["rows"]
+    found = {(row["work"], row["format"], row["dtypes"]): row.get("bytes") for row in rows}
+    assert found == {
+        ("encode", "e4m3", "fp32→codes"): 64 * 5,
+        ("encode", "e2m1", "fp32→codes"): 64 * 5,
+        ("encode, check=False", "e2m1", "fp32→codes"): 64 * 5,
+        ("encode", "fp16", "fp32→codes"): 64 * 6,
+        ("encode", "e4m3", "bf16→codes"): 64 * 3,
+        ("encode", "e2m1", "bf16→codes"): 64 * 3,
+        ("encode, check=False", "e2m1", "bf16→codes"): 64 * 3,
+        ("encode", "fp16", "bf16→codes"): 64 * 4,
+        ("decode", "e4m3", "codes→bf16"): 64 * 3,
+        ("decode", "e2m1", "codes→bf16"): 64 * 3,
+        ("decode", "fp16", "codes→bf16"): None,
+    }
+    assert all(row["ratio"] > 0 for row in rows if not row.get("refused"))
+
+
+def test_layouts_are_measured_for_the_first_format_in_every_order(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--only", "layouts", "--formats", "e4m3,e2m1", "--roundings", "nearest", "--dtypes", "fp32:bf16,bf16")["rows"]
+    assert [(row["work"], row["format"], row["dtypes"]) for row in rows] == [
+        (layout, "e4m3", dtypes) for dtypes in ("fp32→bf16", "bf16→bf16") for layout in LAYOUTS
+    ]
+    tiny = Settings(torch.device("cpu"), 2**6, {}, {}, (), 1)
+    for layout, lay in LAYOUTS.items():
+        count = lay(tiny, torch.float32).numel()
+        assert {row["bytes"] for row in rows if row["work"] == layout} == {6 * count, 4 * count}
+        assert not lay(replace(tiny, elements=2**18), torch.float32).is_contiguous()
+
+
+def test_host_compares_each_call_with_torch_mul(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--only", "host")["rows"]
+    assert [row["work"] for row in rows] == list(CALLS)
+    assert all(row["elements"] == 4096 for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["microseconds"] / row["mul_microseconds"]) for row in rows)
+    assert all(row["mul_microseconds"] > 0 for row in rows)
+
+
+def test_the_calls_of_a_user_do_what_they_are_called() -> None:
+    x = torch.linspace(-7, 7, 101)
+    results = {name: work.call(work.prepare(x)) for name, work in CALLS.items()}
+    assert torch.equal(results["quantize e4m3"], qsim.quantize(x, "e4m3"))
+    assert set(results["quantize e4m3, stochastic"].tolist()) <= set(qsim.format("e4m3").values())
+    assert torch.equal(results["encode e4m3"], qsim.encode(x, "e4m3"))
+    assert torch.equal(results["encode e2m1"], qsim.encode(x, "e2m1"))
+    assert torch.equal(results["encode e2m1, check=False"], qsim.encode(x, "e2m1"))
+    assert torch.equal(results["decode e4m3"], qsim.quantize(x, "e4m3"))
+
+
+def test_sweep_rounds_into_fifty_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(set(_sweep.FORMATS)) == 50
+    assert all(holds(torch.float32, fmt) for fmt in _sweep.FORMATS)
+    rows = bench(capsys, "--only", "sweep", "--roundings", "nearest,stochastic")["rows"]
+    assert [(row["rounding"], row["formats"]) for row in rows] == [("nearest", 50), ("stochastic", 50)]
+    assert all(row["first_seconds"] > 0 and row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU compiles")
+def test_nothing_is_compiled_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [(row["compiled"], row["kernels"]) for row in bench(capsys, "--only", "sweep")["rows"]] == [(0, [])] * 3
+
+
+def test_compilations_are_counted_and_the_hook_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pytest.importorskip("triton").knobs.runtime
+    seen: list[str] = []
+
+    def hook(**kwargs: object) -> None:
+        seen.append("before")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runtime, "jit_post_compile_hook", hook)
+    with _sweep.compilations() as names:
+        for name in ("quantize_kernel", "quantize_kernel", "encode_kernel"):
+            # In triton's notation.
+            runtime.jit_post_compile_hook(key="", repr="", fn=types.SimpleNamespace(name=name), compile={}, already_compiled=False)
+    assert names == ["quantize_kernel", "quantize_kernel", "encode_kernel"]
+    assert seen == ["before"] * 3
+    assert runtime.jit_post_compile_hook is hook
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_on_the_cpu_is_that_of_temporaries_alone() -> None:
+    moved, extra = _memory.in_new_process("quantize e4m3", 2**22)
+    assert moved == 32 * MIB
+    # At most chunks of a chunked computation: less than either tensor. How much freed memory the process keeps varies.
+    assert extra < 16 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_lists_every_call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # This process's growth is meaningless, because it has freed memory before. Input and output are the same anywhere.
+    monkeypatch.setattr(_memory, "in_new_process", _memory._cpu_growth)
+    rows = bench(capsys, "--only", "memory", "--elements", "2^20")["rows"]
+    assert [row["work"] for row in rows] == list(CALLS)
+    assert [row["in_out_mib"] for row in rows] == [8, 8, 5, 5, 5, 5]
+    assert all(row["ratio"] == pytest.approx(row["extra_mib"] / row["in_out_mib"]) for row in rows)
+
+
+@pytest.mark.skipif(sys.platform == "linux", reason="Linux can")
+def test_memory_is_not_guessed_where_it_cannot_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(row["note"].startswith("not measured") for row in bench(capsys, "--only", "memory")["rows"])
+
+
+def test_text_has_a_heading_and_the_ratio_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "quantize", *TINY, "--only", "host,quantize", "--formats", "e4m3,fp16", "--dtypes", "fp32:bf16"]) == 0
+    heading, _, *tables = capsys.readouterr().out.splitlines()
+    assert heading.startswith("CPU, ")
+    assert f"torch {torch.__version__}, triton " in heading
+    assert heading.endswith("2^6 elements")
+    # Parts run in their own order, whatever order was requested.
+    assert [line for line in tables if line in ("quantize", "host")] == ["quantize", "host"]
+    titles = [line for line in tables if line.endswith("  ratio")]
+    assert len(titles) == 2
+    assert sum("unsupported: bf16 cannot hold every value of fp16" in line for line in tables) == 3
+
+
+# peers
+
+
+@pytest.fixture
+def qtorch(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, str]]]:
+    """A stand-in for QPyTorch that records its calls."""
+    asked: list[tuple[int, int, str]] = []
+
+    def float_quantize(x: torch.Tensor, exp: int, man: int, rounding: str = "stochastic") -> torch.Tensor:
+        asked.append((exp, man, rounding))
+        return x.clone()
+
+    package, quant = types.ModuleType("qtorch"), types.ModuleType("qtorch.quant")
+    quant.float_quantize = float_quantize  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "qtorch", package)
+    monkeypatch.setitem(sys.modules, "qtorch.quant", quant)
+    return asked
+
+
+def test_peers_round_the_same_formats(capsys: pytest.CaptureFixture[str], qtorch: list[tuple[int, int, str]]) -> None:
+    rows = bench(capsys, "--only", "peers", "--peers", "qpytorch", "--formats", "e4m3,fp16,int8")["rows"]
+    # QPyTorch has no rounding upwards, and its integers are different.
+    places = [("e4m3", "nearest"), ("e4m3", "stochastic"), ("fp16", "nearest"), ("fp16", "stochastic")]
+    assert [(row["format"], row["rounding"]) for row in rows] == places
+    assert list(dict.fromkeys(qtorch)) == [(4, 3, "nearest"), (4, 3, "stochastic"), (5, 10, "nearest"), (5, 10, "stochastic")]
+    assert all(row["peer"] == "QPyTorch" for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["peer_milliseconds"] / row["milliseconds"]) for row in rows)
+
+
+def test_peers_that_are_missing_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "qtorch", None)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    rows = bench(capsys, "--only", "sweep", "--peers")["rows"]
+    notes = {row["peer"]: row["note"] for row in rows if row["part"] == "peers"}
+    assert list(notes) == list(_peers.PEERS)
+    assert notes["qpytorch"].startswith("not installed (pip install qtorch)")
+    assert notes["torchao"].startswith("not installed (pip install torchao)")
+    assert notes["d9d"] == "runs on cuda only"
+
+
+def test_a_peer_that_fails_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, qtorch: list[tuple[int, int, str]]) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(sys.modules["qtorch.quant"], "float_quantize", broken)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        main(["bench", "quantize", *TINY, "--only", "peers", "--peers", "qpytorch"])
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--formats", "e4m33"], "unknown format 'e4m33': did you mean 'e4m3'?"),
+        (["--formats", " , "], "--formats needs at least one word"),
+        (["--roundings", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
+        (["--dtypes", "fp32:fp8"], "--dtypes: 'fp8' is not one of fp32, bf16, fp16, fp64; write pairs such as fp32:bf16"),
+        (["--elements", "2^x"], "--elements: '2^x' is not a count: write 4096 or 2^28"),
+        (["--elements", "0"], "--elements: '0' is not a count"),
+        (["--repeats", "-1"], "--repeats: '-1' is not a count"),
+        (["--only", "quantise"], "--only: 'quantise' is not one of sweep, quantize, codes, layouts, host, memory, peers"),
+        (["--peers", "numpy"], "--peers: 'numpy' is not one of qpytorch, torchao, d9d"),
+        (["--device", "tpu"], "--device: 'tpu' is not one of cuda, cpu"),
+    ],
+)
+def test_unknown_words_are_refused_before_anything_runs(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["bench", "quantize", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"qsim: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "quantize", "--device", "cuda"]) == 2
+    assert "--device: torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_the_measurement_is_listed_and_its_helpers_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "quantize" in names
+    assert not [name for name in names if name.startswith("_")]
+
+
+# on a GPU
+
+
+@pytest.mark.gpu
+def test_every_part_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "quantize", "--device", "cuda", "--elements", "2^16", "--repeats", "3", "--formats", "e4m3,e2m1", "--json"]
+    assert main(words) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["part"] for row in rows} == {"sweep", "quantize", "codes", "layouts", "host", "memory"}
+    assert all(row["ratio"] > 0 for row in rows if row["part"] != "memory")
+    assert all(row["extra_mib"] < 4 for row in rows if row["part"] == "memory")
+
+
+@pytest.mark.gpu
+def test_a_second_sweep_compiles_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["bench", "quantize", "--device", "cuda", "--only", "sweep", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["compiled"] for row in rows] == [0, 0, 0]
