@@ -14,6 +14,7 @@ import qsim_kernels
 
 #: The parts of the kernels that do the work; calls inside them are not counted.
 _OWN, _KERNELS = (str(Path(package.__file__ or "").parent) for package in (qsim, qsim_kernels))
+_BENCH = str(Path(__file__).parent)
 
 
 def calls_between_files(call: Callable[[], Any]) -> int:
@@ -50,5 +51,4 @@ def calls_between_files(call: Callable[[], Any]) -> int:
 
 
 def _is_ours(file: str) -> bool:
-    bench = str(Path(_OWN, "bench"))
-    return (file.startswith(_OWN) and not file.startswith(bench)) or file.startswith(_KERNELS)
+    return (file.startswith(_OWN) and not file.startswith(_BENCH)) or file.startswith(_KERNELS)
