@@ -195,7 +195,7 @@ def _in_another_process(queue: Any, x: Tensor) -> None:
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
 def test_a_process_that_was_forked_off(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small tensors, because torch's own threads do not survive a fork.
-    monkeypatch.setattr("qsim_kernels.compiled.threads._SHARE", 1 << 10)
+    monkeypatch.setattr("qsim_kernels.compiled.threads.GRAIN", 1 << 10)
     x = torch.linspace(-3, 3, 1 << 12)
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -10,9 +10,10 @@ from torch import Tensor
 from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, Plan, plan
 from qsim_kernels.compiled import tables
-from qsim_kernels.compiled.native import Native, check
+from qsim_kernels.compiled.jobs import Values, packed
+from qsim_kernels.compiled.native import check
 from qsim_kernels.compiled.rounding import strip
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference import checksum
 from qsim_kernels.reference.chunks import pieces
@@ -23,7 +24,7 @@ __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into",
 check()
 
 _STORED = (torch.float32, torch.bfloat16)
-_QUANTIZE = Native("values", "quantize", 11)
+_QUANTIZE = Loop("values", "quantize")
 
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
@@ -42,11 +43,9 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
 
 def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
     """Round between contiguous tensors of float32 or bfloat16."""
-    chosen = strip(how, rule)
-    where = out.data_ptr(), x.data_ptr()
-    given = out.element_size() == 2, x.element_size() == 2, chosen.loop, chosen.how, seed or 0, stream, offset
-    run = _QUANTIZE.run
-    in_parts(lambda at, count: run(*where, at, count, *given), x.numel())
+    loop, numbers, _ = strip(how, rule)
+    where = out.data_ptr(), x.data_ptr(), out.element_size() == 2, x.element_size() == 2
+    _QUANTIZE.share(packed(Values(*where, loop, numbers, seed or 0, stream, offset)), x.numel())
 
 
 def encode_into(

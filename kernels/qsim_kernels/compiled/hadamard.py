@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import SINGLE
-from qsim_kernels.compiled.native import Native
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.jobs import Transform, packed
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import hadamard as reference
 from qsim_kernels.scales import Turn
 
-_TRANSFORM = Native("hadamard", "transform_rows", 9)
+_TRANSFORM = Loop("hadamard", "transform")
 _LANES = 64  # as in `loops.hadamard`
 _CPU = torch.device("cpu")
 
@@ -26,19 +26,15 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     out = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     largest = math.inf if x.dtype == torch.float16 else torch.finfo(torch.float32).max / turn.size
     signs, norms = _factors(turn.size, turn.signs)
-    given = signs.data_ptr(), norms.data_ptr(), norms.numel(), SINGLE.pattern(largest)
-    # Threads share whole blocks where they can, because there may be only one row.
+    # Threads share whole blocks where they can, because there may be only one matrix.
     whole = turn.length % turn.size == 0
-    row = (turn.size if whole else turn.length) * turn.inner
-    rows = out.numel() // row
-
-    def part(first: int, count: int) -> None:
-        # Blocks that follow each other form one long row.
-        shape = (1, count * row) if whole and turn.inner == 1 else (count, row // turn.inner)
-        lanes = torch.empty(turn.size * _LANES, dtype=torch.float32, device=_CPU)
-        _TRANSFORM.run(out.data_ptr() + first * row * out.element_size(), *shape, turn.inner, *given, lanes.data_ptr())
-
-    in_parts(part, rows, row)
+    length = turn.size if whole else turn.length
+    count, threads = out.numel() // (length * turn.inner), torch.get_num_threads()
+    part = -(-count // threads)
+    lanes = torch.empty(threads * turn.size * _LANES, dtype=torch.float32, device=_CPU)
+    matrices = out.data_ptr(), length, turn.inner, whole and turn.inner == 1
+    factors = signs.data_ptr(), norms.data_ptr(), norms.numel(), SINGLE.pattern(largest)
+    _TRANSFORM.share(packed(Transform(*matrices, *factors, lanes.data_ptr(), part)), count, length * turn.inner, part)
     return out
 
 

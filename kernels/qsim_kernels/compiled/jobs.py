@@ -1,4 +1,4 @@
-"""The numbers of a call as the loops take them: a row of 64-bit integers in memory."""
+"""Jobs: the numbers of a call as the loops take them, 64-bit integers in a row. Addresses are 0 where there is nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,127 @@ from qsim_kernels.carrier import plan
 from qsim_kernels.scales import ScaleRule, Scales
 
 
-class Job(NamedTuple):
-    """Rounding under scales, in the order in which `loops.tiles` reads it; addresses are 0 where there is nothing.
+class Work(NamedTuple):
+    """A loop that threads share; see `loops.shares`.
 
     Attributes:
+        start: The first element that no thread has taken.
+        part: The number of elements that a thread takes.
+        end: The number of elements.
+        loop: Address of the loop.
+        job: Address of its job.
+    """
+
+    start: int
+    part: int
+    end: int
+    loop: int
+    job: int
+
+
+class Values(NamedTuple):
+    """Rounding to values; see `loops.values`.
+
+    Attributes:
+        out: Address of the results, which may be that of the values.
+        x: Address of the values.
+        out_is_narrow: Whether results are bfloat16, not float32.
+        x_is_narrow: The same for values.
+        strip: Address of the loop that rounds a strip.
+        how: Address of its numbers.
+        seed: See `loops.strips`.
+        stream: See `loops.strips`.
+        offset: Logical index of the first element.
+    """
+
+    out: int
+    x: int
+    out_is_narrow: int
+    x_is_narrow: int
+    strip: int
+    how: int
+    seed: int
+    stream: int
+    offset: int
+
+
+class LookUp(NamedTuple):
+    """Looking up unsigned indices in a table; see `loops.tables`.
+
+    Attributes:
+        out: Address of the results.
+        indices: Address of the indices.
+        table: Address of the table.
+        entry_size: Bytes of an entry.
+        index_size: Bytes of an index.
+    """
+
+    out: int
+    indices: int
+    table: int
+    entry_size: int
+    index_size: int
+
+
+class Outcomes(NamedTuple):
+    """Counting and summing rounding outcomes; see `loops.tally`.
+
+    Attributes:
+        counts: Address of the counts.
+        sums: Address of the sums, two for each strip.
+        x: Address of the elements.
+        rounded: Address of the rounded elements.
+        size: Number of elements.
+        x_is_narrow: Whether elements are bfloat16, not float32.
+        rounded_is_narrow: The same for rounded elements.
+        low: The bits of the smallest value of the grid, as float64.
+        high: Those of the largest.
+    """
+
+    counts: int
+    sums: int
+    x: int
+    rounded: int
+    size: int
+    x_is_narrow: int
+    rounded_is_narrow: int
+    low: int
+    high: int
+
+
+class Transform(NamedTuple):
+    """Hadamard transforms of matrices in place, along their first dimension; see `loops.hadamard`.
+
+    Attributes:
+        x: Address of the matrices.
+        length: Rows of a matrix.
+        inner: Columns of a matrix.
+        is_joined: Whether consecutive matrices are one long matrix.
+        signs: Address of the signs of a block's elements, float32.
+        norms: Address of the last factors of blocks of 1, 2, 4 … elements, float32.
+        powers: The number of these factors; the last is that of whole blocks.
+        largest: The bits of the largest magnitude that a block may hold.
+        lanes: Address of room for `LANES` blocks for each part.
+        part: Matrices of a part.
+    """
+
+    x: int
+    length: int
+    inner: int
+    is_joined: int
+    signs: int
+    norms: int
+    powers: int
+    largest: int
+    lanes: int
+    part: int
+
+
+class Job(NamedTuple):
+    """Rounding under scales; see `loops.tiles`.
+
+    Attributes:
+        loop: Address of the loop that some rows go through.
         out: Address of the results.
         x: Address of the values.
         factors: Address of what results are multiplied by, or 0.
@@ -33,7 +150,7 @@ class Job(NamedTuple):
         how: Address of its numbers.
         seed: See `loops.strips`.
         stream: See `loops.strips`.
-        making: Address of the numbers of `making`.
+        making: Address of the job that makes scales.
         under: Bits of the float32 scale of the whole tensor.
         counted: Bits of the largest magnitude that is not ignored.
         offset: Logical index of the first element.
@@ -41,8 +158,10 @@ class Job(NamedTuple):
         finding: Address of the loop that finds the largest magnitudes.
         scaling: Address of the loop that makes scales of them.
         rounding: Address of the loop that rounds under scales.
+        by_tiles: Whether there is only one row, whose tiles threads share.
     """
 
+    loop: int = 0
     out: int = 0
     x: int = 0
     factors: int = 0
@@ -68,10 +187,11 @@ class Job(NamedTuple):
     finding: int = 0
     scaling: int = 0
     rounding: int = 0
+    by_tiles: int = 0
 
 
 class Update(NamedTuple):
-    """One step for one parameter, in the order in which `loops.updates` reads it; addresses are 0 where there is nothing.
+    """One step for one parameter; see `loops.updates`.
 
     Attributes:
         param: Address of the parameter.
@@ -135,23 +255,33 @@ class Update(NamedTuple):
     second_stream: int
 
 
+def packed(job: tuple[int, ...]) -> bytes:
+    """A job in memory, as `Loop.run` takes it."""
+    return struct.pack(f"{len(job)}q", *job)
+
+
+def address_of(job: bytes) -> int:
+    """The address of a job that a loop passes to another, valid as long as the job is kept."""
+    return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
+
+
 def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    """Numbers in memory; `ctypes.addressof` gives their address, as long as they are kept."""
+    """Numbers in memory that compiled code may change; `ctypes.addressof` gives their address, as long as they are kept."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def making(scales: Scales, under: float) -> ctypes.Array[ctypes.c_int64]:
-    """How scales are made, in the order in which `loops.scales` reads it; `under` is the scale of the whole tensor, or 1."""
-    rule, margin, factor, mantissa, least, grid = _making(scales)
-    return stored((rule, bits_of(under), margin, factor, mantissa, least, *grid))
+def making(scales: Scales, out: int, amaxes: int, under: float) -> bytes:
+    """The job of `loops.scales`: the addresses of the scales and of the largest magnitudes, and the scale of the whole tensor, or 1."""
+    return packed((out, amaxes, bits_of(under), *_making(scales)))
 
 
 @lru_cache(maxsize=256)
-def _making(scales: Scales) -> tuple[int, int, int, int, int, tuple[int, ...]]:
+def _making(scales: Scales) -> tuple[int, ...]:
     how, is_up = plan(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
     limit = (0 if is_up else how.half) if how.zero else -1
     grid = how.shift, how.low, how.least, limit, how.parity, how.top, int(is_up)
-    return scales.rule, bits_of(math.ldexp(1.0, scales.margin)), bits_of(scales.largest), scales.mantissa, bits_of(scales.least), grid
+    margin, largest, least = bits_of(math.ldexp(1.0, scales.margin)), bits_of(scales.largest), bits_of(scales.least)
+    return scales.rule, margin, largest, scales.mantissa, least, *grid
 
 
 def bits_of(x: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 from qsim_kernels.carrier import SINGLE, plan
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.hadamard import hadamard
-from qsim_kernels.compiled.jobs import Job, making, stored
+from qsim_kernels.compiled.jobs import Job, address_of, making, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.rounding import strip
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
@@ -24,7 +23,7 @@ __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescal
 
 _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))
-_SCALES = Native("scales", "scales", 4)
+_SHARE, _SCALES = Loop("tiles", "share"), Loop("scales", "scales")
 #: Elements of the parts into which a tensor that is one tile is cut.
 _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
@@ -44,7 +43,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
         amaxes_into(parts, x, Tiles(1, x.numel(), 1, _PART, False), None, finite)
         x, tiles = parts, Tiles(1, parts.numel(), 1, parts.numel(), False)
     job = _job(x, tiles)._replace(scales=out.data_ptr(), counted=SINGLE.infinity - 1 if finite else SINGLE.nan)
-    _in_parts(_AMAXES, job, _tile_rows(job))
+    _share(_AMAXES, job, _tile_rows(job))
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
@@ -52,8 +51,8 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     if amaxes.dtype == torch.float64:
         reference.scales_into(out, amaxes, under, scales)
         return
-    amaxes, how = amaxes.contiguous(), making(scales, 1.0 if under is None else float(under))
-    _SCALES.run(out.data_ptr(), amaxes.data_ptr(), amaxes.numel(), ctypes.addressof(how))
+    amaxes = amaxes.contiguous()
+    _SCALES.share(making(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else float(under)), amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -82,13 +81,13 @@ def quantize_tiles_into(
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole = 1.0 if under is None else float(under)
-    made = making(how, whole)
+    made = making(how, scales.data_ptr(), scales.data_ptr(), whole)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
     job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
-    job = job._replace(scales=scales.data_ptr(), making=ctypes.addressof(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
+    job = job._replace(scales=scales.data_ptr(), making=address_of(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
     job = job._replace(finding=_AMAXES.address, scaling=_SCALES.address, rounding=_ROWS.address)
-    _in_parts(_TILES, job, _tile_rows(job))
+    _share(_TILES, job, _tile_rows(job))
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
 
@@ -116,7 +115,7 @@ def quantize_scaled_into(
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
     job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
-    _in_parts(_ROWS, job, job.matrices * job.rows)
+    _share(_ROWS, job, job.matrices * job.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
 
@@ -179,12 +178,11 @@ def _tile_rows(job: Job) -> int:
     return (1 if job.across else job.matrices) * -(-job.rows // job.height)
 
 
-def _in_parts(loop: Native, job: Job, rows: int) -> None:
+def _share(loop: Native, job: Job, rows: int) -> None:
     """Run a loop of `loops.tiles` over a number of rows, or of rows of tiles; threads share those, or the tiles of a single row."""
-    numbers = stored(job)
-    at, run, width, columns = ctypes.addressof(numbers), loop.run, job.width, job.columns
+    job = job._replace(loop=loop.address, by_tiles=rows == 1)
     if rows == 1:
-        tiles, size = -(-columns // width), width * (job.matrices if job.across else 1) * job.height
-        in_parts(lambda first, count: run(at, 0, 1, first * width, min(count * width, columns - first * width)), tiles, size)
+        tile = job.width * (job.matrices if job.across else 1) * job.height
+        _SHARE.share(packed(job), -(-job.columns // job.width), tile)
     else:
-        in_parts(lambda first, count: run(at, first, count, 0, columns), rows, job.matrices * job.rows * columns // rows)
+        _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import SINGLE, plan
-from qsim_kernels.compiled.native import Native
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.jobs import LookUp, packed
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import decode_into, encode_into
 
@@ -18,7 +18,7 @@ BITS = 8
 # Passed in every call, because torch's default device may be a different one.
 _CPU = torch.device("cpu")
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, saturate=False)
-_LOOK_UP = Native("tables", "look_up", 7)
+_LOOK_UP = Loop("tables", "look_up")
 
 
 def has_codes(grid: Grid, coding: Coding) -> bool:
@@ -44,8 +44,7 @@ def values(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
     return table
 
 
-def look_up(out: Tensor, places: Tensor, table: Tensor) -> None:
+def look_up(out: Tensor, indices: Tensor, table: Tensor) -> None:
     """Look up unsigned indices in a table, between contiguous tensors."""
-    run, where = _LOOK_UP.run, (out.data_ptr(), places.data_ptr())
-    given = table.data_ptr(), out.element_size(), places.element_size()
-    in_parts(lambda at, count: run(*where, at, count, *given), places.numel())
+    job = LookUp(out.data_ptr(), indices.data_ptr(), table.data_ptr(), out.element_size(), indices.element_size())
+    _LOOK_UP.share(packed(job), indices.numel())

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import tallies
-from qsim_kernels.compiled.jobs import bits_of
-from qsim_kernels.compiled.native import Native
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.jobs import Outcomes, bits_of, packed
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import tally as reference
 
-_TALLY = Native("tally", "tally", 11)
+_TALLY = Loop("tally", "tally")
 _STRIP = 512  # as in `loops.strips`
 _STORED = (torch.float32, torch.bfloat16)
 
@@ -21,14 +20,8 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     if x.dtype not in _STORED or rounded.dtype not in _STORED or not x.numel():
         return reference.tally(x, rounded, low, high)
     x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
-    sums, found = x.new_empty((strips, tallies.SUMS), dtype=torch.float64), []
-    where = x.data_ptr(), rounded.data_ptr()
-    given = x.numel(), x.element_size() == 2, rounded.element_size() == 2, bits_of(low), bits_of(high)
-
-    def part(first: int, count: int) -> None:
-        counts = x.new_zeros(tallies.SIZE, dtype=torch.int64)
-        _TALLY.run(counts.data_ptr(), sums.data_ptr(), *where, first, count, *given)
-        found.append(counts)
-
-    in_parts(part, strips, _STRIP)
-    return sum(found[1:], start=found[0]), sums.sum(0)
+    counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_empty((strips, tallies.SUMS), dtype=torch.float64)
+    where = counts.data_ptr(), sums.data_ptr(), x.data_ptr(), rounded.data_ptr()
+    facts = x.numel(), x.element_size() == 2, rounded.element_size() == 2, bits_of(low), bits_of(high)
+    _TALLY.share(packed(Outcomes(*where, *facts)), strips, _STRIP)
+    return counts, sums.sum(0)

@@ -1,23 +1,83 @@
-"""Loops over large tensors in as many threads as torch uses."""
+"""Loops over large tensors in as many threads as torch uses.
+
+They are torch's own threads, those of OpenMP, where these can be had: after each operator they wait for the next in a busy loop, and would
+take the processors from any other threads for milliseconds.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 
-#: Fewer elements are not worth a second thread; parts begin at the start of a block of random bits.
-_SHARE = 1 << 16
+from qsim_kernels.compiled.jobs import Work, address_of, stored
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.ops.backend import PROCESS
+
+#: Up to this many elements are not worth a second thread; torch's own operators share as many.
+GRAIN = 1 << 15
+#: Elements of a part, of which each thread takes one after the other.
+_PART = 1 << 14
+
+
+class Loop(Native):
+    """A compiled loop, which takes the address of a job, the index of the first element (or row, or tile) and their number."""
+
+    def __init__(self, module: str, name: str) -> None:
+        super().__init__(module, name, 3)
+
+    @cached_property
+    def run(self) -> Callable[[bytes, int, int], None]:
+        """The loop in this thread, which releases the GIL while it runs."""
+        return ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(self.address)
+
+    def share(self, job: bytes, count: int, row: int = 1, part: int | None = None) -> None:
+        """Run the loop over a number of elements, or of rows of `row` elements; threads take parts of them."""
+        threads = torch.get_num_threads()
+        if threads == 1 or count * row <= GRAIN:
+            self.run(job, 0, count)
+            return
+        work = stored(Work(0, part or max(_PART // row, 1), count, self.address, address_of(job)))
+        _team(os.getpid())(_SHARE.address, ctypes.addressof(work), threads)
+
+
+_SHARE = Native("shares", "share", 1)
+
+
+@lru_cache(maxsize=1)
+def _team(process: int) -> Callable[[int, int, int], None]:
+    """A function that calls the function at an address, with one argument, in a number of threads at once."""
+    parallel: Any = None
+    if process == PROCESS:
+        with suppress(OSError, AttributeError):
+            parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    if parallel is None:
+        return partial(_in_threads_of_python, ThreadPoolExecutor(thread_name_prefix="qsim"))
+    parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return lambda function, argument, threads: parallel(function, argument, threads, 0)
+
+
+def _in_threads_of_python(pool: ThreadPoolExecutor, function: int, argument: int, threads: int) -> None:
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(function)
+    begun = [pool.submit(run, argument) for _ in range(threads - 1)]
+    run(argument)
+    for other in begun:
+        other.result()
+
+
 _local = threading.local()
 
 
 def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None:
-    """Run a loop over `count` elements, or over rows of that many; it gets the start and the length of its part."""
-    parts = min(torch.get_num_threads(), count * row // _SHARE, count)
+    """Run a function of Python over `count` elements, or over rows of that many; it gets the start and the length of its part."""
+    parts = min(torch.get_num_threads(), count * row // (2 * GRAIN), count)
     # A part never waits for parts of its own: all threads could end up waiting.
     if parts < 2 or getattr(_local, "is_part", False):
         loop(0, count)
@@ -30,14 +90,14 @@ def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None
         finally:
             _local.is_part = False
 
-    size = -(-count // parts // 8) * 8 if row == 1 else -(-count // parts)
-    begun = [_threads(os.getpid(), parts).submit(part, at, min(size, count - at)) for at in range(size, count, size)]
+    size = -(-count // parts)
+    begun = [_pool(os.getpid(), parts).submit(part, at, min(size, count - at)) for at in range(size, count, size)]
     part(0, size)
     for other in begun:
         other.result()
 
 
 @lru_cache(maxsize=1)
-def _threads(process: int, count: int) -> ThreadPoolExecutor:
+def _pool(process: int, count: int) -> ThreadPoolExecutor:
     """The thread pool of a process; a forked child does not inherit its threads."""
     return ThreadPoolExecutor(count, "qsim")

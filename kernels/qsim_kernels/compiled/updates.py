@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Callable
@@ -13,17 +12,16 @@ from torch import Tensor
 
 from qsim_kernels.carrier import SINGLE, plan
 from qsim_kernels.compiled import quantize_into
-from qsim_kernels.compiled.jobs import Update, stored
-from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.jobs import Update, packed
 from qsim_kernels.compiled.rounding import strip
-from qsim_kernels.compiled.threads import in_parts
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import Noise, updates as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.updates import Place, Tensors, UpdateFunctions
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step
 
-_ADAM, _SGD = Native("updates", "adam", 3), Native("updates", "sgd", 3)
+_ADAM, _SGD = Loop("updates", "adam"), Loop("updates", "sgd")
 _STORED = (torch.float32, torch.bfloat16)
 
 
@@ -48,11 +46,9 @@ def _update_whole(
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
     dtypes = [tensor.element_size() == 2 for tensor in (held.param, held.grad, state)]
     factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
-    keys = [number for role in range(ROLES) for number in (key(role) if draws else (0, 0))]
+    keys = [number for role in range(ROLES) for number in map(_signed, key(role) if draws else (0, 0))]
     job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
-    numbers = stored(job)
-    at, run = ctypes.addressof(numbers), (_ADAM if isinstance(algorithm, Adam) else _SGD).run
-    in_parts(lambda start, count: run(at, start, count), held.param.numel())
+    (_ADAM if isinstance(algorithm, Adam) else _SGD).share(packed(job), held.param.numel())
     for tensor, result in zip(x, held, strict=True):
         if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
             tensor.copy_(one_nan(result.to(tensor.dtype)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable
 from functools import cached_property, lru_cache
@@ -15,6 +16,8 @@ from qsim_kernels.grid import Grid, Mode, Rule, read
 
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
+#: This process. OpenMP's threads, which torch may start from now on, do not survive in processes forked from it.
+PROCESS = os.getpid()
 
 
 class OperatorLibrary(torch.library.Library):

@@ -49,7 +49,7 @@ halves, _ = _memory(types.uint16)
 bytes_, _ = _memory(types.uint8)
 ints, room_for_ints = _memory(types.int32)
 words, room_for_words = _memory(types.uint32)
-longs, _ = _memory(types.int64)
+longs, room_for_longs = _memory(types.int64)
 wide_words, room_for_wide_words = _memory(types.uint64)
 floats, room_for_floats = _memory(types.float32)
 doubles, _ = _memory(types.float64)
@@ -63,6 +63,30 @@ def address_of(context: Any, place: Any) -> Any:
         return builder.ptrtoint(arguments[0], ir.IntType(64))
 
     return types.int64(place), generate
+
+
+@intrinsic(prefer_literal=True)
+def numbers(context: Any, address: Any, count: Any) -> Any:
+    """The first numbers of 64 bits at an address; their count is a constant."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
+        found = [builder.load(cgutils.gep_inbounds(builder, place, i)) for i in range(len(signature.return_type))]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    size = getattr(count, "literal_value", None)
+    return None if size is None else (types.UniTuple(types.int64, size)(types.int64, count), generate)
+
+
+@intrinsic
+def add_at(context: Any, address: Any, number: Any) -> Any:
+    """Add to the 64-bit integer at an address, to which other threads add too; returns what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], context.get_value_type(types.CPointer(types.int64)))
+        return builder.atomic_rmw("add", place, arguments[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), generate
 
 
 def _group_at(builder: Any, place: Any, index: Any, kind: Any) -> Any:

@@ -19,40 +19,34 @@ _f64: Any = np.float64
 _f32: Any = np.float32
 
 
-def scales(out_at, amaxes_at, count, how_at):
-    """Write the scales.
-
-    Args:
-        out_at: Address of the float32 output, which may be that of the magnitudes.
-        amaxes_at: Address of the float32 magnitudes.
-        count: Number of scales.
-        how_at: Address of the numbers of `compiled.jobs.making`.
-    """
-    rule, given = longs(how_at)[0], room_for_floats(_AT_ONCE)
-    for start in range(0, count, _AT_ONCE):
-        out, amaxes, size = floats(out_at + 4 * start), floats(amaxes_at + 4 * start), min(_AT_ONCE, count - start)
+def scales(job_at, first, count):
+    """Write some of the scales, float32, which may replace the magnitudes; `job_at` is the address of `compiled.jobs.making`."""
+    job = longs(job_at)
+    given = room_for_floats(_AT_ONCE)
+    for start in range(first, first + count, _AT_ONCE):
+        out, amaxes, size = floats(job[0] + 4 * start), floats(job[1] + 4 * start), min(_AT_ONCE, first + count - start)
         # Loops vectorize only if they do not write where they read.
         for i in range(size):
             given[i] = amaxes[i]
-        if rule in (_FIT, _CEIL):
-            _by_quotient(out, given, size, longs(how_at))
+        if job[3] in (_FIT, _CEIL):
+            _by_quotient(out, given, size, job)
         else:
-            _by_exponent(out, given, size, longs(how_at), rule == _EVEN)
+            _by_exponent(out, given, size, job, job[3] == _EVEN)
 
 
 @part
-def _by_quotient(out, amaxes, count, how):
-    under, margin, largest, least = as_double(how[1]), as_double(how[2]), as_double(how[3]), as_double(how[5])
-    numbers = how[6], how[7], how[8], how[9], how[10], how[11], how[12]
+def _by_quotient(out, amaxes, count, job):
+    under, margin, largest, least = as_double(job[2]), as_double(job[4]), as_double(job[5]), as_double(job[7])
+    grid = job[8], job[9], job[10], job[11], job[12], job[13], job[14]
     for i in range(count):
         a = _f64(amaxes[i]) / under
-        out[i] = _chosen(a, _f64(_f64(a * margin) / largest), least, numbers)
+        out[i] = _chosen(a, _f64(_f64(a * margin) / largest), least, grid)
 
 
 @part
-def _by_exponent(out, amaxes, count, how, is_even):
-    under, margin, largest, mantissa, least = as_double(how[1]), how[2] >> _MANTISSA, how[3] >> _MANTISSA, how[4], as_double(how[5])
-    numbers = how[6], how[7], how[8], how[9], how[10], how[11], how[12]
+def _by_exponent(out, amaxes, count, job, is_even):
+    under, margin, largest, mantissa, least = as_double(job[2]), job[4] >> _MANTISSA, job[5] >> _MANTISSA, job[6], as_double(job[7])
+    grid = job[8], job[9], job[10], job[11], job[12], job[13], job[14]
     spare = _MANTISSA - mantissa if is_even else _i64(1)
     half = (_i64(1) << (spare - 1)) - 1 if is_even else _i64(0)
     for i in range(count):
@@ -61,21 +55,21 @@ def _by_exponent(out, amaxes, count, how, is_even):
         bits = bits + half + ((bits >> spare) & 1) >> spare << spare if is_even else bits
         field = (bits >> _MANTISSA) - largest + margin
         wanted = as_double(min(max(field, _i64(1)), _i64(2 * _BIAS)) << _MANTISSA)
-        out[i] = _chosen(a, wanted, least, numbers)
+        out[i] = _chosen(a, wanted, least, grid)
 
 
 @inlined
-def _chosen(a, wanted, least, numbers):
+def _chosen(a, wanted, least, grid):
     """The scale of a magnitude, given what it should be before it is rounded onto its grid."""
-    scale = max(_onto(wanted, numbers), least)
+    scale = max(_onto(wanted, grid), least)
     scale = least if a == 0 else scale
     return _f32(scale) if (as_long(a) & _NAN) < _INFINITY else _f32(np.nan)
 
 
 @inlined
-def _onto(wanted, numbers):
+def _onto(wanted, grid):
     """Round a positive number onto a grid, to nearest or up; see `reference.rounding`."""
-    shift0, low, least, limit, parity, top, up = numbers
+    shift0, low, least, limit, parity, top, up = grid
     magnitude = as_long(wanted)
     shift = min(max(low + shift0 - (magnitude >> _MANTISSA), shift0), _i64(_MANTISSA)) if low else shift0
     ones = (_i64(1) << shift) - 1

@@ -8,33 +8,26 @@ import numpy as np
 
 from qsim_kernels import tallies
 from qsim_kernels.carrier import SINGLE
-from qsim_kernels.compiled.loops.bits import as_double, as_float, doubles, longs, part, room_for_ints
+from qsim_kernels.compiled.loops.bits import add_at, as_double, as_float, doubles, numbers, part, room_for_ints, room_for_longs
 from qsim_kernels.compiled.loops.strips import STRIP
 from qsim_kernels.compiled.loops.values import load
 
-_ZERO, _NAN, _SATURATED, _UNDERFLOWED, _EXACT = tallies.ZERO, tallies.NAN, tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
+_SIZE, _ZERO, _NAN = tallies.SIZE, tallies.ZERO, tallies.NAN
+_SATURATED, _UNDERFLOWED, _EXACT = tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT
 _MANTISSA, _INFINITY, _MAGNITUDE = SINGLE.mantissa, SINGLE.infinity, SINGLE.nan
 _f64: Any = np.float64
 
 
-def tally(counts_at, sums_at, x_at, rounded_at, first, strips, size, x_is_narrow, rounded_is_narrow, low_bits, high_bits):
-    """Add to counts, and write the two sums of each strip, which are added later in a fixed order.
+def tally(job_at, first, strips):
+    """Add some strips to the counts, and write their sums, which are added later in a fixed order.
 
-    Args:
-        counts_at: Address of the counts.
-        sums_at: Address of the sums, two for each strip of the tensor.
-        x_at: Address of the elements.
-        rounded_at: Address of the rounded elements.
-        first: Number of the first strip.
-        strips: Number of strips.
-        size: Elements of the tensor.
-        x_is_narrow: Whether elements are bfloat16, not float32.
-        rounded_is_narrow: The same for rounded elements.
-        low_bits: The bits of the smallest value of the grid, as float64.
-        high_bits: Those of the largest.
+    `job_at` is the address of an `Outcomes` of `compiled.jobs`.
     """
-    counts, sums = longs(counts_at), doubles(sums_at)
+    counts_at, sums_at, x_at, rounded_at, size, x_is_narrow, rounded_is_narrow, low, high = numbers(job_at, 9)
+    sums, counts = doubles(sums_at), room_for_longs(_SIZE)
     x, rounded = room_for_ints(STRIP), room_for_ints(STRIP)
+    for i in range(_SIZE):
+        counts[i] = 0
     for strip in range(first, first + strips):
         start = strip * STRIP
         count = min(STRIP, size - start)
@@ -42,8 +35,10 @@ def tally(counts_at, sums_at, x_at, rounded_at, first, strips, size, x_is_narrow
         load(rounded, rounded_at, start, count, rounded_is_narrow != 0)
         for i in range(count):
             counts[(x[i] & _MAGNITUDE) >> _MANTISSA] += 1
-        _add_facts(counts, x, rounded, count, as_double(low_bits), as_double(high_bits))
+        _add_facts(counts, x, rounded, count, as_double(low), as_double(high))
         sums[2 * strip], sums[2 * strip + 1] = _squares(x, rounded, count)
+    for i in range(_SIZE):
+        add_at(counts_at + 8 * i, counts[i])
 
 
 @part

@@ -1,7 +1,7 @@
 """Largest magnitudes of tiles, and rounding under their scales, strip by strip.
 
-A loop handles some rows, or rows of tiles, of consecutive matrices, and some of their columns. Its first argument is the address of a `Job`
-of `compiled.jobs`. Formats, rules, dtypes and shapes are runtime numbers.
+`share` handles some rows, or rows of tiles, of consecutive matrices by one of the other three loops, which take the columns too. The first
+argument of each is the address of a `Job` of `compiled.jobs`. Formats, rules, dtypes and shapes are runtime numbers.
 """
 
 from __future__ import annotations
@@ -42,11 +42,21 @@ _f32: Any = np.float32
 _LARGEST = np.finfo(np.float32).max
 
 
+def share(job_at, first, count):
+    """Run the loop of a job over some rows, or over some tiles if there is one row."""
+    job = longs(job_at)
+    columns, width = job[8], job[10]
+    if job[26]:
+        call(job[0], (job_at, 0, 1, first * width, min(count * width, columns - first * width)))
+    else:
+        call(job[0], (job_at, first, count, 0, columns))
+
+
 def quantize_tiles(job_at, first, count, column, columns):
     """Round some rows of tiles under their own scales: find the largest magnitudes, replace them by scales, and round."""
     job = longs(job_at)
-    divisors_at, scales_at, rows, all_columns, height, width, making_at = job[3], job[4], job[6], job[7], job[8], job[9], job[17]
-    under = as_float(_i32(job[18]))
+    divisors_at, scales_at, rows, all_columns, height, width, making_at = job[4], job[5], job[7], job[8], job[9], job[10], job[18]
+    under = as_float(_i32(job[19]))
     down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
     for tile in range(first, first + count):
         top = tile // down * rows + tile % down * height
@@ -55,11 +65,11 @@ def quantize_tiles(job_at, first, count, column, columns):
         for start in range(column, column + columns, step):
             here = min(step, column + columns - start)
             own, tiles = tile * along + start // width, (here + width - 1) // width
-            call(job[22], (job_at, tile, 1, start, here))
-            call(job[23], (scales_at + 4 * own, scales_at + 4 * own, tiles, making_at))
+            call(job[23], (job_at, tile, 1, start, here))
+            call(job[24], (making_at, own, tiles))
             if divisors_at != scales_at:
                 _under_whole(floats(divisors_at + 4 * own), floats(scales_at + 4 * own), tiles, under)
-            call(job[24], (job_at, top, size, start, here))
+            call(job[25], (job_at, top, size, start, here))
 
 
 @part
@@ -73,8 +83,8 @@ def _under_whole(divisors, scales, count, under):
 def find_amaxes(job_at, first, count, column, columns):
     """Write the largest magnitudes of the tiles in some rows of tiles, or NaN where one contains it."""
     job = longs(job_at)
-    x_at, found_at, matrices, rows, all_columns, height, width = job[1], job[4], job[5], job[6], job[7], job[8], job[9]
-    across, x_is_narrow, largest = job[10], job[12] != 0, _i32(job[19])
+    x_at, found_at, matrices, rows, all_columns, height, width = job[2], job[5], job[6], job[7], job[8], job[9], job[10]
+    across, x_is_narrow, largest = job[11], job[13] != 0, _i32(job[20])
     given = room_for_ints(STRIP)
     down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
     for tile in range(first, first + count):
@@ -121,9 +131,18 @@ def _raise_amaxes(found, x, start, count, width, largest):
 def quantize_rows(job_at, first, count, column, columns):
     """Round some rows under given scales."""
     job = longs(job_at)
-    out_at, x_at, factors_at, divisors_at, rows, all_columns, height, width = job[0], job[1], job[2], job[3], job[6], job[7], job[8], job[9]
-    across, out_is_narrow, x_is_narrow, strip_at, how_at = job[10], job[11] != 0, job[12] != 0, job[13], job[14]
-    seed, stream, offset, most = job[15], job[16], job[20], _i32(job[21])
+    out_at, x_at, factors_at, divisors_at, rows, all_columns, height, width = (
+        job[1],
+        job[2],
+        job[3],
+        job[4],
+        job[7],
+        job[8],
+        job[9],
+        job[10],
+    )
+    across, out_is_narrow, x_is_narrow, strip_at, how_at = job[11], job[12] != 0, job[13] != 0, job[14], job[15]
+    seed, stream, offset, most = job[16], job[17], job[21], _i32(job[22])
     given, results = room_for_ints(STRIP), room_for_ints(STRIP)
     inverses, factors, values = room_for_floats(_ROOM), room_for_floats(_ROOM), room_for_floats(STRIP)
     down, along = (rows + height - 1) // height, (all_columns + width - 1) // width

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.compiled.loops.bits import address_of, call, ints, part, room_for_ints, shorts
+from qsim_kernels.compiled.loops.bits import address_of, call, ints, numbers, part, room_for_ints, shorts
 from qsim_kernels.compiled.loops.noise import SERVED
 from qsim_kernels.compiled.loops.strips import STRIP
 
@@ -40,22 +40,9 @@ def store(out_at, start, patterns, count, is_narrow):
             wide[i] = patterns[i]
 
 
-def quantize(out_at, x_at, start, count, out_is_narrow, x_is_narrow, strip_at, how_at, seed, stream, offset):
-    """Round some elements of a tensor, strip by strip.
-
-    Args:
-        out_at: Address of the results, which may be that of the values.
-        x_at: Address of the values.
-        start: Index of the first element.
-        count: Number of elements.
-        out_is_narrow: Whether results are bfloat16, not float32.
-        x_is_narrow: The same for values.
-        strip_at: Address of one of the loops of `strips`.
-        how_at: See `strips`.
-        seed: See `strips`.
-        stream: See `strips`.
-        offset: Logical index of the tensor's first element.
-    """
+def quantize(job_at, start, count):
+    """Round some elements of a tensor, strip by strip; `job_at` is the address of a `Values` of `compiled.jobs`."""
+    out_at, x_at, out_is_narrow, x_is_narrow, strip_at, how_at, seed, stream, offset = numbers(job_at, 9)
     given, results = room_for_ints(STRIP), room_for_ints(STRIP)
     in_place = out_at == x_at
     at, end = start, start + count
