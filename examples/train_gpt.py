@@ -4,6 +4,7 @@ The tokens are bytes. What it reads by default are the sources of Python's stand
 
     python examples/train_gpt.py --steps 200 --batch 8 --context 128
     python examples/train_gpt.py --size medium --vocabulary 50304 --compile --batch 64 --micro-batch 16 --compare stochastic,o1,nearest
+    python examples/train_gpt.py --size small --compile --steps 200 --recipe "fp8_hybrid(accumulate='h100_fp8')"
     torchrun --nproc-per-node 2 examples/train_gpt.py --size large --method stochastic --checkpoint run --save-every 500
 
 With torchrun the model is sharded (FSDP2). A run that was saved goes on with --resume, on any number of processes, as if it had never
@@ -28,6 +29,8 @@ from gpt.text import VOCABULARY, Text
 from gpt.training import Settings, train
 from gpt.world import World, join, sum_in_one_order
 
+import qsim
+
 T = TypeVar("T")
 
 
@@ -47,6 +50,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--context", type=_positive, default=1024, help="tokens of a sequence (default: %(default)s)")
     add("--text", nargs="+", default=[], metavar="PATH", help="files, and folders with all files in them (default: the standard library)")
     add("--method", choices=METHODS, default="stochastic", help="; ".join(f"{name}: {what}" for name, what in METHODS.items()))
+    add("--recipe", metavar="NAME", help="also round in the blocks' linear layers as a recipe of qsim does, for example fp8_hybrid")
     add("--steps", type=_positive, default=1000, help="default: %(default)s")
     add("--batch", type=_positive, default=32, help="sequences of a step, of all processes together (default: %(default)s)")
     add("--micro-batch", type=_positive, help="sequences that a process takes at once (default: its share of the batch)")
@@ -67,6 +71,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, metavar="DIR", help="where to save the run at its end")
     add("--save-every", type=int, default=0, metavar="N", help="save after every N steps too")
     resume = "go on from the last checkpoint, or from that of a step"
+    add("--losses", type=Path, metavar="FILE", help="write the loss of every step to a file, to the last bit")
     add("--resume", type=int, nargs="?", const=checkpoints.LAST, metavar="STEP", help=resume)
     add("--json", type=Path, metavar="FILE", help="add a line of results to a file")
     add("--device", choices=("cuda", "cpu"), help="default: a GPU where there is one")
@@ -95,6 +100,8 @@ def settings_of(args: argparse.Namespace, world: World) -> Settings:
         raise ValueError(f"--vocabulary: {settings.vocabulary} rows are not enough for {VOCABULARY} bytes")
     if settings.checkpoint is None and (args.save_every or args.resume is not None):
         raise ValueError("--save-every, --resume: --checkpoint is to say where")
+    if args.recipe is not None:
+        qsim.recipes.resolve(args.recipe)
     _check_comparison(args)
     return settings
 
@@ -105,6 +112,8 @@ def _check_comparison(args: argparse.Namespace) -> None:
         raise ValueError(f"--compare: {', '.join(unknown)} is none of {', '.join(METHODS)}")
     if args.compare and args.checkpoint:
         raise ValueError("--compare, --checkpoint: a checkpoint is of one run")
+    if args.compare and args.losses:
+        raise ValueError("--compare, --losses: the losses are those of one run")
     if not args.compare and (args.rates or args.seeds):
         raise ValueError("--rates, --seeds: these are for --compare")
 

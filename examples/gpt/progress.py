@@ -44,6 +44,9 @@ class Progress:
     """A bar on the first process, and the time that steps take.
 
     The first ten steps, which include compilation and allocation, are not counted, nor is time spent in `paused`.
+
+    Attributes:
+        losses: This process's losses of the steps that are done, complete once the bar is closed.
     """
 
     def __init__(self, world: World, title: str, first: int, steps: int, tokens: int) -> None:
@@ -51,7 +54,8 @@ class Progress:
         self.uncounted = min(FIRST_STEPS, (steps - first) // 2)
         self.done, self.counted, self.seconds = 0, 0, 0.0
         self._since: float | None = None
-        self._losses = Arrivals()
+        self.losses: list[float] = []
+        self._arrivals = Arrivals()
         # No bar without a terminal.
         hidden = True if world.rank else None
         self.bar = tqdm(
@@ -66,8 +70,9 @@ class Progress:
         yield
         self.done += 1
         self.counted += self._since is not None
-        self._losses.send(loss)
-        for arrived in self._losses.take():
+        self._arrivals.send(loss)
+        for arrived in self._arrivals.take():
+            self.losses.append(arrived)
             self.bar.set_postfix(loss=f"{arrived:.3f}", refresh=False)
             self.bar.update(self.tokens)
 
@@ -88,6 +93,7 @@ class Progress:
     def close(self) -> None:
         """Stop the clock and remove the bar."""
         self._stop()
+        self.losses += self._arrivals.take()
         self.bar.close()
 
     def tokens_per_second(self) -> float | None:

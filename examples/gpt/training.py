@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import qsim
 from gpt import checkpoints
 from gpt.methods import Updates, autocast, to_dtype
 from gpt.model import GPT, Size
@@ -19,7 +20,7 @@ from gpt.text import Text
 from gpt.world import World
 
 # Settings that a resumed run may change: none affects what is learned, apart from the order of sums.
-CHANGEABLE = ("micro_batch", "compile", "evaluate_every", "validation", "checkpoint", "save_every", "first")
+CHANGEABLE = ("micro_batch", "compile", "evaluate_every", "validation", "checkpoint", "save_every", "losses", "first")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Settings:
     vocabulary: int
     context: int
     method: str
+    recipe: str | None
     lr: float
     seed: int
     steps: int
@@ -44,6 +46,7 @@ class Settings:
     validation: int
     checkpoint: Path | None
     save_every: int
+    losses: Path | None
     first: int = 0
 
     def lasting(self) -> dict[str, Any]:
@@ -92,9 +95,12 @@ def train(settings: Settings, world: World, text: Text) -> dict[str, Any]:
             with progress.paused():
                 progress.tell(f"step {done:>6}  validation loss {validate(model, text, settings, world):.4f}")
     progress.close()
+    if settings.losses is not None and world.rank == 0:
+        settings.losses.write_text("".join(f"{value!r}\n" for value in progress.losses))
     found = validate(model, text, settings, world)
     return {
         "method": settings.method,
+        "recipe": settings.recipe,
         "lr": settings.lr,
         "seed": settings.seed,
         "steps": settings.steps,
@@ -133,6 +139,8 @@ def _model(settings: Settings, world: World) -> nn.Module:
     with world.device:
         model = GPT(settings.size, settings.vocabulary, settings.context)
     to_dtype(model, settings.method)
+    if settings.recipe is not None:
+        qsim.convert(model, settings.recipe)
     if settings.compile:
         model.compile_parts()
     world.shard(model)

@@ -125,6 +125,17 @@ def test_train_gpt_on_a_gpu(tmp_path: Path) -> None:
     assert all(result["peak_mib"] > 0 for result in lines(tmp_path / "lines"))
 
 
+def test_train_gpt_with_a_recipe_writes_its_losses(main: Any, tmp_path: Path) -> None:
+    for name, options in (("bf16", []), ("fp8", ["--recipe", "fp8_hybrid(accumulate='h100_fp8')"])):
+        main(*options, "--steps", 3, "--losses", tmp_path / name, "--json", tmp_path / "lines")
+    losses = [[float(line) for line in (tmp_path / name).read_text().splitlines()] for name in ("bf16", "fp8")]
+    assert [(result["recipe"] is not None, result["training_loss"]) for result in lines(tmp_path / "lines")] == [
+        (False, losses[0][-1]),
+        (True, losses[1][-1]),
+    ]
+    assert all(0 < abs(fp8 - bf16) < 0.1 for bf16, fp8 in zip(*losses, strict=True))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_train_gpt_goes_on_where_it_stopped(method: str, main: Any, tmp_path: Path) -> None:
     options = ["--method", method, "--checkpoint", tmp_path / "run", "--json", tmp_path / "lines"]
@@ -182,6 +193,8 @@ def test_train_gpt_validates_on_as_many_sequences_as_it_takes_at_once(
         ("--text nowhere", "--text: there is no file or folder nowhere"),
         ("--compare stochastic,o3", "--compare: o3 is none of stochastic, kahan, nearest, o1, o2"),
         ("--rates 1,2", "--rates, --seeds: these are for --compare"),
+        ("--recipe fp9", "unknown recipe 'fp9'"),
+        ("--compare o1 --losses here", "--compare, --losses: the losses are those of one run"),
         ("--compare o1 --checkpoint here", "--compare, --checkpoint: a checkpoint is of one run"),
         ("--resume", "--save-every, --resume: --checkpoint is to say where"),
         ("--resume --checkpoint nowhere", "--resume: nowhere holds no run"),
