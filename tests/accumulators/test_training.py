@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.accumulators.chips import Chip
-from qsim.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt import GPT, language_loss, size
 
 pytestmark = pytest.mark.gpu
 STEPS = 10
