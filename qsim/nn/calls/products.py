@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from qsim.nn import functional
-from qsim.nn.arguments import operands
+from qsim.nn.arguments import operands, rounds
 from qsim.nn.calls.points import Weight, points_of_activations, weight_of
 from qsim.nn.dispatch import product_of
 from qsim.nn.product import bilinear
+from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.grouped import GROUPED
 from qsim.nn.product.plans import Setting
 
 
@@ -63,22 +65,37 @@ def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
     return None if product is None else product * alpha + input * beta
 
 
-def grouped(mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, **options: Any) -> Tensor | None:
+def grouped(
+    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor | None:
     """`torch.nn.functional.grouped_mm` of rows in groups, each of which has its matrix: a linear layer for each group.
 
-    Rows behind the last group are zero, where torch leaves them undefined.
+    Scales and accumulators are those of single groups, whose ends the host reads then. Otherwise it does not.
     """
     own = weight_of(mat_b)
-    if own is None or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
+    if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
         return None
-    ends = offs.tolist()
-    sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    *groups, rest = mat_a.split([*sizes, mat_a.shape[0] - sum(sizes)])
+    by_group = own.points.is_scaled or own.points.accumulate is not None or torch._C._are_functorch_transforms_active()
+    found = _group_by_group(mat_a, mat_b, offs, own) if by_group else _all_groups(mat_a, mat_b, offs, own)
+    return found if out_dtype is None else found.to(out_dtype)
+
+
+def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
+    rounds(own.points, a, w)
+    a, w, _, dtype = operands(a, w, None, own.points)
+    return five_point_product(a, w, None, Setting(own.points, GROUPED, dtype=dtype), own.stream, ends)
+
+
+def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
+    """The products of the groups one after another; rows after the last one are zero."""
+    last: list[int] = ends.tolist()
+    sizes = [end - start for start, end in zip([0, *last[:-1]], last, strict=True)]
+    *groups, rest = a.split([*sizes, a.shape[0] - sum(sizes)])
     found = [
         functional.linear(rows, matrix.mT, None, own.points, stream=own.stream ^ i)
-        for i, (rows, matrix) in enumerate(zip(groups, mat_b, strict=True))
+        for i, (rows, matrix) in enumerate(zip(groups, w, strict=True))
     ]
-    return torch.cat([*found, rest.new_zeros(rest.shape[0], mat_b.shape[-1])])
+    return torch.cat([*found, rest.new_zeros(rest.shape[0], w.shape[-1])])
 
 
 def bilinear_form(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

@@ -63,6 +63,7 @@ class Arithmetic(NamedTuple):
         factors: Scales that the operands were divided by, as `directions` spreads them; the result is multiplied by them before anything
             else.
         adder: The emulated accumulator that adds, if any.
+        groups: The ends of the groups of rows, in products of groups.
     """
 
     dtype: torch.dtype
@@ -70,6 +71,7 @@ class Arithmetic(NamedTuple):
     exact: bool = False
     factors: tuple[Tensor, ...] = ()
     adder: Adder | None = None
+    groups: Tensor | None = None
 
     def widened(self) -> Arithmetic:
         """The same in at least float32, before factors: results that are changed further must not be rounded to 16 bits before."""

@@ -18,7 +18,9 @@ from qsim.random import seeds
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
-def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+def five_point_product(
+    a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0, groups: Tensor | None = None
+) -> Tensor:
     """A product whose operands are rounded forward and backward.
 
     Args:
@@ -27,21 +29,28 @@ def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setti
         bias: Added to the result, not rounded.
         setting: The points and the operation.
         stream: Distinguishes weights that have the same values.
+        groups: The ends of the groups of rows, in products of groups.
     """
-    return planned_product(a, w, bias, plan_of(setting, a, w), stream)
+    return planned_product(a, w, bias, plan_of(setting, a, w), stream, groups)
 
 
-def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
+def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0, groups: Tensor | None = None) -> Tensor:
     """`five_point_product` with its plan."""
     points = plan.setting.points
     seed = seeds.drawn(a.device) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not plan.two_inputs
     weight_seed = seeds.weight_seed(w, stream, ops=plan.ops) if weight_draws else None
-    return product_with_seeds(a, w, bias, seed, weight_seed, plan)
+    return product_with_seeds(a, w, bias, seed, weight_seed, plan, groups)
 
 
 def product_with_seeds(
-    a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, plan: ProductPlan
+    a: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    weight_seed: Tensor | None,
+    plan: ProductPlan,
+    groups: Tensor | None = None,
 ) -> Tensor:
     """`five_point_product` with given seeds, each needed only for stochastic rounding.
 
@@ -49,13 +58,13 @@ def product_with_seeds(
     """
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
-        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan)
+        return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan, groups)
     # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
     apply = FivePointProduct.apply if plan.ops is DISPATCHED else _apply
     if not autocasts(a.device):
-        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
+        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups)  # type: ignore[no-any-return,no-untyped-call]
     with without_autocast(a.device):
-        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
+        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -71,6 +80,7 @@ class FivePointProduct(torch.autograd.Function):
         weight_seed: Tensor | None,
         plan: ProductPlan,
         recording: bool,
+        groups: Tensor | None,
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
@@ -88,10 +98,12 @@ class FivePointProduct(torch.autograd.Function):
         clip_a, clip_w = plan.clips
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
-        ctx.save_for_backward(seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w)
+        ctx.save_for_backward(seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w, groups)
         how = plan.arithmetics[0]
         if plan.sums or left_a is not None or left_w is not None:
             how = plan.arithmetic(ops, 0, left_a, left_w, seed)
+        elif groups is not None:
+            how = how._replace(groups=groups)
         return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
@@ -107,7 +119,7 @@ _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 
 def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w = ctx.saved_tensors
+    seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w, groups = ctx.saved_tensors
     plan: ProductPlan = ctx.plan
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
     ops = operators(g, kept_a, kept_w)
@@ -116,13 +128,13 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed)
     of_a = of_w = of_bias = None
     if kept_w is not None:
-        of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.two_inputs else weight_seed, beyond_a)
+        of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.two_inputs else weight_seed, beyond_a, groups)
     if kept_a is not None:
-        of_w = _gradient(ctx, 2, ops, upstream, kept_a, scales_a, seed, beyond_w)
+        of_w = _gradient(ctx, 2, ops, upstream, kept_a, scales_a, seed, beyond_w, groups)
     if needs_bias:
         total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
-    return of_a, of_w, of_bias, None, None, None, None
+    return of_a, of_w, of_bias, None, None, None, None, None
 
 
 def _gradient(
@@ -134,6 +146,7 @@ def _gradient(
     scales: Tensor | None,
     seed: Tensor | None,
     clipped: Tensor | None,
+    groups: Tensor | None,
 ) -> Tensor:
     """The gradient of an operand, 1 or 2, from the other one.
 
@@ -146,6 +159,7 @@ def _gradient(
         scales: The scales of the forward pass, if the other operand reuses them.
         seed: That with which the other operand is rounded.
         clipped: Where the gradient is zero, because the operand saturated.
+        groups: The ends of the groups of rows, in products of groups.
     """
     plan: ProductPlan = ctx.plan
     observer: observers.Observer | None = ctx.observer
@@ -158,6 +172,8 @@ def _gradient(
     how = plan.arithmetics[index]
     if plan.sums or left_g is not None or left is not None:
         how = plan.arithmetic(ops, index, left_g, left, upstream.seed)
+    elif groups is not None:
+        how = how._replace(groups=groups)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
     found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)
