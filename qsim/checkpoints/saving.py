@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +127,7 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     shards = Shards("load", folder)
     saved = {name: shards[name] for name in shards}
     saved |= {name: saved[source] for name, source in facts["shared"].items()}
-    histories = _histories(description)
+    histories = _histories(description, saved)
     check_loads(model, {name: tensor for name, tensor in saved.items() if name not in histories})
     if convert:
         convert_as_described(model, description)
@@ -139,18 +139,21 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     model.load_state_dict(saved, strict=convert)
 
 
-def _histories(description: Mapping[str, Any]) -> set[str]:
-    """The names of the buffers in which delayed scales keep their histories."""
+def _histories(description: Mapping[str, Any], saved: Iterable[str]) -> set[str]:
+    """The names of the buffers in which delayed scales keep their histories: those of layers, and of products with a saved parameter."""
     delayed = {
         (i, name)
         for i, points in enumerate(description["points"])
         for name, point in points.items()
         if isinstance(point, Mapping) and str(point.get("scale", "")).startswith("Delayed(")
     }
+    owners = {(f"{layer}.", facts["points"]) for layer, facts in description["layers"].items()}
+    called = {module: facts["points"] for module, facts in description.get("calls", {}).items()}
+    owners |= {(f"{name}_", called[name.rpartition(".")[0]]) for name in saved if name.rpartition(".")[0] in called}
     return {
-        f"{layer}.{name}_{suffix}".lstrip(".")
-        for layer, facts in description["layers"].items()
+        f"{owner}{name}_{suffix}".lstrip(".")
+        for owner, own in owners
         for i, name in delayed
-        if facts["points"] == i
+        if own == i
         for suffix in ("amaxes", "recorded")
     }

@@ -1,4 +1,4 @@
-"""Histories for delayed scales: the largest magnitudes of the tensors at each point of a layer."""
+"""Histories for delayed scales: the largest magnitudes of the tensors at each point of a layer, or of products with a parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.tracing import refuse_scripting
 from qsim.random.shards import local
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
 from qsim.scaling.base import Whole
 from qsim_kernels import scales as numbers
@@ -24,14 +24,14 @@ _NOT_COMPILED = "compiled code cannot keep the history of delayed scales: call t
 
 
 class History:
-    """The largest magnitudes at one point of a layer, as a ring buffer. They are stored in two buffers of the layer.
+    """The largest magnitudes at one point of a module, as a ring buffer. They are stored in two buffers of the module.
 
     When a backward pass calls a layer again, as activation checkpointing does, nothing is recorded, and the scale is that of the layer's
     last call. So the results are the same if a layer is called once between two backward passes, and otherwise those of the last call.
 
     Args:
-        layer: The layer.
-        point: The point.
+        layer: The layer, or the module that has the parameter of a product.
+        point: The point; after the name of the parameter, if it is not that of a layer.
         length: Number of magnitudes to remember.
 
     Attributes:
@@ -56,7 +56,7 @@ class History:
         """The largest magnitude that the scale follows from, given the tensor's own, which is recorded."""
         if torch.compiler.is_compiling():
             raise RuntimeError(_NOT_COMPILED)
-        if self._last is not None and self.point in _FORWARD and torch._C._current_graph_task_id() != -1:
+        if self._last is not None and self.point.endswith(_FORWARD) and torch._C._current_graph_task_id() != -1:
             return self._last
         # Tensor-parallel plans turn buffers into distributed tensors, which every process holds whole.
         past, recorded = (local(self._layer.get_buffer(name)) for name in self.names)
@@ -158,9 +158,10 @@ class RemembersAmaxes(nn.Module):
             raise ValueError(f"{name} has a delayed scale, for which there is no history yet: recreate the module with it")
         return replace(point, scale=Recorded(point.scale, self.histories[name]))
 
-    def with_histories(self, points: FivePoint) -> FivePoint:
-        """Points with their histories."""
-        found: dict[str, Any] = {name: self.with_history(name, getattr(points, name)) for name in self.histories}
+    def with_histories(self, points: FivePoint, prefix: str = "") -> FivePoint:
+        """Points with their histories, whose names have a prefix if they are not a layer's own."""
+        chosen = [name for name in POINTS if prefix + name in self.histories]
+        found: dict[str, Any] = {name: self.with_history(prefix + name, getattr(points, name)) for name in chosen}
         return replace(points, **found)
 
     @property

@@ -13,6 +13,7 @@ from qsim import recipes
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
+from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes
 from qsim.random import seeds, streams
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -104,7 +105,7 @@ class FivePointModule(RemembersAmaxes):
 
     def remember(self) -> None:
         """Create the histories that the points need, and drop all others."""
-        self.keep_histories({name: getattr(self.points, name) for name in self.point_names})
+        self.keep_histories({name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
         """The layer's parameters and its points."""

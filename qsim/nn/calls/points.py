@@ -11,8 +11,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
-from qsim.nn.calls.settings import call_points
+from qsim.nn.calls.settings import CallPoints, call_points
 from qsim.nn.calls.weights import origin, parameter_of
+from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
 
@@ -42,10 +43,21 @@ def weight_of(x: Any) -> Weight | None:
     owner, name = found
     calls = call_points(owner)
     if calls is not None:
-        return Weight(calls.points, calls.stream(name, owner.training))
+        return Weight(_points_in_use(owner, name, calls), calls.stream(name, owner.training))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
         return Weight(owner.points_in_use, owner.stream)
     return None
+
+
+def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint:
+    """The points of products with a parameter, with their histories if they have any."""
+    if not calls.points.is_delayed or not isinstance(owner, RemembersAmaxes):
+        return calls.points
+    known: dict[str, FivePoint] = owner.__dict__.setdefault("_call_points_in_use", {})
+    found = known.get(name)
+    if found is None:
+        found = known[name] = owner.with_histories(calls.points, f"{name}_")
+    return found
 
 
 def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
 from qsim.nn.arguments import operands, rounds
 from qsim.nn.calls.points import Weight, points_of_activations, weight_of
 from qsim.nn.dispatch import product_of
+from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.grouped import GROUPED
 from qsim.nn.product.plans import Setting
+from qsim.recipes.five_point import POINTS, FivePoint
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -70,18 +74,27 @@ def grouped(
 ) -> Tensor | None:
     """`torch.nn.functional.grouped_mm` of rows in groups, each of which has its matrix: a linear layer for each group.
 
-    Scales and accumulators are those of single groups, whose ends the host reads then. Otherwise it does not.
+    Scales and accumulators are those of single groups, whose ends the host reads then. Delayed scales are those of all groups together.
     """
     own = weight_of(mat_b)
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
         return None
-    by_group = own.points.is_scaled or own.points.accumulate is not None or torch._C._are_functorch_transforms_active()
+    by_group = _differs_by_group(own.points) or torch._C._are_functorch_transforms_active()
     found = _group_by_group(mat_a, mat_b, offs, own) if by_group else _all_groups(mat_a, mat_b, offs, own)
     return found if out_dtype is None else found.to(out_dtype)
 
 
+def _differs_by_group(points: FivePoint) -> bool:
+    """Whether groups have scales, transforms or sums of their own."""
+    given = [point for point in (getattr(points, name) for name in POINTS) if isinstance(point, Quantizer)]
+    scaled = any(point.transform is not None or not isinstance(point.scale, (NoneType, Recorded)) for point in given)
+    return scaled or points.accumulate is not None
+
+
 def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
     rounds(own.points, a, w)
+    if own.points.is_scaled:  # the scale must not follow from rows after the last group
+        a = torch.where((torch.arange(len(a), device=a.device) < ends[-1]).unsqueeze(1), a, 0)
     a, w, _, dtype = operands(a, w, None, own.points)
     return five_point_product(a, w, None, Setting(own.points, GROUPED, dtype=dtype), own.stream, ends)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from torch import nn
+
+from qsim.functional.quantizer import Quantizer
 from qsim.random import streams
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
-from qsim.recipes.five_point import FivePoint
+from qsim.recipes.five_point import POINTS, FivePoint
 
 #: Which products outside of layers are rounded: those of a parameter, those of activations too, or none.
 Calls = Literal["parameters", "all", "none"]
@@ -43,6 +46,16 @@ class CallPoints:
     def __deepcopy__(self, memo: dict[int, Any]) -> CallPoints:
         """A copy with its own random bits, as copied layers have."""
         return CallPoints(self.points, Drawn.of(fresh_seed()), self.of_activations)
+
+
+def delayed_calls(module: nn.Module) -> dict[str, Quantizer]:
+    """The points of a module's products with its own matrices, by the names of their histories, if their scales are delayed."""
+    own = call_points(module)
+    if own is None or not own.points.is_delayed:
+        return {}
+    matrices = [name for name, parameter in module.named_parameters(recurse=False) if parameter.dim() > 1]
+    given = {name: getattr(own.points, name) for name in POINTS}
+    return {f"{matrix}_{name}": point for matrix in matrices for name, point in given.items() if isinstance(point, Quantizer)}
 
 
 def call_points(module: object) -> CallPoints | None:

@@ -39,6 +39,7 @@ def callers(model: nn.Module, layers: Sequence[Layer], calls: Calls) -> list[Lay
 def set_call_points(layer: Layer, points: FivePoint, source: Drawn, *, of_activations: bool) -> None:
     """Round the products with a module's parameters and, perhaps, those of activations that it computes."""
     for i, part in enumerate((layer.module, *parts(layer.module))):
+        part.__dict__.pop("_call_points_in_use", None)
         part.__dict__["_call_points"] = CallPoints(points, source._replace(name=f"{layer.names[0]}.{i}"), of_activations=of_activations)
 
 
@@ -49,21 +50,29 @@ def enter_calls(model: nn.Module) -> None:
         if not isinstance(module, RoundsCalls) and _calls(module) and any(map(_rounds, module.modules())):
             own = kind(module)
             module.__class__ = exchanged(type(module), own, with_calls(own))
+        if call_points(module) is not None and isinstance(module, (FivePointModule, RoundsCalls)):
+            module.remember()
 
 
 def leave_calls(module: nn.Module) -> None:
     """Undo both."""
     module.__dict__.pop("_call_points", None)
+    module.__dict__.pop("_call_points_in_use", None)
+    if isinstance(module, (FivePointModule, RoundsCalls)):
+        module.remember()
     if isinstance(module, RoundsCalls):
         own = module.without_calls
         module.__class__ = exchanged(type(module), with_calls(own), own)
 
 
 def _calls(module: nn.Module) -> bool:
-    """Whether a module may multiply by functions of torch outside of layers."""
-    if isinstance(module, (FivePointModule, jit.ScriptModule, nn.Embedding)) or "forward" in vars(module):
+    """Whether a module may multiply by functions of torch outside of layers, or keeps histories for products with its weight."""
+    if isinstance(module, (FivePointModule, jit.ScriptModule)) or "forward" in vars(module):
         return False
-    return _is_own(module) or call_points(module) is not None
+    own = call_points(module)
+    if isinstance(module, nn.Embedding):
+        return own is not None and own.points.is_delayed
+    return own is not None or _is_own(module)
 
 
 def _is_own(module: nn.Module) -> bool:

@@ -131,8 +131,12 @@ def convert(
     for layer, found, note in fitting:
         if not layer.obstacle:
             _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
-    for layer, found in _without_delayed([*(pair for pair in chosen if pair[0].obstacle), *calling]):
-        set_call_points(layer, found, source, of_activations=calls == "all" or layer.obstacle == ATTENTION)
+    called = [*(pair for pair in chosen if pair[0].obstacle), *calling]
+    _warn_of_delayed(called, calls)
+    for layer, found in called:
+        of_activations = (calls == "all" or layer.obstacle == ATTENTION) and not found.is_delayed
+        if of_activations or layer.obstacle != ATTENTION:
+            set_call_points(layer, found, source, of_activations=of_activations)
     if calls != "none":
         enter_calls(model)
     for module in model.modules():
@@ -151,15 +155,15 @@ def _reason(layer: Layer, calls: Calls) -> str:
     return "" if attends or (layer.calls and calls != "none") else layer.obstacle
 
 
-def _without_delayed(called: Sequence[tuple[Layer, FivePoint]]) -> list[tuple[Layer, FivePoint]]:
-    """The modules whose calls are rounded; a warning names those that multiply by own parameters, and whose scales would be delayed."""
-    left = [layer.title for layer, found in called if found.is_delayed and layer.calls]
+def _warn_of_delayed(called: Sequence[tuple[Layer, FivePoint]], calls: Calls) -> None:
+    """Warn of attention that stays in high precision: histories belong to weights, and its products have none."""
+    delayed = [layer for layer, found in called if found.is_delayed and not isinstance(layer.module, nn.Embedding)]
+    left = [layer.title for layer in delayed if calls == "all" or layer.obstacle == ATTENTION]
     if left:
         warn(
-            f"convert: delayed scales are for layers, which keep their history; products outside of layers stay in high precision in "
+            f"convert: delayed scales follow the products with one weight; products of two activations stay in high precision in "
             f"{', '.join(left)}: give these other points by a pattern"
         )
-    return [(layer, found) for layer, found in called if not found.is_delayed]
 
 
 def _try(model: nn.Module, example: Any, verbose: bool) -> None:

@@ -102,7 +102,7 @@ class FivePointProduct(torch.autograd.Function):
         how = plan.arithmetics[0]
         if plan.sums or left_a is not None or left_w is not None:
             how = plan.arithmetic(ops, 0, left_a, left_w, seed)
-        elif groups is not None:
+        if groups is not None:
             how = how._replace(groups=groups)
         return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
@@ -172,7 +172,7 @@ def _gradient(
     how = plan.arithmetics[index]
     if plan.sums or left_g is not None or left is not None:
         how = plan.arithmetic(ops, index, left_g, left, upstream.seed)
-    elif groups is not None:
+    if groups is not None:
         how = how._replace(groups=groups)
     multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
     found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)

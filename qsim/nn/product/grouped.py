@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qsim.nn.product import directions, float32
-from qsim.nn.product.arithmetic import Arithmetic, in_dtype
+from qsim.nn.product import directions
+from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
 from qsim.nn.product.directions import Directions
+from qsim_kernels.ops.direct import DISPATCHED
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,26 +56,30 @@ GROUPED = Grouped()
 def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
     assert how.groups is not None
-    if a.dtype == torch.bfloat16:
+    if a.dtype == torch.bfloat16 and not how.factors:
         return in_dtype(torch._grouped_mm(a, b, offs=how.groups), how.dtype)
-    return in_dtype(torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.exact), how.dtype)
+    product = torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.exact)
+    return rescaled(product, how, how.dtype) if how.factors else in_dtype(product, how.dtype)
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())
 def _grouped_matmul(a: Tensor, b: Tensor, ends: Tensor, exact: bool) -> Tensor:
-    """Torch's grouped product for all dtypes, compiled too. The host reads the groups' ends, which costs nothing on a CPU."""
-    multiply = float32.matmul if exact else torch.matmul
+    """Grouped products in at least float32, which torch's own do not give for 16-bit operands, nor compiled for others.
+
+    The host reads the ends of the groups, which costs nothing on a CPU. Rows after the last group are zero.
+    """
+    how = Arithmetic(torch.promote_types(a.dtype, torch.float32), DISPATCHED, exact)
     last = ends.tolist()
     spans = list(zip([0, *last[:-1]], last, strict=True))
     if b.dim() == 2:
-        return torch.stack([multiply(a[:, start:end], b[start:end]) for start, end in spans])
-    result = a.new_empty(a.shape[0], b.shape[-1])
+        return torch.stack([multiply(a[:, start:end], b[start:end], how) for start, end in spans])
+    result = a.new_zeros(a.shape[0], b.shape[-1], dtype=how.dtype)
     for (start, end), matrix in zip(spans, b, strict=True):
-        result[start:end] = multiply(a[start:end], matrix)
+        result[start:end] = multiply(a[start:end], matrix, how)
     return result
 
 
 @_grouped_matmul.register_fake
 def _(a: Tensor, b: Tensor, ends: Tensor, exact: bool) -> Tensor:
     groups = ends.shape if b.dim() == 2 else ()
-    return a.new_empty(*groups, a.shape[0], b.shape[-1])
+    return a.new_empty(*groups, a.shape[0], b.shape[-1], dtype=torch.promote_types(a.dtype, torch.float32))

@@ -211,15 +211,6 @@ def test_points_by_pattern() -> None:
     assert qsim.nn.conversion(model).calls[0] == ("a", "any products with w, stack", NEAREST)
 
 
-def test_delayed_scales_are_for_layers() -> None:
-    delayed = qsim.recipes.fp8_hybrid(qsim.scaling.Delayed(4))
-    with pytest.warns(UserWarning, match="products outside of layers stay in high precision in .the model.: give these other points"):
-        model = made(lambda m, x: F.linear(m.part(x), m.w), delayed, part=nn.Linear(4, 4))
-    found = qsim.nn.conversion(model)
-    assert (found.calls, [name for name, _, _ in found.changed]) == ((), ["part"])
-    assert {product.reason for product in qsim.coverage(model, inputs()).products} >= {"", "not a layer: mm on the parameter w"}
-
-
 # Noise.
 
 
