@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -37,6 +39,35 @@ def checkpoint_names(model: nn.Module, state: Mapping[str, Tensor], layers: Sequ
         if list(revert_weight_conversion(model, dict(weight))) != list(weight):
             raise ValueError(f"export: transformers stores the weight of {name} under another name or in pieces: exclude it")
     return dict(revert_weight_conversion(model, dict(state)))
+
+
+def pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, tuple[int, range]] | None:
+    """The tensors into which a model's checkpoints split one of its tensors, or the one that has another name there.
+
+    Transformers is asked where the rows of a tensor end up, by a tensor of the numbers of its rows.
+
+    Returns:
+        For each name in the checkpoint, the index of the matrix, which is 0 if there are no more, and its rows; `None` if the checkpoint
+        has the tensor itself, or not its rows in order.
+    """
+    if not is_hugging_face(model) or not tensor.dim():
+        return None
+    from transformers.core_model_loading import revert_weight_conversion
+
+    rows = tensor.shape[1] if tensor.dim() > 2 else tensor.shape[0]
+    lines = tensor.shape[:2] if tensor.dim() > 2 else tensor.shape[:1]
+    numbers = torch.arange(math.prod(lines)).view(*lines, *[1] * (tensor.dim() - len(lines))).expand(tensor.shape)
+    found: dict[str, Tensor] = dict(revert_weight_conversion(model, {name: numbers}))
+    if list(found) == [name]:
+        return None
+    places = {}
+    for piece, own in found.items():
+        first = int(own.flatten()[0])
+        wanted = torch.arange(first, first + len(own)).view(-1, *[1] * (own.dim() - 1)).expand(own.shape)
+        if own.shape[1:] != tensor.shape[len(lines) :] or not torch.equal(own, wanted):
+            return None
+        places[piece] = first // rows, range(first % rows, first % rows + len(own))
+    return places
 
 
 def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> None:

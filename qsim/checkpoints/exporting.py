@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
 from qsim.checkpoints.examples import input_amaxes
+from qsim.checkpoints.experts import Expert, experts, histories
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
 from qsim.checkpoints.layouts.plans import LayerPlan, Layout
-from qsim.checkpoints.layouts.weights import LayoutError, coded
+from qsim.checkpoints.layouts.weights import LayoutError, check_part
 from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
 from qsim.checkpoints.layouts.write_torchao import TorchAO
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
@@ -26,6 +28,8 @@ from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed
 from qsim.text.columns import aligned
 
+#: The number of an expert in the name of its layer.
+_EXPERT = re.compile(r"(?<=\.experts)\.\d+\.")
 #: The layouts by name.
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (CompressedTensors(), TorchAO())}
 
@@ -51,8 +55,9 @@ class Export:
     layers: tuple[tuple[str, str, str], ...]
 
     def __str__(self) -> str:
-        """The table."""
-        return aligned([row if row[2] else row[:2] for row in self.layers])
+        """The table, with one row for experts that differ in their number only."""
+        rows = dict.fromkeys((_EXPERT.sub(".*.", name), *rest) for name, *rest in self.layers)
+        return aligned([row if row[2] else row[:2] for row in rows])
 
 
 def export(
@@ -77,8 +82,9 @@ def export(
         model: The model.
         folder: The folder to create.
         layout: `"compressed-tensors"`, which vLLM and SGLang load, or `"torchao"`.
-        exclude: Pattern or patterns of layers and modules to write in high precision although they round, as in `convert`. Experts in
-            tensors with three dimensions must be among them: layouts hold linear layers.
+        exclude: Pattern or patterns of layers and modules to write in high precision although they round, as in `convert`. Layouts hold
+            linear layers, so convolutions must be among them. `"compressed-tensors"` also takes experts in tensors with three dimensions,
+            one by one, where the checkpoints of a model of transformers have them so.
         weight_only: Describe inputs as high precision, whatever `act` says.
         example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
         overwrite: Replace a folder that exists and is not empty.
@@ -105,11 +111,18 @@ def export(
     safetensors("export")
     check_free("export", Path(folder), overwrite=overwrite)
     state = check_state("export", model.state_dict())
-    layers = _layers(model, state, excluded_modules(model, exclude), weight_only=weight_only)
+    excluded = excluded_modules(model, exclude)
+    stacked = experts(model, excluded)
+    stacks = {expert.parameter for expert in stacked.values()}
+    check_calls(model, excluded, stacks)
+    layers = _layers(model, state, excluded, weight_only=weight_only)
+    if not layers and not stacked:
+        raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
     amaxes = {} if example is None else input_amaxes(model, layers, example)
-    plans = chosen.together(_plan(chosen, layers, amaxes, weight_only=weight_only))
-    written = {f"{name}.weight" for name in plans} | {f"{name}.{buffer}" for name in plans for buffer in _histories(plans[name].layer)}
-    plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(plans))
+    plans = chosen.together(_plan(chosen, layers, stacked, amaxes, weight_only=weight_only))
+    written = {f"{name}.weight" for name in layers} | {f"{name}.{buffer}" for name, layer in layers.items() for buffer in _histories(layer)}
+    written |= stacks | histories(model, stacks)
+    plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(layers))
     tensors, _ = unshared(plain)
     metadata = chosen.metadata(plans, list(tensors))
     rows: list[tuple[str, str, str]] = []
@@ -122,6 +135,7 @@ def export(
         writer.close()
         architectures.write_config(model, place, chosen.configuration(plans, _kept_matrices(model, tensors, plans)))
         facts = {"layout": layout, "conversion": describe(model)}
+        facts |= {"experts": sorted({stack.rpartition(".")[0] for stack in stacks})} if stacks else {}
         (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return Export(Path(folder), layout, tuple(rows))
 
@@ -129,7 +143,7 @@ def export(
 def _write(writer: ShardWriter, layout: Layout, name: str, plan: LayerPlan) -> tuple[str, str, str]:
     """Write one layer's weight; its row of the table."""
     try:
-        tensors, note = layout.tensors(name, plan, coded(plan.layer, plan.weight))
+        tensors, note = layout.tensors(name, plan, plan.coded())
     except ValueError as error:
         raise ValueError(f"export: {name} {error}") from error
     for tensor_name, tensor in tensors.items():
@@ -142,8 +156,7 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], *
     """The layers whose forward pass rounds, by name.
 
     Raises:
-        ValueError: If there are none, experts round that are not excluded, or a weight is shared with what does not round it in the same
-            way.
+        ValueError: If a weight is shared with what does not round it in the same way.
     """
     layers = {
         name: module
@@ -151,11 +164,8 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], *
         if isinstance(module, FivePointModule) and (module.points.weight or (module.points.act and not weight_only))
     }
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
-    if not layers:
-        raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
     if "" in layers:
         raise ValueError("export: the model is a single layer, which has no name in a checkpoint: put it into a torch.nn.Sequential")
-    check_calls(model, excluded)
     if any(map(is_distributed, state.values())):
         raise TypeError("export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one")
     _, shared = unshared(state)
@@ -167,25 +177,35 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], *
 
 
 def _plan(
-    layout: Layout, layers: Mapping[str, FivePointModule], amaxes: Mapping[str, Tensor], *, weight_only: bool
+    layout: Layout,
+    layers: Mapping[str, FivePointModule],
+    stacked: Mapping[str, Expert],
+    amaxes: Mapping[str, Tensor],
+    *,
+    weight_only: bool,
 ) -> dict[str, LayerPlan]:
-    """The places of all layers in the layout.
+    """The places of all layers and experts in the layout.
 
     Raises:
         ValueError: If the layout cannot express one.
     """
-    plans, refused = _tried(layout, layers, amaxes, weight_only=weight_only)
+    plans, refused = _tried(layout, layers, stacked, amaxes, weight_only=weight_only)
     if not refused:
         return plans
-    able = [other.name for other in LAYOUTS.values() if not _tried(other, layers, amaxes, weight_only=weight_only)[1]]
+    able = [other.name for other in LAYOUTS.values() if not _tried(other, layers, stacked, amaxes, weight_only=weight_only)[1]]
     name, reason = next(iter(refused.items()))
     more = f" ({len(refused)} layers in all)" if len(refused) > 1 else ""
-    which = f"layout={able[0]!r} can" if able else "no other layout can"
+    which = f"layout={able[0]!r} can" if able else f"no other layout can; exclude={name!r} writes it in high precision"
     raise ValueError(f"export: layout {layout.name!r} cannot express {name}{more}: {reason}; {which}")
 
 
 def _tried(
-    layout: Layout, layers: Mapping[str, FivePointModule], amaxes: Mapping[str, Tensor], *, weight_only: bool
+    layout: Layout,
+    layers: Mapping[str, FivePointModule],
+    stacked: Mapping[str, Expert],
+    amaxes: Mapping[str, Tensor],
+    *,
+    weight_only: bool,
 ) -> tuple[dict[str, LayerPlan], dict[str, str]]:
     """The places of the layers that a layout can express, and the reasons why it cannot express the others."""
     plans: dict[str, LayerPlan] = {}
@@ -195,7 +215,20 @@ def _tried(
             plans[name] = layout.plan(layer, amaxes.get(name), weight_only=weight_only)
         except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
             refused[name] = str(reason)
+    for name, expert in stacked.items():
+        try:
+            plans[name] = _plan_of_expert(layout, expert, weight_only=weight_only)
+        except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
+            refused[name] = str(reason)
     return plans, refused
+
+
+def _plan_of_expert(layout: Layout, expert: Expert, *, weight_only: bool) -> LayerPlan:
+    if not layout.holds_experts:
+        raise LayoutError("it is an expert of a stack, which the layout does not take apart")
+    plan = layout.plan(expert.layer, None, weight_only=weight_only)
+    check_part(plan.weight, expert.layer.weight.shape, expert.rows)
+    return replace(plan, rows=expert.rows)
 
 
 def _kept_matrices(model: nn.Module, tensors: Mapping[str, Tensor], plans: Mapping[str, LayerPlan]) -> list[str]:

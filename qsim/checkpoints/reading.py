@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qsim.checkpoints.experts import assembled, taken_apart
 from qsim.checkpoints.folders import DESCRIPTION
 from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
@@ -60,8 +61,9 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
     described = _description(place)
     if described is None:
         return {name: layer.points for name, layer in _READERS[config["quant_method"]](config, Shards("points", place)).items()}
-    known = [FivePoint.from_dict(each) for each in described["points"]]
-    return {name: known[facts["points"]] for name, facts in described["layers"].items()}
+    known = [FivePoint.from_dict(each) for each in described["conversion"]["points"]]
+    modules = described["conversion"]["layers"] | {name: described["conversion"]["calls"][name] for name in described.get("experts", ())}
+    return {name: known[facts["points"]] for name, facts in modules.items()}
 
 
 def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
@@ -77,11 +79,15 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     packed = {name for layer in layers.values() for name in layer.tensors}
     state = {name: shards[name] for name in shards if name not in packed}
     weights = {f"{name}.weight": layer.decoded() for name, layer in layers.items()}
-    state |= {name: weight.to(own[name].dtype) if name in own else weight for name, weight in weights.items()}
+    apart = taken_apart(model, {*state, *weights})
+    state = assembled(model, state | weights, apart)
+    weights = {name: state[name] for name in (*weights, *apart) if name in own}
+    state |= {name: weight.to(own[name].dtype) for name, weight in weights.items()}
     # Tied weights are stored once.
     state |= {name: state[other] for name, other in unshared(own)[1].items() if name not in state and other in state}
     check_loads(model, state)
-    inputs = _inputs(folder, layers)
+    owners = {part.removesuffix(".weight"): stack.rpartition(".")[0] for stack, parts in apart.items() for part in parts}
+    inputs = _inputs(folder, layers, owners)
     if convert:
         revert(model)
         if inputs:
@@ -91,24 +97,29 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
         rounding = f"load: inputs are rounded in {len(inputs)} layers of the exported model"
         warn(f"{rounding}, and with convert=False this model keeps its own points, or none")
     model.load_state_dict(state, strict=False)
-    inexact = [name for name, weight in weights.items() if not torch.equal(state[name].float(), weight)]
+    inexact = [name for name, weight in weights.items() if not torch.equal(state[name].float(), weight.float())]
     if inexact:
         dtype = state[inexact[0]].dtype
         warn(f"load: {', '.join(inexact[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
 
 
-def _inputs(folder: Path, layers: Mapping[str, StoredLayer]) -> dict[str, FivePoint]:
-    """The points of layers whose inputs are rounded.
+def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str, str]) -> dict[str, FivePoint]:
+    """The points of layers whose inputs are rounded, and of the modules that own experts.
 
     The checkpoint of qsim's own export knows the rules of scales. A delayed scale is one that the checkpoint stores.
     """
     described = points(folder)
-    found = {}
+    found: dict[str, set[FivePoint]] = {}
     for name, layer in layers.items():
-        own = described[name].act
+        owner = owners.get(name, name)
         if layer.act is not None:
-            found[name] = FivePoint(act=layer.act if own is None or isinstance(own.scale, Delayed) else own)
-    return found
+            own = described[owner].act
+            found.setdefault(owner, set()).add(FivePoint(act=layer.act if own is None or isinstance(own.scale, Delayed) else own))
+    apart = [name for name, own in found.items() if len(own) > 1]
+    if apart:
+        why = "the checkpoint has a scale for each product there, and the module has one point for all"
+        warn(f"load: inputs are not rounded in {', '.join(apart)}: {why}")
+    return {name: own.pop() for name, own in found.items() if len(own) == 1}
 
 
 def _quantization_config(folder: Path) -> Mapping[str, Any]:
@@ -118,6 +129,6 @@ def _quantization_config(folder: Path) -> Mapping[str, Any]:
 
 
 def _description(folder: Path) -> dict[str, Any] | None:
-    """The conversion of the exported model, if qsim wrote the checkpoint."""
+    """The conversion of the exported model and the modules whose experts it has, if qsim wrote the checkpoint."""
     path = folder / DESCRIPTION
-    return json.loads(path.read_text(encoding="utf-8"))["conversion"] if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

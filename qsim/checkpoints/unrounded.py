@@ -22,19 +22,25 @@ def excluded_modules(model: nn.Module, exclude: str | Iterable[str]) -> set[str]
     return {name for name in names if matches([name], patterns)}
 
 
-def check_calls(model: nn.Module, excluded: set[str]) -> None:
-    """Raise an error for modules that round stacks of matrices, such as experts; warn of those that may round other weights."""
+def check_calls(model: nn.Module, excluded: set[str], stored: set[str]) -> None:
+    """Raise an error for modules that round stacks of matrices; warn of those that may round other weights.
+
+    Args:
+        model: The model.
+        excluded: The names of modules that are written in high precision.
+        stored: The names of stacks whose matrices are written one by one, as experts.
+    """
     called: list[str] = []
     for name, module in model.named_modules():
         calls = call_points(module)
         if calls is None or calls.points.weight is None or name in excluded or isinstance(module, nn.Embedding):
             continue
-        own = matrices(module)
+        own = [key for key in matrices(module) if f"{name}.{key}" not in stored]
         stacks = [key for key in own if min(module.get_parameter(key).shape) > 1 and module.get_parameter(key).dim() > 2]
         if stacks:
             raise ValueError(
-                f"export: {name or 'the model'} rounds products with {', '.join(stacks)}, and layouts hold linear layers: "
-                f"exclude={name!r} writes them in high precision"
+                f"export: {name or 'the model'} rounds products with {', '.join(stacks)}, which checkpoints do not have as "
+                f"linear layers: exclude={name!r} writes them in high precision"
             )
         called += [f"{name}.{key}".removeprefix(".") for key in own]
     if called:

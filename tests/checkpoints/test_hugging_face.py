@@ -4,7 +4,9 @@ import copy
 import json
 import logging
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,11 +125,8 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = MixtralForCausalLM(MixtralConfig(vocab_size=48, num_local_experts=2, **sizes))
     qsim.convert(model, "mxfp8", exclude=["lm_head"])
-    words = (
-        "layers.0.mlp.experts rounds products with gate_up_proj, down_proj, and layouts hold linear layers: exclude='model.layers.0.mlp.e"
-    )
-    with pytest.raises(ValueError, match=words):
-        qsim.export(model, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"torchao' cannot express .*experts.0.w1 .6 layers.*which the layout does not take apart"):
+        qsim.export(model, tmp_path / "out", "torchao", exclude="*.gate")
     assert not (tmp_path / "out").exists()
     with pytest.warns(UserWarning, match=r"products with them are rounded: model\.layers\.0\.mlp\.gate\.weight"):
         qsim.export(model, tmp_path / "out", exclude="*.experts")
@@ -138,6 +137,44 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     # Servers take single experts and routers for linear layers.
     assert {expert, "model.layers.0.block_sparse_moe.gate", "lm_head"} <= {*config["ignore"]}
     assert not {"model.embed_tokens", "model.norm", "model.layers.0.self_attn.q_proj"} & {*config["ignore"]}
+
+
+@pytest.mark.parametrize("name", ["tensor", "tiles", "delayed", "mxfp4"])
+def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
+    """Qwen3-MoE's checkpoints have the rows of gate and up apart, which the model multiplies as one matrix with one scale."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    def made() -> Any:
+        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
+
+    points = (exported.FP8 | exported.BLOCKS)[name]
+    model, tokens = qsim.convert(made(), {"*.experts": points}), torch.arange(8)[None]
+    model(tokens)  # gives delayed scales a history
+    table = qsim.export(model, tmp_path / "out")
+    assert [layer for layer, *_ in table.layers][:2] == [f"model.layers.0.mlp.experts.{i}.gate_proj" for i in (0, 1)]
+    assert len(str(table).splitlines()) == 3
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    assert not [key for key in tensors if "gate_up_proj" in key]
+    (group,) = config["config_groups"].values()
+    experts = model.model.layers[0].mlp.experts
+    for i in range(2):
+        layer = nn.Linear(64, 128, bias=False)
+        layer.weight, layer.points = nn.Parameter(experts.gate_up_proj[i].detach()), points  # type: ignore[assignment]
+        layer.weight_amaxes = experts._buffers.get("gate_up_proj_weight_amaxes")  # type: ignore[assignment]
+        expected = exported.expected(layer)
+        for part, rows in (("gate_proj", expected[:64]), ("up_proj", expected[64:])):
+            prefix = f"model.layers.0.mlp.experts.{i}.{part}."
+            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            assert torch.equal(layout_decoders.compressed_tensors(group, own), rows)
+    with pytest.warns(UserWarning, match="a scale for each product there") if name == "delayed" else nullcontext():
+        loaded = qsim.load(made(), tmp_path / "out").eval()
+    if name != "delayed":
+        torch.testing.assert_close(loaded(tokens).logits, model.eval()(tokens).logits)
+    again = qsim.convert(loaded, qsim.checkpoints.points(tmp_path / "out"))
+    assert qsim.nn.conversion(again).calls == qsim.nn.conversion(model).calls
 
 
 def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:

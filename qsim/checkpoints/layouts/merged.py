@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.layouts.plans import LayerPlan
-from qsim.checkpoints.layouts.weights import CodedWeight, coded
+from qsim.checkpoints.layouts.weights import CodedWeight
 from qsim.formats import E4M3
 from qsim.functional.arguments import warn
 from qsim.functional.codes import decode, encode
@@ -49,10 +49,10 @@ def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
     for group in merged(plans):
         kinds = {(plans[name].scheme["format"], plans[name].scheme["weights"]["strategy"]) for name in group}
         if kinds == {("nvfp4-pack-quantized", "tensor_group")}:
-            common = _common_outer([coded(plans[name].layer, plans[name].weight) for name in group])
+            common = _common_outer([plans[name].coded() for name in group])
             found |= {name: replace(plans[name], outer=common) for name in group}
             wrong += [group] if common is None else []
-        elif any(strategy == "tensor" and kind != "int-quantized" for kind, strategy in kinds):
+        elif _differ(plans, group) and any(strategy == "tensor" and kind != "int-quantized" for kind, strategy in kinds):
             rounded.append(group)
     for groups, effect, fix in (
         (wrong, "take one scale of the whole weight for them, which makes weights wrong", "scales that are powers of two can be shared"),
@@ -62,6 +62,11 @@ def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
             more = f" and {len(groups) - 1} further groups" if len(groups) > 1 else ""
             warn(f"export: servers merge {', '.join(groups[0])}{more}, and {effect}; {fix}")
     return found
+
+
+def _differ(plans: Mapping[str, LayerPlan], group: Sequence[str]) -> bool:
+    """Whether layers have scales of their own; rows of one matrix, as in an expert, do not."""
+    return len({id(plans[name].layer) for name in group}) > 1
 
 
 def _common_outer(weights: Sequence[CodedWeight]) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from qsim.checkpoints.layouts.weights import CodedWeight
+from qsim.checkpoints.layouts.weights import CodedWeight, coded
 from qsim.formats import E8M0
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
@@ -27,6 +27,7 @@ class LayerPlan:
         scheme: The layer's description in the layout, as JSON has it.
         static: Tensors that do not follow from the weight, by the suffixes of their names.
         outer: The scale of the whole weight, if layers that servers merge have a common one.
+        rows: The rows of the layer's weight that the checkpoint has under this name; all by default.
     """
 
     layer: FivePointModule
@@ -36,6 +37,16 @@ class LayerPlan:
     scheme: Mapping[str, Any]
     static: Mapping[str, Tensor]
     outer: Tensor | None = None
+    rows: range | None = None
+
+    def coded(self) -> CodedWeight:
+        """The weight in codes.
+
+        Raises:
+            ValueError: If it is not finite.
+        """
+        whole = coded(self.layer, self.weight)
+        return whole if self.rows is None else whole.part(self.rows)
 
     @property
     def title(self) -> str:
@@ -47,6 +58,8 @@ class Layout(Protocol):
     """A layout of checkpoints."""
 
     name: str
+    #: Whether it has single experts of a stack as linear layers.
+    holds_experts: bool
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout.

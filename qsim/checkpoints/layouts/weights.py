@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,6 +40,16 @@ class CodedWeight:
     outer: Tensor | None
     tile: tuple[int, ...]
 
+    def part(self, rows: range) -> CodedWeight:
+        """Some rows of the matrix; `check_part` says whether they have scales of their own."""
+        height, width = self.tile
+        if len(rows) == len(self.codes):
+            return self
+        own = slice(rows.start // height, -(-rows.stop // height))
+        scale_codes = None if self.scale_codes is None else self.scale_codes[own]
+        tile = (min(height, len(rows)), width)
+        return replace(self, codes=self.codes[rows.start : rows.stop], scales=self.scales[own], scale_codes=scale_codes, tile=tile)
+
     def spread(self, scales: Tensor, size: int) -> Tensor:
         """Scales repeated, so that there is one for every row and every `size` neighbours in it."""
         rows, columns = self.codes.shape
@@ -67,6 +78,14 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
         raise LayoutError("its weight is float64, and layouts decode in float32")
     rounding = NEAREST if point.rounding.is_stochastic else point.rounding
     return replace(point, rounding=rounding, scale=_scaling_of(layer, point))
+
+
+def check_part(point: Quantizer, shape: Sequence[int], rows: range) -> None:
+    """Raise an error for rows of a matrix that share a tile of scales with other rows, but for tiles of all rows."""
+    assert point.scale is not None  # forward_weight sees to it
+    height = point.scale.extent(shape)[0]
+    if height < shape[0] and (rows.start % height or (rows.stop % height and rows.stop < shape[0])):
+        raise LayoutError(f"its rows {rows.start} to {rows.stop} of the stack share tiles of {height} rows with other layers")
 
 
 def _scaling_of(layer: Linear, point: Quantizer) -> Scaling:

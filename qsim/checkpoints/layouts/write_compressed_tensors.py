@@ -36,6 +36,7 @@ class CompressedTensors:
     """The layout."""
 
     name = "compressed-tensors"
+    holds_experts = True
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""

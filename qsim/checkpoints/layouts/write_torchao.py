@@ -36,6 +36,7 @@ class TorchAO:
     """The layout."""
 
     name = "torchao"
+    holds_experts = False
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""

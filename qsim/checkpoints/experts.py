@@ -1,0 +1,108 @@
+"""Experts in tensors with three dimensions, as the linear layers that checkpoints have for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from qsim.checkpoints import architectures
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.calls.settings import call_points
+from qsim.nn.modules import Linear
+from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Blocks, Channel, Tiles
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A linear layer of a checkpoint: rows of one matrix of a stack.
+
+    Attributes:
+        parameter: The name of the stack in the model.
+        layer: The whole matrix as a layer, with the points of the products with the stack.
+        rows: The rows.
+    """
+
+    parameter: str
+    layer: Linear
+    rows: range
+
+
+def experts(model: nn.Module, excluded: set[str]) -> dict[str, Expert]:
+    """The experts that round, by the names of their layers in a checkpoint; none for stacks that checkpoints do not take apart.
+
+    Args:
+        model: The model.
+        excluded: The names of modules to leave out.
+
+    Raises:
+        ValueError: If the forward pass multiplies several experts at once under a scale that they share.
+    """
+    found: dict[str, Expert] = {}
+    for name, module in model.named_modules():
+        calls = call_points(module)
+        if calls is None or calls.points.weight is None or name in excluded:
+            continue
+        for key, parameter in module.named_parameters(recurse=False):
+            pieces = architectures.pieces(model, f"{name}.{key}", parameter) if parameter.dim() == 3 else None
+            if pieces is not None:
+                _check_batches(model, name, calls.points)
+                found |= _of_stack(module, f"{name}.{key}", parameter, calls.points, pieces)
+    return found
+
+
+def _of_stack(module: nn.Module, name: str, stack: Tensor, points: FivePoint, pieces: Mapping[str, tuple[int, range]]) -> dict[str, Expert]:
+    layers = [_layer(module, name.rpartition(".")[2], matrix, points) for matrix in stack.detach()]
+    return {piece.removesuffix(".weight"): Expert(name, layers[i], rows) for piece, (i, rows) in pieces.items()}
+
+
+def _layer(module: nn.Module, key: str, matrix: Tensor, points: FivePoint) -> Linear:
+    """A linear layer with a matrix of a stack, and the histories of the stack."""
+    layer = Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta", points=points, stream=0)
+    layer.weight = nn.Parameter(matrix, requires_grad=False)
+    for history in layer.histories.values():
+        for buffer in history.names:
+            setattr(layer, buffer, module.get_buffer(f"{key}_{buffer}"))
+    return layer
+
+
+def _check_batches(model: nn.Module, name: str, points: FivePoint) -> None:
+    """Raise an error for scales of whole weights where a product has the matrices of several experts."""
+    point = points.weight
+    assert isinstance(point, Quantizer)  # only such modules are looked at
+    scale = point.scale
+    whole = scale is not None and not (isinstance(scale, (Blocks, Channel, Tiles)) and scale.outer is None)
+    if whole and getattr(getattr(model, "config", None), "_experts_implementation", None) == "batched_mm":
+        raise ValueError(
+            f"export: {name} multiplies the experts of several tokens at once, under one scale of the whole weight: "
+            "model.set_experts_implementation('grouped_mm') gives every expert its own"
+        )
+
+
+def histories(model: nn.Module, stacks: set[str]) -> set[str]:
+    """The names of the buffers with the histories of products with stacks."""
+    buffers = {name for name, _ in model.named_buffers()}
+    points = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
+    wanted = {f"{stack}_{point}_{suffix}" for stack in stacks for point in points for suffix in ("amaxes", "recorded")}
+    return buffers & wanted
+
+
+def taken_apart(model: nn.Module, saved: Container[str]) -> dict[str, dict[str, tuple[int, range]]]:
+    """The model's tensors that a checkpoint has in pieces or under another name; see `architectures.pieces`."""
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in saved}
+    found = {name: architectures.pieces(model, name, tensor) for name, tensor in own.items()}
+    return {name: parts for name, parts in found.items() if parts is not None and all(part in saved for part in parts)}
+
+
+def assembled(model: nn.Module, saved: Mapping[str, Tensor], apart: Mapping[str, Mapping[str, tuple[int, range]]]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by the model's own names, with experts in their stacks again."""
+    found, own = dict(saved), model.state_dict()
+    for name, parts in apart.items():
+        whole = torch.empty(own[name].shape, dtype=next(found[part].dtype for part in parts))
+        for part, (i, rows) in parts.items():
+            (whole if whole.dim() < 3 else whole[i])[rows.start : rows.stop] = found.pop(part)
+        found[name] = whole
+    return found
