@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from qsim.functional.arguments import warn
-from qsim.nn.calls.settings import call_points
-from qsim.nn.converting.layers import matrices
+from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.converting.patterns import matches
 
 
@@ -35,7 +34,7 @@ def check_calls(model: nn.Module, excluded: set[str], stored: set[str]) -> None:
         calls = call_points(module)
         if calls is None or calls.points.weight is None or name in excluded or isinstance(module, nn.Embedding):
             continue
-        own = [key for key in matrices(module) if f"{name}.{key}" not in stored]
+        own = [key for key in own_matrices(module) if f"{name}.{key}" not in stored]
         stacks = [key for key in own if min(module.get_parameter(key).shape) > 1 and module.get_parameter(key).dim() > 2]
         if stacks:
             raise ValueError(

@@ -19,10 +19,11 @@ _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Watch:
-    """Let observers watch layers while these run.
+    """Let observers watch layers while these run, and products outside of layers.
 
     Args:
-        layers: The layers; no other watcher is allowed at the same time.
+        layers: The layers, and the modules with the names of the parameters of such products, or no name for those of two activations. No
+            other watcher is allowed at the same time.
 
     Attributes:
         called: The layers that were called since the last `begin`.
@@ -31,27 +32,38 @@ class Watch:
         ValueError: If another watcher is active.
     """
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        if any(layer in _watched for layer in layers):
+    def __init__(self, layers: Sequence[tuple[nn.Module, str | None]]) -> None:
+        if any(layer in _watched for layer, _ in layers):
             raise ValueError("Monitor: another monitor watches the model: close that one first")
-        _watched.update(layers)
+        _watched.update(layer for layer, _ in layers)
         self.called: set[nn.Module] = set()
         self._layers = layers
         self._handles: list[RemovableHandle] = []
         self._running: list[tuple[nn.Module, Observer | None]] = []
+        self._observers: dict[tuple[nn.Module, str | None], Observer] = {}
 
     def begin(self, looking: Sequence[Observer]) -> None:
         """Start observation: while a layer runs, its observer is active."""
         self.called.clear()
-        for layer, observer in zip(self._layers, looking, strict=True):
+        self._observers = dict(zip(self._layers, looking, strict=True))
+        observers.watch_calls(self._of_call)
+        for (layer, call), observer in self._observers.items():
+            if call is not None:
+                continue
             enter = _Hook(partial(self._enter, observer), layer)
             leave = _Hook(self._leave, layer)
             self._handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
 
     def _enter(self, observer: Observer, layer: nn.Module) -> None:
         self.called.add(layer)
-        looks = not torch._C._are_functorch_transforms_active() and not is_capturing()
-        self._running.append((layer, observers.exchange(observer if looks else None)))
+        self._running.append((layer, observers.exchange(observer if _looks() else None)))
+
+    def _of_call(self, module: nn.Module, name: str) -> Observer | None:
+        """The observer of a product outside of layers, which may be one with the weight of a layer."""
+        found = self._observers.get((module, name)) or self._observers.get((module, None))
+        if found is not None:
+            self.called.add(module)
+        return found if _looks() else None
 
     def _leave(self, layer: nn.Module) -> None:
         # A hook before ours may have failed, so that the layer was never entered.
@@ -60,6 +72,7 @@ class Watch:
 
     def end(self) -> None:
         """End observation."""
+        observers.watch_calls(None)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -71,8 +84,12 @@ class Watch:
     def close(self) -> None:
         """Release the layers for other watchers."""
         self.end()
-        for layer in self._layers:
+        for layer, _ in self._layers:
             _watched.discard(layer)
+
+
+def _looks() -> bool:
+    return not torch._C._are_functorch_transforms_active() and not is_capturing()
 
 
 class _Hook:

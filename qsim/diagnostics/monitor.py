@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,9 @@ from qsim.formats import name_of
 from qsim.formats.base import check_integer
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
+from qsim.nn.calls.settings import call_points, own_matrices
 from qsim.nn.modules import FivePointModule
+from qsim.recipes.five_point import FivePoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +44,9 @@ class Monitor:
     A monitor does not change training by a single bit: what a layer rounds is rounded again for the monitor, with the same random bits, and
     no others are drawn. Counts are summed on the device and copied to the host when a sample ends, and nothing waits for that until
     `samples` is read. Between sampled steps the model has no hooks.
+
+    Products outside of layers have the names of their parameters, such as `experts.down_proj`, and those of two activations that of their
+    module. Which of them a module computes is up to its code, so none of them is reported as never called.
 
     Compiled code and replays of CUDA graphs are not watched, because they run no Python: run the steps to be sampled
     eagerly. Functions of `qsim.nn.functional` are counted for the layer that calls them.
@@ -75,8 +80,8 @@ class Monitor:
         self.every = check_integer("Monitor", "every", every, 1, 2**62)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
-        self._layers = _layers(model)
-        self._watch = Watch([module for _, module in self._layers])
+        self._layers = _watched(model)
+        self._watch = Watch([(layer.module, layer.call) for layer in self._layers])
         self._writer, self._logged = writer, 0
         self._samples: list[Sample] = []
         self._pending: list[Pending] = []
@@ -132,7 +137,8 @@ class Monitor:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        never = (name for name, layer in self._layers if _rounds(layer) and layer not in self._watch.called)
+        layers = (layer for layer in self._layers if layer.call is None and _rounds(layer.module))
+        never = (layer.name for layer in layers if layer.module not in self._watch.called)
         self._pending.append(Pending(self._steps, collector, self._label, tuple(never)))
         self._arrive(wait=False)
 
@@ -146,10 +152,9 @@ class Monitor:
             self._logged = len(self._samples)
 
     def _label(self, source: Source) -> Label:
-        name, module = self._layers[source.layer]
+        name, module, call = self._layers[source.layer]
         point = POINTS[source.point]
-        holder = module.points if isinstance(module, FivePointModule) else module
-        own = getattr(holder, point if isinstance(module, FivePointModule) else f"{point}_point")
+        own: Any = getattr(module, f"{point}_point") if isinstance(module, Quantize) else getattr(_points(module, call), point, None)
         # Points may have been replaced meanwhile.
         fits = isinstance(own, Quantizer) and own.format == source.format
         return Label(name, point, short(own) if fits else name_of(source.format))
@@ -223,19 +228,45 @@ class Monitor:
         return shares(self.samples, layer)
 
 
-def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules that round, each once, by the first of its names."""
+class Watched(NamedTuple):
+    """A layer, or products outside of layers.
+
+    Attributes:
+        name: Its name in reports.
+        module: The layer, or the module that has the parameter.
+        call: The parameter of the products, an empty name for those of two activations; `None` for a layer.
+    """
+
+    name: str
+    module: nn.Module
+    call: str | None = None
+
+
+def _watched(model: nn.Module) -> list[Watched]:
+    """All that rounds, each once, by the first of its names."""
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             where = f"its module {name!r}" if name else "the model"
             raise ValueError(
                 f"Monitor: {where} is compiled, and compiled code is not watched: watch the original model, and run it eagerly"
             )
-    rounding = (FivePointModule, Quantize)
-    found: list[tuple[str, nn.Module]] = [(name, module) for name, module in model.named_modules() if isinstance(module, rounding)]
-    if not any(_rounds(module) for _, module in found):
+    found: list[Watched] = []
+    for name, module in model.named_modules():
+        if isinstance(module, (FivePointModule, Quantize)):
+            found.append(Watched(name, module))
+        calls = call_points(module)
+        if calls is not None:
+            found += [Watched(f"{name}.{own}".removeprefix("."), module, own) for own in own_matrices(module)]
+            found += [Watched(name, module, "")] if calls.of_activations else []
+    if not any(layer.call is not None or _rounds(layer.module) for layer in found):
         raise ValueError("Monitor: the model has no layer with points, so there is nothing to count: convert it first")
     return found
+
+
+def _points(module: nn.Module, call: str | None) -> FivePoint | None:
+    """The points of a layer, or of products outside of layers."""
+    calls = call_points(module)
+    return module.points if isinstance(module, FivePointModule) and call is None else None if calls is None else calls.points
 
 
 def _rounds(layer: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from qsim.nn import functional
 from qsim.nn.calls.running import rounding
 from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
+from qsim.nn.product import observers
 from qsim.recipes.five_point import FivePoint
 
 
@@ -51,7 +52,7 @@ def attention(
     """
     points = _points(module)
     shape = (-1, *query.shape[1:3])
-    scores = _product(_grouped(query, key), key.mT, points).reshape(*shape, key.shape[2])
+    scores = _product(module, _grouped(query, key), key.mT, points).reshape(*shape, key.shape[2])
     scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
@@ -61,7 +62,7 @@ def attention(
         scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
     weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(query.dtype)
     weights = F.dropout(weights, dropout, module.training)
-    mixed = _product(_grouped(weights, value), value, points).reshape(*shape, value.shape[-1])
+    mixed = _product(module, _grouped(weights, value), value, points).reshape(*shape, value.shape[-1])
     return mixed.transpose(1, 2).contiguous(), weights
 
 
@@ -70,8 +71,12 @@ def _grouped(rows: Tensor, shared: Tensor) -> Tensor:
     return rows.reshape(rows.shape[0], shared.shape[1], -1, rows.shape[-1])
 
 
-def _product(a: Tensor, b: Tensor, points: FivePoint | None) -> Tensor:
-    return a @ b if points is None else rounding(functional.matmul, a, b, points)
+def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None) -> Tensor:
+    if points is None:
+        return a @ b
+    observers.enter_call(module, "")
+    product: Tensor = rounding(functional.matmul, a, b, points)
+    return product
 
 
 def _points(module: nn.Module) -> FivePoint | None:

@@ -15,6 +15,7 @@ from qsim.nn.calls.settings import CallPoints, call_points
 from qsim.nn.calls.weights import origin, parameter_of
 from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.modules import FivePointModule
+from qsim.nn.product import observers
 from qsim.recipes.five_point import FivePoint
 
 
@@ -41,6 +42,7 @@ def weight_of(x: Any) -> Weight | None:
     if found is None:
         return None
     owner, name = found
+    observers.enter_call(owner, name)
     calls = call_points(owner)
     if calls is not None:
         return Weight(_points_in_use(owner, name, calls), calls.stream(name, owner.training))
@@ -73,6 +75,7 @@ def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
     constants = list(module._buffers.values())
     if any(parameter_of(x) is not None or any(origin(x) is constant for constant in constants) for x in (a, b)):
         return None
+    observers.enter_call(module, "")
     return calls.points
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
+from qsim.nn.product import observers
+
 
 class _Running(threading.local):
     """The state of a thread.
@@ -48,3 +50,4 @@ def rounding(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
     finally:
         running.is_rounding = before
+        observers.leave_call()

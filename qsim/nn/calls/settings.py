@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from qsim.functional.quantizer import Quantizer
 from qsim.random import streams
@@ -53,9 +54,13 @@ def delayed_calls(module: nn.Module) -> dict[str, Quantizer]:
     own = call_points(module)
     if own is None or not own.points.is_delayed:
         return {}
-    matrices = [name for name, parameter in module.named_parameters(recurse=False) if parameter.dim() > 1]
     given = {name: getattr(own.points, name) for name in POINTS}
-    return {f"{matrix}_{name}": point for matrix in matrices for name, point in given.items() if isinstance(point, Quantizer)}
+    return {f"{matrix}_{name}": point for matrix in own_matrices(module) for name, point in given.items() if isinstance(point, Quantizer)}
+
+
+def own_matrices(module: nn.Module) -> list[str]:
+    """The names of a module's own parameters with at least two dimensions."""
+    return [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
 
 
 def call_points(module: object) -> CallPoints | None:

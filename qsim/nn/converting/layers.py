@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from qsim.formats.dtypes import FLOATS
 from qsim.nn import modules
 from qsim.nn.attention import MultiheadAttention
+from qsim.nn.calls.settings import own_matrices
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.interfaces import check_attention, check_experts
 from qsim.nn.converting.sums import check_sums
@@ -58,7 +59,7 @@ class Layer:
         if self.obstacle in ("", ATTENTION) or isinstance(self.module, (nn.Embedding, nn.EmbeddingBag)):
             return ""
         own = [("", self.module), *((f"{name}.", part) for name, part in self.module.named_modules() if part in parts(self.module))]
-        names = ", ".join(prefix + name for prefix, part in own for name in matrices(part))
+        names = ", ".join(prefix + name for prefix, part in own for name in own_matrices(part))
         return f"any products with {names}" if names else ""
 
     @property
@@ -142,19 +143,14 @@ def parts(module: nn.Module) -> list[nn.Module]:
     return []
 
 
-def matrices(module: nn.Module) -> list[str]:
-    """The names of a module's own parameters with at least two dimensions."""
-    return [name for name, parameter in module.named_parameters(recurse=False) if not is_lazy(parameter) and parameter.dim() > 1]
-
-
 def _obstacle(module: nn.Module) -> str | None:
     """Why a module without a counterpart is left alone; `None` if it does not multiply by weights."""
     if isinstance(module, tuple(TARGETS)):
         own = kind(module)
         return f"convert does not know {own.__module__}.{own.__qualname__}"
-    own_matrices = matrices(module)
-    if own_matrices:
-        return f"has weights of its own: {', '.join(own_matrices)}"
+    matrices = own_matrices(module)
+    if matrices:
+        return f"has weights of its own: {', '.join(matrices)}"
     if _attends(module) and not any(_attends(inner) for inner in module.modules() if inner is not module):
         return ATTENTION
     return None

@@ -5,12 +5,12 @@ Usually there is no observer: then each product asks once and finds `None`. Comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from qsim.nn.product.sites import Site
@@ -35,8 +35,12 @@ class Observer(Protocol):
         """Called before a product, with the sites that its operands have passed. The next operator that multiplies is this product."""
 
 
+#: Finds the observer of products outside of layers, by the module that has the parameter and its name, if anything watches them.
+Finder = Callable[[nn.Module, str], Observer | None]
+
 _current: Observer | None = None
 _is_held = False
+_finder: Finder | None = None
 
 
 def current() -> Observer | None:
@@ -51,6 +55,24 @@ def exchange(observer: Observer | None) -> Observer | None:
     if not _is_held:
         _current = observer
     return before
+
+
+def watch_calls(finder: Finder | None) -> None:
+    """Set the function that finds the observers of products outside of layers, or none."""
+    global _finder
+    _finder = finder
+
+
+def enter_call(module: nn.Module, name: str) -> None:
+    """Called before a product outside of layers, with the module that has the parameter; no name stands for two activations."""
+    if _finder is not None and not torch.compiler.is_compiling():
+        exchange(_finder(module, name))
+
+
+def leave_call() -> None:
+    """Called after a product outside of layers."""
+    if _finder is not None and not torch.compiler.is_compiling():
+        exchange(None)
 
 
 @contextmanager
