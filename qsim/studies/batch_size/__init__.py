@@ -15,7 +15,7 @@ import qsim
 from qsim import FivePoint, Quantizer, diagnostics
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
-from qsim.studies.learners.examples import MODELS, OWN, examples, predictions
+from qsim.studies.learners.examples import MODELS, OWN, examples, optimizer, predictions
 from qsim.studies.learners.training import Training, full_precision, train
 from qsim.studies.report import Report
 from qsim.studies.result import Result
@@ -43,7 +43,8 @@ class Settings:
     designs: tuple[str, ...] = choice(DESIGNS, "what all batch sizes have in common: steps (the number of updates), images, or both")
     micro_batches: int = choice(4, "also accumulate the largest batch, in the coarsest format, over this many micro-batches; 1: do not")
     steps: int = choice(200, "number of updates; with equal images, those of the middle batch size")
-    rate: float = choice(0.1, "constant learning rate of plain SGD")
+    rate: float = choice(0.1, "constant learning rate of plain SGD; of Adam for a GPT")
+    looks: int = choice(10, "how often the true gradient is measured in the last quarter of the steps")
     seeds: int = choice(6, "number of seeds")
 
     @property
@@ -70,8 +71,9 @@ class Run:
     steps: int
     rate: float
     seed: int
-    # Last, with a default, because results of earlier versions do not have it.
+    # Last, with defaults, because results of earlier versions do not have them.
     model: str = OWN
+    looks: int = 10
 
     @property
     def points(self) -> FivePoint | None:
@@ -124,6 +126,8 @@ class BatchSize(Study[Settings, Run]):
         bits = [qsim.format(name).bits for name in settings.formats]
         if bits != sorted(bits):
             raise ValueError(f"formats: must be from coarse to fine; got {','.join(settings.formats)}")
+        if settings.looks < 1:
+            raise ValueError(f"looks: must be at least 1; got {settings.looks}")
         if not settings.designs or not set(settings.designs) <= set(DESIGNS):
             raise ValueError(f"designs: must be of {', '.join(DESIGNS)}; got {','.join(settings.designs) or 'none'}")
         found = [run for seed in range(settings.seeds) for run in _runs(settings, seed)]
@@ -140,7 +144,7 @@ class BatchSize(Study[Settings, Run]):
         """Train and test the net, or measure the factor."""
         if run.like:
             return _factor(run, device)
-        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device, model=run.model)
+        return nets.outcome(run.data, run.points, run.training, run.rate, run.seed, device, model=run.model, looks=run.looks)
 
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and the batch that compensates for one bit."""
@@ -155,7 +159,8 @@ def trained(settings: Settings, format: str, rounding: str, batch: int, scale: s
     if format == FULL:
         rounding, scale = "nearest", PLAIN
     steps = settings.updates(design, batch)
-    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, settings.rate, seed, settings.model)
+    own = settings.rate, seed, settings.model, settings.looks
+    return Run(settings.data, "", format, rounding, batch, micro_batches, scale, steps, *own)
 
 
 def _runs(settings: Settings, seed: int) -> list[Run]:
@@ -183,7 +188,7 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(run.seed)
     model, how = found.net().to(device), replace(run.training, steps=run.steps // 10)
     with full_precision(device):
-        train(model, found, torch.optim.SGD(model.parameters(), lr=run.rate), how, run.seed)
+        train(model, found, optimizer(run.model, model, run.rate), how, run.seed)
         order = torch.Generator().manual_seed(run.seed + 1)
         batches = [torch.randint(len(found.y), (run.batch,), generator=order).to(device) for _ in range(_BATCHES)]
 

@@ -10,7 +10,7 @@ from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSize
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings, points
-from qsim.studies.learners.examples import OWN, described
+from qsim.studies.learners.examples import OWN, described, optimized
 from qsim.studies.learners.images import DIGITS
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import Interval, bars, exponential, mean, percent, proportion
@@ -51,7 +51,8 @@ class Writer:
             "updates",
         }
         return (
-            f"{described(chosen.data, chosen.model)}. Plain SGD at a constant learning rate of {chosen.rate:g}, {chosen.seeds} seeds, "
+            f"{described(chosen.data, chosen.model)}. {optimized(chosen.model)} at a constant learning rate of {chosen.rate:g}, "
+            f"{chosen.seeds} seeds, "
             f"{' and '.join(steps[design] for design in chosen.designs)}. The paper has equal steps, where larger batches see more {unit} "
             "and full precision gains as well: what rounding adds to that is a difference of differences. Only the backward pass rounds: "
             "the inputs of each layer and the gradients of its outputs, as in Figure 3 of the paper; weights, which the paper rounds too, "
@@ -59,8 +60,9 @@ class Writer:
             f"{unit[:-1]} smaller, until it is below the range of the format. The control multiplies the loss by 64 times the batch size, "
             "or by less if a quarter of the "
             "format's largest value is less than 64, and divides the weights' gradients by the same factor: this changes only the range "
-            f"in which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, in the last "
-            "quarter of the steps. The variance that one bit less adds is measured on nets that were trained in full precision for a "
+            f"in which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, "
+            f"{'at the end' if chosen.looks == 1 else f'{chosen.looks} times in the last quarter of the steps'}. The "
+            "variance that one bit less adds is measured on nets that were trained in full precision for a "
             f"tenth of the steps, in batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from "
             "above, and no measured norm contradicts such a bound whose constants are unknown. Intervals are "
             f"{percent()}, over seeds, each on its own."

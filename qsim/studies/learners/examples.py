@@ -70,6 +70,18 @@ def unit(model: str) -> str:
     return "sequences" if model == GPT_TINY else "images"
 
 
+def optimizer(model: str, net: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """The optimizer at a constant learning rate: plain SGD, or Adam for a GPT, which learns nothing by SGD in some hundred steps."""
+    if model != GPT_TINY:
+        return torch.optim.SGD(net.parameters(), lr=rate)
+    return torch.optim.Adam(net.parameters(), lr=rate, betas=gpt_training.BETAS, capturable=next(net.parameters()).is_cuda)
+
+
+def optimized(model: str) -> str:
+    """The optimizer, for reports."""
+    return "Plain SGD" if model != GPT_TINY else "Adam with betas of 0.9 and 0.95, since the model learns nothing by plain SGD,"
+
+
 def described(data: str, model: str) -> str:
     """The data and the model, with its number of parameters.
 

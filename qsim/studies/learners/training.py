@@ -110,8 +110,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _chunks(x: Tensor, y: Tensor, predictions: int = 5_000) -> Iterator[tuple[Tensor, Tensor]]:
-    size = max(1, predictions // y[0].numel())
+def _chunks(x: Tensor, y: Tensor, examples: int = 5_000, predictions: int = 50_000) -> Iterator[tuple[Tensor, Tensor]]:
+    size = max(1, min(examples, predictions // y[0].numel()))
     yield from zip(x.split(size), y.split(size), strict=True)
 
 
