@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import qsim
 from qsim.studies.result import Result
 
 if TYPE_CHECKING:
@@ -220,7 +221,16 @@ def origin(command: str, results: Sequence[Result[Any]]) -> str:
     lines = [f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
     lines += [f"- {seconds:.0f} seconds in total over all runs", "- every result: [results.jsonl](results.jsonl)"]
+    lines += [f"- {found}" for found in _outdated(results)]
     return "\n".join(lines)
+
+
+def _outdated(results: Sequence[Result[Any]]) -> list[str]:
+    """A sentence on runs of other versions of this package."""
+    others = [result.machine["qsim"] for result in results if result.machine["qsim"] != qsim.__version__]
+    if not others:
+        return []
+    return [f"{len(others)} runs are of qsim {', '.join(sorted(set(others)))}: {qsim.__version__} judges them, but has not repeated them"]
 
 
 def described(machine: Mapping[str, str]) -> str:

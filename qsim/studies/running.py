@@ -48,15 +48,18 @@ class Engine(Protocol):
 def carry_out(study: Study[Any, Any], todo: Sequence[Any], store: Store, engine: Engine) -> None:
     """Measure runs, and store each result as soon as it is available.
 
+    All runs of a seed come before those of the next, so that a study which is interrupted has whole seeds. Within a seed the longest come
+    first.
+
     Args:
         study: The study.
         todo: Its runs to measure.
         store: The store of the results; only this process writes to it.
         engine: Where to measure them.
     """
-    longest_first = sorted(todo, key=study.work, reverse=True)
+    ordered = sorted(todo, key=lambda run: (getattr(run, "seed", 0), -study.work(run)))
     with engine.ready(study) as workers, store.writing(), _bar(sum(map(study.work, todo)), len(todo)) as bar:
-        for result in workers.results(longest_first):
+        for result in workers.results(ordered):
             store.add(result)
             bar.done(study.work(result.run))
 

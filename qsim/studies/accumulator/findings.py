@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from qsim.studies.accumulator import SINGLE, Run, Settings, sums_of, training_of
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.result import Result
+from qsim.studies.result import Result, Results
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 #: DeepSeek-V3, Section 3.3: differences of the loss below 0.25 % are within the randomness of training.
@@ -16,7 +16,7 @@ SAME = 0.0025
 LENGTH = 4096
 
 
-class Findings:
+class Findings(Results[Settings, Run]):
     """The results of the study.
 
     Args:
@@ -25,8 +25,7 @@ class Findings:
     """
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}
+        super().__init__(settings, results)
         #: The number of products in the longest sums of the training: those of weight gradients, over all tokens.
         self.longest = settings.batch * settings.context
         #: The index of the length that is closest to the papers'.

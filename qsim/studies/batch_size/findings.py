@@ -9,13 +9,13 @@ import numpy as np
 
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
 from qsim.studies.learners.examples import unit
-from qsim.studies.result import Result
+from qsim.studies.result import Result, Results
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 
 
-class Findings:
+class Findings(Results[Settings, Run]):
     """The results of a study, grouped by format, rounding, batch, loss scale and design.
 
     Args:
@@ -24,8 +24,7 @@ class Findings:
     """
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}
+        super().__init__(settings, results)
         self.coarse, self.fine = settings.formats[0], settings.formats[-1]
         self.least, self.most = settings.batches[0], settings.batches[-1]
         #: The word for examples, and for the designs in which all batch sizes have equally many.

@@ -8,16 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, Run, Settings, made
-from qsim.studies.result import Result
+from qsim.studies.result import Result, Results
 from qsim.studies.statistics import Interval, exponential, mean
 
 
-class Findings:
+class Findings(Results[Settings, Run]):
     """The results of a study, grouped by format, update and layers."""
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}
+        super().__init__(settings, results)
         self.coarse = settings.formats[-1]
         self.layers = 1 + max(run.kahan_layers for run in self._of)
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from qsim.studies.learners.gpt_training import STOCHASTIC
 from qsim.studies.llm import Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
-from qsim.studies.result import Result
+from qsim.studies.result import Result, Results
 from qsim.studies.statistics import Interval, difference, exponential, mean
 
 #: Differences up to this count as none: one percent of perplexity.
 SAME = 0.01
 
 
-class Findings:
+class Findings(Results[Settings, Run]):
     """The results of a study, grouped by method.
 
     Args:
@@ -24,8 +24,7 @@ class Findings:
     """
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}
+        super().__init__(settings, results)
         self.on_gpu = all(result["peak_mib"] is not None for result in results)
         self.tokens = settings.steps * settings.batch * settings.context
 

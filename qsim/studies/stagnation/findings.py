@@ -7,19 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 import qsim
-from qsim.studies.result import Result
+from qsim.studies.result import Result, Results
 from qsim.studies.stagnation import Run, Settings, single, whole
 from qsim.studies.stagnation.bounds import Array, Curves
 from qsim.studies.stagnation.least_squares import NEAREST
 from qsim.studies.statistics import Interval, exponential, mean
 
 
-class Findings:
+class Findings(Results[Settings, Run]):
     """The results of a study, grouped by method."""
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
-        self.settings = settings
-        self._of = {result.run: result for result in results}
+        super().__init__(settings, results)
         # The epsilon of formats is the distance between 1 and the next number; the rounding error is at most half of it.
         self.epsilon = qsim.format(settings.format).epsilon / 2
 
