@@ -56,13 +56,24 @@ def run(args: argparse.Namespace) -> int:
         return 0
     study = studies.named(args.name)
     chosen = _read(study, args.options)
-    plan = _plan(study, chosen, args)
+    plan = _plan(study, chosen, args.options)
     if chosen.dry_run:
         # With a budget of seeds: what will run at most.
         _print_plan(plan.at(plan.looks.seeds[-1]) if plan.looks.seeds else plan)
         return 0
     _show(plan.decided())
     return 0
+
+
+def planned(name: str, options: list[str]) -> Plan:
+    """The plan of `qsim study` with a name and options.
+
+    Example:
+        >>> planned("batch-size", ["--seeds", "2", "--out", "results"]).command
+        'qsim study batch-size --seeds 2'
+    """
+    study = studies.named(name)
+    return _plan(study, _read(study, options), options)
 
 
 def _check_installed() -> None:
@@ -94,7 +105,7 @@ def _read(study: Study[Any, Any], words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Namespace) -> Plan:
+def _plan(study: Study[Any, Any], chosen: argparse.Namespace, options: list[str]) -> Plan:
     from qsim.studies import choices
 
     return studies.plan(
@@ -104,7 +115,7 @@ def _plan(study: Study[Any, Any], chosen: argparse.Namespace, args: argparse.Nam
         device=chosen.device,
         workers=chosen.workers,
         scheduler=chosen.scheduler,
-        command=shlex.join(["qsim", "study", args.name, *_without(_OF_THIS_MACHINE, args.options)]),
+        command=shlex.join(["qsim", "study", study.name, *_without(_OF_THIS_MACHINE, options)]),
         settings=choices.given(chosen, study.settings()),
         most_seeds=chosen.most_seeds,
     )

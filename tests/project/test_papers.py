@@ -1,4 +1,4 @@
-"""The page on the papers has a row for every numbered item of each, and its rows have results or say why not."""
+"""The page on the papers has a row for every numbered item of each, and its rows have the results of the reports or say why not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "papers.md").read_text(encoding="utf-8")
 
 #: How many items of each kind a paper has: numbers up to this one, or letters.
 FEWER_BITS: dict[str, int | str] = {
@@ -75,3 +76,40 @@ def test_rows_say_what_there_is_or_why_there_is_nothing(title: str) -> None:
     assert {len(row) for row in found} == {3}
     assert all(row[0] and (row[1] or row[2]) for row in found)
     assert [row[0] for row in found if row[1].startswith("not reproduced") and ": " not in row[1]] == []
+
+
+def graded(title: str) -> list[tuple[str, str, str]]:
+    """Study, place and verdict of every claim of a paper that the reports grade."""
+    found = []
+    for report in sorted(DOCS.glob("studies/*/report.md")):
+        text = report.read_text(encoding="utf-8")
+        name, source = re.findall(r"^Study `(.+)`. Source: (.+)$", text, re.MULTILINE)[0]
+        for row in text.partition("\n## Verdicts\n")[2].partition("\n## ")[0].splitlines()[3:]:
+            where, *_, verdict = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+            # A place in another paper than the study's begins with that paper's name.
+            paper, _, place = where.rpartition(", ") if where.count(", ") > 1 else ("", "", where)
+            if title in (paper or source) and _ITEM.match(place):
+                found.append((name, place, verdict))
+    return found
+
+
+def row_of(title: str, study: str, place: str) -> int:
+    """The row for a place: of those that name the study, the one that begins with the place, or else names its first item."""
+    own = [(number, row[0]) for number, row in enumerate(rows(title)) if re.search(rf"`{study}`", row[1] + row[2])]
+    first = place.partition(",")[0]
+    exact = [number for number, item in own if re.match(rf"{re.escape(place)}\b(?!\.)", item)]
+    near = [number for number, item in own if re.search(rf"\b{re.escape(first)}\b(?!\.\d)", item.partition(":")[0])]
+    assert exact or near, f"{title}: no row for {place}, which the study {study} grades"
+    return (exact or near)[0]
+
+
+@pytest.mark.parametrize("title", PAPERS)
+def test_rows_give_the_verdicts_of_the_reports(title: str) -> None:
+    """All of them, and no others."""
+    found: dict[int, set[str]] = {}
+    for study, place, verdict in graded(title):
+        found.setdefault(row_of(title, study, place), set()).add(verdict)
+    assert len(found) > 5
+    for number, verdicts in found.items():
+        row = rows(title)[number]
+        assert set(re.findall(r"\b(yes|no|undecided)\b", row[2])) == verdicts, row[0]

@@ -194,7 +194,7 @@ class Findings:
         ways = self.next_level + self.stochastic
         return [
             Claim(
-                "Section 2.2",
+                "Section 2.2, first example",
                 "constant updates reach the next level after as many steps on average as exact ones: updates of 1/2, after 2",
                 "; ".join(f"{way.run.first:g}: {way.measured:.4g} against {way.exact}" for way in constant),
                 all(abs(way.measured.value - way.exact) <= _RARE * _error(way) for way in constant),
@@ -203,7 +203,7 @@ class Findings:
                 power=f"{max(_RARE * _error(way) / way.exact for way in constant):.2%} of the steps",
             ),
             Claim(
-                "Section 2.2",
+                "Section 2.2, first example",
                 "decaying updates take longer than exact ones",
                 "; ".join(f"{way.label}: {way.measured:.4g} against {way.exact}" for way in late_ones),
                 all(way.measured.low > way.exact for way in late_ones),
@@ -212,7 +212,7 @@ class Findings:
                 power=f"{max(2 * normal() * _error(way) / way.exact for way in late_ones):.1%} of the steps",
             ),
             Claim(
-                "Section 2.2, the closed form derived here",
+                "this library's derivation",
                 "the mean number of steps follows from the updates alone",
                 f"of {len(ways)} means, the largest deviation is {max(way.off for way in ways):.1f} standard errors, and the largest "
                 f"difference {max(abs(way.measured.value / way.expected - 1) for way in ways):.2%}",
@@ -222,7 +222,7 @@ class Findings:
                 power=f"{max(_RARE * _error(way) / way.expected for way in ways):.2%} of the steps",
             ),
             Claim(
-                "Section 2.2, linear loss",
+                "Section 2.2, second example",
                 "with a decaying rate stochastic rounding converges later than FP32: after 7700 steps instead of 4600, 1.7 times",
                 f"minimum rate {slow.run.floor * _DISTANCE:.2g}: {slow.measured:.0f} instead of {exact.measured.value:.0f}, "
                 f"{slow.measured.value / exact.measured.value:.2f} times, with constants fitted to the paper's steps",
@@ -232,7 +232,7 @@ class Findings:
                 power=f"{normal() * _error(slow):.0f} steps",
             ),
             Claim(
-                "Section 2.2, linear loss",
+                "Section 2.2, second example",
                 "with a higher minimum rate it converges as fast as FP32 did: after 4600 steps",
                 f"minimum rate {fast.run.floor * _DISTANCE:.2g}: {fast.measured:.0f}, "
                 f"{fast.measured.value / exact.measured.value:.2f} times as many as FP32 with the low minimum; fitted as well",

@@ -1,0 +1,32 @@
+"""The committed reports say what this code makes of the committed results, whatever changed since they were written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qsim import studies
+from qsim.cli.study import planned
+
+pytest.importorskip("scipy")
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "studies").glob("*/report.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_a_committed_report_is_that_of_its_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^`qsim study (.+)`$", text, re.MULTILINE)
+    # Its results may be a GPU's; reading them needs none.
+    name, *options = shlex.split(re.sub(r" --device \S+", "", command))
+    plan = planned(name, [*options, "--device", "cpu", "--out", str(page.parent)])
+    assert plan.missing() == 0
+    report = plan.report()
+    assert text.startswith(f"# {report.title or report.study.question}\n\n**{report.meaning}**\n\n")
+    for table in (report.verdicts, report.tests, *(part for part in report.parts if isinstance(part, studies.Table))):
+        assert f"## {table.title}\n\n{table.markdown()}\n" in text, f"write {page} again: {command}"
+    names = [each["source"] for each in map(vars, report.claims) if not (each["test"] and each["rule"] and each["power"])]
+    assert names == [], "claims without a test, a rule, or the smallest effect that would have shown"
