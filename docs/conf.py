@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "claims",
     "drawn",
     "links_checked",
     "listed_studies",

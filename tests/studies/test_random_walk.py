@@ -29,7 +29,7 @@ def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
     ways = findings.next_level + findings.stochastic
     assert len(ways) == 7
     for way in ways:
-        mean, variance = moments(way.late())
+        mean, variance = moments(way.late)
         count = way.run.weights * len(way.results)
         assert abs(way.measured.value - mean) <= bernstein(variance, way.run.steps, count, len(ways)), way.label
     for way in findings.exact:

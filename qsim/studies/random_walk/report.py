@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,7 +61,7 @@ class Way:
     @property
     def expected(self) -> float:
         """The same by the closed form."""
-        return moments(self.late())[0]
+        return moments(self.late)[0]
 
     @property
     def off(self) -> float:
@@ -72,6 +73,7 @@ class Way:
         """The number of steps of exact weights."""
         return exact_steps(self.run.schedule(self.run.steps), self.run.levels)
 
+    @cached_property
     def late(self) -> Array:
         """The probability of not having arrived after each number of steps."""
         return late(self.run.schedule(self.run.steps), self.run.levels)
@@ -115,13 +117,13 @@ class Findings:
     def _tables(self) -> list[Table]:
         rows = [
             [way.label, str(way.run.steps), str(way.exact), f"{way.measured:.4g}", f"{way.expected:.4g}",
-             f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late()[-1]:.1%}"]
+             f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late[-1]:.1%}"]
             for way in self.next_level
         ]  # fmt: skip
         header = ["updates in levels", "step limit", "exact", "stochastic, mean", "closed form", "off", "late at the last step"]
         down = [
             [f"{way.run.floor * _DISTANCE:.3g}", str(way.run.steps), f"{exact.measured.value:g}", f"{way.measured:.4g}",
-             f"{way.expected:.4g}", f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late()[-1]:.1%}"]
+             f"{way.expected:.4g}", f"{way.measured.value / way.expected - 1:+.2%}", f"{way.late[-1]:.1%}"]
             for way, exact in zip(self.stochastic, self.exact, strict=True)
         ]  # fmt: skip
         return [Table("Steps to the next level", header, rows), Table("Steps down the linear loss", ["minimum rate", *header[1:]], down)]
@@ -151,7 +153,7 @@ class Findings:
         ):
             for way, look in zip(ways, figures.LOOKS, strict=False):
                 steps = np.arange(1, way.run.steps + 1)
-                expected = way.late()[1:]
+                expected = way.late[1:]
                 shown = expected > 1e-3
                 panel.plot(steps[shown], expected[shown], color=look.color)
                 curve = np.array([point for point in way.results[0]["curve"] if point[1] > 1e-3])
@@ -255,4 +257,4 @@ class Findings:
 
 def _error(way: Way) -> float:
     """The standard error of a mean, by the closed form."""
-    return math.sqrt(moments(way.late())[1] / (way.run.weights * len(way.results)))
+    return math.sqrt(moments(way.late)[1] / (way.run.weights * len(way.results)))
