@@ -37,7 +37,7 @@ def trial(study: Study[Any, Any], runs: Sequence[Any], device: torch.device) -> 
 def machine(device: torch.device) -> dict[str, str]:
     """The metadata of a result: machine, date and versions."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    own = {"qsim": qsim.__version__, "commit": _commit()}
+    own = {"python": platform.python_version(), "qsim": qsim.__version__, "commit": _commit()}
     return {"device": name, "torch": torch.__version__, **own, "date": datetime.date.today().isoformat()}
 
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_EACH_BY_ITSELF = (
+    "Each interval holds with its confidence by itself. Verdicts are not corrected for their number: of those that test a difference which "
+    "does not exist, about one in twenty is wrong by chance, so rows that repeat a claim are read together."
+)
+
+
 class Asked(Protocol):
     """The parts of a study that its report needs: see `qsim.studies.Study`."""
 
@@ -180,7 +186,7 @@ class Report:
         for part in (*self.parts, self.tests):
             if isinstance(part, Table):
                 page += [f"## {part.title}", part.markdown()]
-        page += ["## How it was run", origin]
+        page += [_EACH_BY_ITSELF if self.claims else "", "## How it was run", origin]
         return "\n\n".join(part for part in page if part) + "\n"
 
     def write(self, folder: Path, origin: str) -> list[Path]:
@@ -236,4 +242,5 @@ def _outdated(results: Sequence[Result[Any]]) -> list[str]:
 def described(machine: Mapping[str, str]) -> str:
     """A machine in one line."""
     commit = f" at {machine['commit']}" if machine.get("commit") else ""
-    return f"{machine['device']}, torch {machine['torch']}, qsim {machine['qsim']}{commit}, {machine['date']}"
+    python = f", Python {machine['python']}" if machine.get("python") else ""
+    return f"{machine['device']}{python}, torch {machine['torch']}, qsim {machine['qsim']}{commit}, {machine['date']}"

@@ -154,7 +154,7 @@ def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
     assert found == [True, True, True, False, None, None, True, True, True, True, True, True]
 
 
-@pytest.mark.parametrize(("model", "said"), [("resnet", "WideResNet-10-1 with 77,562"), ("gpt", "GPT (tiny, 120,576")])
+@pytest.mark.parametrize(("model", "said"), [("resnet", "WideResNet-10-1 with 77,562"), ("gpt", "2 heads; 120,576")])
 def test_other_models_learn(model: str, said: str, tmp_path: Path) -> None:
     """A residual net on images and a GPT on text, with a rounded backward pass and in full precision."""
     data, steps, rate = "digits", 16, 0.1

@@ -10,6 +10,8 @@ from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, 
 from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
 from qsim.studies.accumulator.findings import SAME, Findings, shown
+from qsim.studies.learners.gpt import Size, parameters
+from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import Interval, bars, mean, percent
 
@@ -72,14 +74,15 @@ class Writer:
     def _about_training(self) -> str:
         chosen = self._settings
         data = "the sources of Python's standard library" if chosen.data == "library" else chosen.data
+        size = parameters(Size(chosen.layers, chosen.width, chosen.heads), VOCABULARY, chosen.context)
         return (
-            f"**Training.** A GPT ({chosen.layers} blocks, width {chosen.width}, {chosen.heads} heads) learns {data}, byte by byte, in "
-            f"{chosen.steps} updates of {chosen.batch} sequences of {chosen.context} bytes by AdamW, with a peak learning rate of "
-            f"{chosen.rate:g}. All linear layers of its blocks take inputs, weights and gradients in E4M3 with per-tensor scales, and add "
-            "all three products with the accumulator; the longest sums, those of weight gradients, have "
-            f"{self._found.longest} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and "
-            "see the same sequences. The change of a gradient includes roundings that come out otherwise behind a changed sum. Intervals "
-            f"are {percent()}, over seeds."
+            f"**Training.** A GPT ({chosen.layers} blocks, width {chosen.width}, {chosen.heads} heads; {size:,} parameters) learns "
+            f"{data}, byte by byte, in {chosen.steps} updates of {chosen.batch} sequences of {chosen.context} bytes by AdamW, with a "
+            f"peak learning rate of {chosen.rate:g}. All linear layers of its blocks take inputs, weights and gradients in E4M3 with "
+            "per-tensor scales, and add all three products with the accumulator; the longest sums, those of weight gradients, have "
+            f"{self._found.longest} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and see the "
+            "same sequences. The change of a gradient includes roundings that come out otherwise behind a changed sum. Intervals are "
+            f"{percent()}, over seeds."
         )
 
     def _sums(self) -> Table:

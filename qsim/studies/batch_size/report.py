@@ -50,22 +50,21 @@ class Writer:
             IMAGES: f"with {chosen.steps * chosen.middle} {unit} for every batch size, so that a batch twice as large has half as many "
             "updates",
         }
+        looks = "at the end" if chosen.looks == 1 else f"{chosen.looks} times in the last quarter of the steps"
         return (
             f"{described(chosen.data, chosen.model)}. {optimized(chosen.model)} at a constant learning rate of {chosen.rate:g}, "
-            f"{chosen.seeds} seeds, "
-            f"{' and '.join(steps[design] for design in chosen.designs)}. The paper has equal steps, where larger batches see more {unit} "
-            "and full precision gains as well: what rounding adds to that is a difference of differences. Only the backward pass rounds: "
-            "the inputs of each layer and the gradients of its outputs, as in Figure 3 of the paper; weights, which the paper rounds too, "
-            "are not rounded. The loss is the mean over a batch, so a larger batch makes the gradient of each "
-            f"{unit[:-1]} smaller, until it is below the range of the format. The control multiplies the loss by 64 times the batch size, "
-            "or by less if a quarter of the "
-            "format's largest value is less than 64, and divides the weights' gradients by the same factor: this changes only the range "
-            f"in which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, "
-            f"{'at the end' if chosen.looks == 1 else f'{chosen.looks} times in the last quarter of the steps'}. The "
-            "variance that one bit less adds is measured on nets that were trained in full precision for a "
-            f"tenth of the steps, in batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from "
-            "above, and no measured norm contradicts such a bound whose constants are unknown. Intervals are "
-            f"{percent()}, over seeds, each on its own."
+            f"{chosen.seeds} seeds, {' and '.join(steps[design] for design in chosen.designs)}. The paper has equal steps, where larger "
+            f"batches see more {unit} and full precision gains as well: what rounding adds to that is a difference of differences. The "
+            f"learning rate is the same for all batch sizes and was not tuned; with equal {unit}, larger batches have fewer updates and "
+            "learn less, in full precision as well. Only the backward pass rounds: the inputs of each layer and the gradients of its "
+            "outputs, as in Figure 3 of the paper; weights, which the paper rounds too, are not rounded. The loss is the mean over a "
+            f"batch, so a larger batch makes the gradient of each {unit[:-1]} smaller, until it is below the range of the format. The "
+            "control multiplies the loss by 64 times the number of predictions in a batch, or by less if a quarter of the format's "
+            "largest value is less than 64, and divides the weights' gradients by the same factor: this changes only the range in "
+            f"which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, {looks}. The "
+            "variance that one bit less adds is measured on nets that were trained in full precision for a tenth of the steps, in "
+            f"batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from above, and no measured "
+            f"norm contradicts such a bound whose constants are unknown. Intervals are {percent()}, over seeds."
         )
 
     def _accuracies(self, design: str) -> Table:

@@ -9,10 +9,10 @@ import torch
 
 import qsim
 from qsim.plot import figures
-from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, net
+from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, net
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
-from qsim.studies.learners.images import images
+from qsim.studies.learners.images import DIGITS, images
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import bars, mean, percent, positive, proportion
 
@@ -40,8 +40,9 @@ class Writer:
         carriers = ", ".join(f"{name} ({qsim.format(name).bits} bits)" for name in chosen.formats)
         data = images(chosen.data, torch.device("cpu"))
         size = sum(weight.numel() for weight in net(data).parameters())
+        hidden = f" ({_HIDDEN} hidden ones of {_WIDTH} units)" if chosen.data == DIGITS else ""
         return (
-            f"A net of {self._found.layers} layers with {size:,} parameters learns {chosen.data}, {len(data.y):,} training and "
+            f"A net of {self._found.layers} layers{hidden} with {size:,} parameters learns {chosen.data}, {len(data.y):,} training and "
             f"{len(data.test_y):,} test images, in {chosen.steps} steps of SGD with momentum {chosen.momentum:g} and {chosen.batch} "
             f"images per step; the learning rate decays linearly from {chosen.rate:g} to zero; there are {chosen.seeds} seeds. Weights "
             f"are values of a format: {carriers}. Everything else, including what Kahan summation stores, is in the 16-bit dtype that "

@@ -86,8 +86,8 @@ def described(data: str, model: str) -> str:
     """The data and the model, with its number of parameters.
 
     Example:
-        >>> described("library", "gpt")
-        "A GPT (tiny, 120,576 parameters) learns bytes of the sources of Python's standard library, in sequences of 64"
+        >>> described("digits", "resnet").partition(" learns ")[0]
+        'A WideResNet-10-1 with 77,562 parameters'
     """
     if model != GPT_TINY:
         return described_images(data, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,6 +98,17 @@ class GPT(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+def parameters(size: Size, vocabulary: int, context: int) -> int:
+    """The number of parameters of a GPT.
+
+    Example:
+        >>> parameters(size("small"), 50257, 1024)
+        124439808
+    """
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in GPT(size, vocabulary, context).parameters())
 
 
 def language_loss(model: nn.Module, sequences: Tensor) -> Tensor:

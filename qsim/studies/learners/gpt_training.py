@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.studies.learners.gpt import GPT, language_loss, size
+from qsim.studies.learners.gpt import GPT, language_loss, parameters, size
 from qsim.studies.learners.text import LIBRARY, VOCABULARY, Text
 
 #: Everything in bfloat16, named by the update of weights; or float32 weights and updates, with products in bfloat16.
@@ -88,12 +88,12 @@ def described(name: str, vocabulary: int, context: int, data: str) -> str:
 
     Example:
         >>> described("tiny", 256, 64, "library")
-        "A GPT (tiny, 120,576 parameters) learns bytes of the sources of Python's standard library"
+        "A GPT (tiny: 2 blocks, width 64, 2 heads; 120,576 parameters) learns bytes of the sources of Python's standard library"
     """
-    with torch.device("meta"):
-        parameters = sum(weight.numel() for weight in GPT(size(name), vocabulary, context).parameters())
+    own = size(name)
     text = "the sources of Python's standard library" if data == LIBRARY else data
-    return f"A GPT ({name}, {parameters:,} parameters) learns bytes of {text}"
+    parts = f"{own.layers} blocks, width {own.width}, {own.heads} heads; {parameters(own, vocabulary, context):,} parameters"
+    return f"A GPT ({name}: {parts}) learns bytes of {text}"
 
 
 def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ def described(data: str, model: str = "") -> str:
 
     Example:
         >>> described("digits")
-        'A perceptron with 4,810 parameters learns digits: 898 training and 899 test images of 8 × 8 pixels in 10 classes'
+        'A perceptron with 4,810 parameters (64 hidden units) learns digits: 898 training and 899 test images of 8 × 8 pixels in 10 classes'
     """
     try:
         found = replace(images(data, torch.device("cpu")), model=model)
@@ -91,13 +91,19 @@ def described(data: str, model: str = "") -> str:
         return f"A net learns {data}"
     _, channels, height, width = found.x.shape
     net = found.net()
-    kind = "WideResNet-16-4" if channels == 3 else "perceptron" if height < 16 else "net of two convolutions and two linear layers"
-    kind = "WideResNet-10-1" if model == RESNET else kind
+    if model == RESNET:
+        kind, parts = "WideResNet-10-1", ""
+    elif channels == 3:
+        kind, parts = "WideResNet-16-4", ""
+    elif height < 16:
+        kind, parts = "perceptron", " (64 hidden units)"
+    else:
+        kind, parts = "net of two convolutions and two linear layers", " (16 and 32 channels, 128 hidden units)"
     size = sum(weight.numel() for weight in net.parameters())
     colours = " in colour" if channels == 3 else ""
     return (
-        f"A {kind} with {size:,} parameters learns {Path(data).name}: {len(found.y):,} training and {len(found.test_y):,} test images of "
-        f"{height} × {width} pixels{colours} in {found.classes} classes"
+        f"A {kind} with {size:,} parameters{parts} learns {Path(data).name}: {len(found.y):,} training and {len(found.test_y):,} test "
+        f"images of {height} × {width} pixels{colours} in {found.classes} classes"
     )
 
 
