@@ -154,7 +154,7 @@ class Writer:
             mean(found.seeds("accuracy", found.coarse, how, found.most, PLAIN)).value for how in ("nearest", "stochastic")
         )
         return (
-            f"{noise}In accuracy, going from {found.least} to {found.most} {found.unit} gains {gains} more than in full precision. "
+            f"{noise}From {found.least} to {found.most} {found.unit}, accuracy in {name} changes relative to full precision by {gains}. "
             f"If the loss is not scaled, larger batches push gradients below the range: with {found.most} {found.unit} stochastic rounding "
             f"reaches {stochastic:.0%} and nearest {nearest:.0%}."
         )
