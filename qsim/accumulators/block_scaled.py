@@ -14,7 +14,7 @@ from qsim.formats import Fixed, Float, Format, format as resolve_format
 from qsim.formats.base import check_integer
 from qsim_kernels import sums
 
-#: Bits in which the products of a group are added exactly.
+#: Bits in which terms, and sums of terms in units of the last bit that is kept, are exact: float64 holds one more.
 _EXACT_BITS = 52
 
 
@@ -90,9 +90,22 @@ class BlockScaled(Accumulator):
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         low_a, low_b = (smallest_exponent_of(fmt, self.operands) for fmt in (a, b))
-        if self.exact and _bits(a) + _bits(b) + math.ceil(math.log2(self.group)) > _EXACT_BITS:
-            raise ValueError(f"products of {brief(a)} and {brief(b)} are too wide to be added exactly")
+        if max(self._bits_of_terms(a, b), self._bits_of_units(a, b)) > _EXACT_BITS:
+            added = "added exactly" if self.exact else f"multiplied exactly by scales in {brief(self.scale)}"
+            raise ValueError(f"products of {brief(a)} and {brief(b)} are too wide to be {added}")
         return sums.BlockScaled(self.block, self.fraction, self.group, self.exact, low_a, low_b, self.scale.grid.exponent)
+
+    def _bits_of_terms(self, a: Format, b: Format) -> int:
+        """The bits of a product, or of an exact sum of products, times its scales."""
+        bits = _bits(a) + _bits(b) + math.ceil(math.log2(self.group)) if self.exact else _significand(a) + _significand(b)
+        return bits + (2 * _significand(self.scale) if self.scale.grid.mantissa else 0)
+
+    def _bits_of_units(self, a: Format, b: Format) -> int:
+        """The bits of a block's sum in units of the last bit that is kept."""
+        # A factor of 2 for each significand, or the largest sum of a group, which does not count for the exponent.
+        most = 2 + math.ceil(math.log2(a.max * b.max * self.group)) if self.exact else 4
+        terms = self.block // self.group if self.exact else self.block
+        return self.fraction + max(most, 1) + math.ceil(math.log2(terms + 1))
 
     def _rows(self) -> list[tuple[str, str]]:
         taken = "any that float32 holds" if self.operands is None else ", ".join(map(brief, self.operands))
@@ -104,6 +117,11 @@ class BlockScaled(Accumulator):
             ("running sum", "fp32, toward_zero"),
             ("operands", taken),
         ]
+
+
+def _significand(fmt: Format) -> int:
+    """The number of bits of a value, without those before the first and behind the last that is not zero."""
+    return _bits(fmt) if isinstance(fmt, Fixed) else fmt.grid.mantissa + 1
 
 
 def _bits(fmt: Format) -> int:

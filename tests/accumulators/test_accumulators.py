@@ -88,6 +88,8 @@ def test_names_are_the_table_of_units() -> None:
         (lambda: BlockScaled(32, 25, 32, "int8"), "BlockScaled: scale must be a floating-point format, got int8"),
         (lambda: BlockScaled(32, 25, 32, operands=("int8",)), "BlockScaled: operands must be signed floating-point formats that float32"),
         (lambda: BlockScaled(64, 35, 16, exact=True).sum_of(BF16, BF16), "products of bf16 and bf16 are too wide to be added exactly"),
+        (lambda: BlockScaled(64, 40, 16, exact=True).sum_of(E4M3, E4M3), "products of e4m3 and e4m3 are too wide to be added exactly"),
+        (lambda: BlockScaled(32, 25, 32, "bf16").sum_of(FP32, FP32), "too wide to be multiplied exactly by scales in bf16"),
         (lambda: resolve("b200_nvfp4").sum_of(E4M3, E4M3), "the unit takes operands in e2m1, got e4m3"),
         (lambda: resolve(Rounded), "an accumulator must be a name or one of qsim.accumulators' values, got <class"),  # type: ignore[arg-type]
         (lambda: Rounded("e9m9"), "unknown format 'e9m9'"),

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import qsim
 from qsim import Stochastic
-from qsim.accumulators import Aligned, Promoted, Rounded, resolve
+from qsim.accumulators import Aligned, BlockScaled, Promoted, Rounded, TwoStep, resolve
 from qsim.formats import format as resolve_format
 from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
-from qsim_kernels.sums import Sum, is_single, noise_indices
+from qsim_kernels.sums import BlockScaled as BlockScaledSum, Sum, is_single, noise_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -30,6 +30,10 @@ SETTINGS = {
     "float32, to nearest": (Aligned(4, 30, rounding="nearest"), "bf16", "bf16"),
     "short in float64": (Aligned(32, 13, "e8m13ieee"), "bf16", "bf16"),
     "wide fraction": (Aligned(64, 40), "fp32", "fp32"),
+    "groups": (BlockScaled(6, 20, 3), "bf16", "fp32"),
+    "groups, exact": (BlockScaled(6, 9, 2, "e5m2", exact=True), "e4m3", "e4m3"),
+    "two steps": (TwoStep(8, 24, 31), "bf16", "bf16"),
+    "two steps apart": (TwoStep(5, 9, 12, apart=True), "fp32", "fp32"),
     "fp16": (Rounded("fp16"), "bf16", "bf16"),
     "fp16, fp32 operands": (Rounded("fp16"), "fp32", "fp32"),
     "bf16": (Rounded("bf16"), "fp32", "fp32"),
@@ -121,6 +125,21 @@ def test_compiled_loops_are_the_reference(setting: str, spread: float, special: 
     from qsim_kernels.compiled import sums as loops
 
     compare(loops, setting, spread, special, (2,))
+
+
+@pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
+@pytest.mark.parametrize(("setting", "scale"), [("groups", "e8m0"), ("groups, exact", "e5m2")])
+@pytest.mark.parametrize("spread", [0.0, 30.0])
+def test_compiled_loops_take_scales(setting: str, scale: str, spread: float) -> None:
+    from qsim_kernels.compiled import sums as loops
+
+    how, formats = sum_of(setting)
+    assert isinstance(how, BlockScaledSum)
+    a, b = operands(formats, 1.0, 0.003, (2,), 20)
+    p, q = (qsim.quantize(torch.exp2(torch.randn(2, lines, -(-20 // how.group)) * spread), scale) for lines in (7, 6))
+    if scale == "e5m2":
+        p[0, 2], q[1, 3, 0], q[1, 4, 1] = 0.0, torch.inf, torch.nan
+    assert_same_bits(computed(loops, a, b, how, scales=(p, q)), computed(reference, a, b, how, scales=(p, q)))
 
 
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")

@@ -11,19 +11,44 @@ from torch import Tensor
 from qsim_kernels.carrier import plan
 from qsim_kernels.compiled.sum_loops import NONE, Course, Onto, Unit, aligned_loop, rounded_loop
 from qsim_kernels.compiled.threads import in_parts
-from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.compiled.two_step_loop import Steps, two_step_loop
+from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.sums import PLAIN, Aligned, Promoted, Rounded, Sum, chunk_sum, is_stochastic, noise_indices, roundings_per_term
+from qsim_kernels.sums import (
+    SINGLE_GRID,
+    Aligned,
+    BlockScaled,
+    Promoted,
+    Rounded,
+    Sum,
+    TwoStep,
+    chunk_sum,
+    is_stochastic,
+    noise_indices,
+    roundings_per_term,
+)  # fmt: skip
 
 
-def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int) -> None:
+def accumulate_into(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    seed: Tensor | None,
+    how: Sum,
+    stream: int,
+    offset: int,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`."""
     if not out.numel() or not a.shape[-1]:
         out.zero_()
         return
-    if isinstance(how, PLAIN):
-        reference.accumulate_into(out, a, b, seed, how, stream, offset)
+    if isinstance(how, BlockScaled) and how.exact:
+        reference.accumulate_into(out, a, b, seed, how, stream, offset, scales)
+        return
+    if isinstance(how, (BlockScaled, TwoStep)):
+        _in_unit(out, a, b, how, scales)
         return
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     result, every = out.view(-1, columns), how.every if isinstance(how, Promoted) else 0
@@ -48,6 +73,28 @@ def accumulate_into(out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how:
         random = (0 if seed is None else int(seed), stream, offset, noise_indices(how, length), short)
         in_parts(lambda first, count: rounded_loop(*arrays, first, count, rows, every, course, random), len(left), columns * length)
     result.copy_(sums)
+    out.copy_(one_nan(out))
+
+
+def _in_unit(out: Tensor, a: Tensor, b: Tensor, how: BlockScaled | TwoStep, scales: tuple[Tensor, Tensor] | None) -> None:
+    """Sums whose operands contain their scales, if they have some: factors of the values, whose exponents are added."""
+    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
+    operands, exponents = [_as_double(a), _as_double(b.mT)], []
+    for i, low in enumerate((how.low_a, how.low_b)):
+        exponents.append(_exponents(operands[i], low))
+        if scales is not None:
+            assert isinstance(how, BlockScaled)
+            factors = _as_double(scales[i]).repeat_interleave(how.group, -1)[..., :length]
+            exponents[i] += _exponents(factors, how.low_scale)
+            operands[i] = operands[i] * factors
+    shapes, result = ((-1, length), (-1, columns, length)), out.view(-1, columns)
+    arrays = [result.numpy(), *(x.reshape(shape).numpy() for x, shape in zip((*operands, *exponents), shapes * 2, strict=True))]
+    if isinstance(how, TwoStep):
+        steps = Steps(how.block, how.fraction, how.second, how.apart)
+        in_parts(lambda first, count: two_step_loop(*arrays, first, count, rows, steps), len(result), columns * length)
+    else:
+        unit = _unit(Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b))
+        in_parts(lambda first, count: aligned_loop(*arrays, first, count, rows, 0, unit), len(result), columns * length)
     out.copy_(one_nan(out))
 
 

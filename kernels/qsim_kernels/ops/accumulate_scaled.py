@@ -1,4 +1,4 @@
-"""The operator that multiplies matrices whose operands have scales along the sum: schema, fake implementation, one for every device."""
+"""The operator that multiplies matrices whose operands have scales along the sum: schema, fake implementation, one per backend."""
 
 from __future__ import annotations
 
@@ -8,50 +8,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.ops.backend import library
+from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
-from qsim_kernels.reference.sums import accumulate_into
 from qsim_kernels.sums import BlockScaled, Promoted, read_sum
 
 
-def accumulate_scaled(
-    a: Tensor,
-    b: Tensor,
-    scales_a: Tensor,
-    scales_b: Tensor,
-    shared: Sequence[int],
-    seed: Tensor | None,
-    how: str,
-    stream: int,
-    offset: int,
-    chip: str = "auto",
-) -> Tensor:
-    """The product of matrices `[…, M, K]` and `[…, K, N]` with scales of their short sums; see `qsim_kernels.sums`.
+class Implementation(OnBackend):
+    """The operator on one backend, whose `accumulate_into(out, a, b, seed, sum, stream, offset, scales)` fills a contiguous result."""
 
-    Args:
-        a: The left matrices.
-        b: The right matrices.
-        scales_a: The scales of the left operand, `[…, lines, sums]`.
-        scales_b: Those of the right operand.
-        shared: How many rows and how many short sums share a scale of the left operand, and how many columns and short sums one of the
-            right operand.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        how: A promoted or a block-scaled sum, spelled; the groups of the latter are its short sums.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first random number.
-        chip: Whether the chip itself may compute the short sums, as for `accumulate`.
-    """
-    out, described = _result(a, b, scales_a, scales_b, shared, how)
-    left, right = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
-    if isinstance(described, Promoted):
-        accumulate_scaled_into(out, a, b, left, right, seed, described, stream, offset, chip)
+    def accumulate_scaled(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scales_a: Tensor,
+        scales_b: Tensor,
+        shared: Sequence[int],
+        seed: Tensor | None,
+        how: str,
+        stream: int,
+        offset: int,
+        chip: str = "auto",
+    ) -> Tensor:
+        """The product of matrices `[…, M, K]` and `[…, K, N]` with scales of their short sums; see `qsim_kernels.sums`.
+
+        Args:
+            a: The left matrices.
+            b: The right matrices.
+            scales_a: The scales of the left operand, `[…, lines, sums]`.
+            scales_b: Those of the right operand.
+            shared: How many rows and how many short sums share a scale of the left operand, and how many columns and short sums one of
+                the right operand.
+            seed: A 0-d int64 tensor, needed only for stochastic rounding.
+            how: A promoted or a block-scaled sum, spelled; the groups of the latter are its short sums.
+            stream: Which of the seed's streams of random bits to use.
+            offset: Logical index of the first random number.
+            chip: Whether the chip itself may compute the short sums, as for `accumulate`.
+        """
+        out, described = _result(a, b, scales_a, scales_b, shared, how)
+        left, right = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
+        if isinstance(described, Promoted):
+            accumulate_scaled_into(out, a, b, left, right, seed, described, stream, offset, chip)
+            return out
+        if chip == "require":
+            raise RuntimeError("accumulate: chip='require': no chip is known to add like this accumulator")
+        groups = -(-a.shape[-1] // described.group)
+        scales = left.whole(a.shape[-2], groups), right.whole(b.shape[-1], groups)
+        self._backend.accumulate_into(out, a, b, seed, described, stream, offset, scales)
         return out
-    if chip == "require":
-        raise RuntimeError("accumulate: chip='require': no chip is known to add like this accumulator")
-    groups = -(-a.shape[-1] // described.group)
-    accumulate_into(out, a, b, seed, described, stream, offset, (left.whole(a.shape[-2], groups), right.whole(b.shape[-1], groups)))
-    return out
 
 
 def _result(
@@ -76,6 +80,15 @@ def _fake(
     return _result(a, b, scales_a, scales_b, shared, how)[0]
 
 
-library.define(schema_of(accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
-library.impl("accumulate_scaled", accumulate_scaled, "CompositeExplicitAutograd")
+library.define(schema_of(Implementation("").accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def register(backend: str, key: str) -> None:
+    """Make a backend's module the implementation for a dispatch key; it is imported when the operator first runs."""
+    library.impl("accumulate_scaled", Implementation(backend).accumulate_scaled, key)
+
+
+register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
+if HAS_NUMBA:
+    register("qsim_kernels.compiled.sums", "CPU")
 torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)

@@ -115,10 +115,12 @@ def _products(operands: Operands, low_a: int, low_b: int) -> Iterator[Term]:
 
 def _scaled(operands: Operands, first: int, how: BlockScaled) -> Iterator[Term]:
     """The products of a group times its scales, or the sum of these."""
-    terms = list(_products(operands.part(first, how.group), how.low_a, how.low_b))
+    part = operands.part(first, how.group)
     if how.exact:
-        value = torch.stack([term.value for term in terms]).sum(0)
+        value = (part.a * part.b).sum(0)
         terms = [Term(value, torch.where(value == 0, _NONE, 0))]
+    else:
+        terms = list(_products(part, how.low_a, how.low_b))
     if operands.scales is None:
         yield from terms
         return

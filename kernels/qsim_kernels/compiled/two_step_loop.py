@@ -1,0 +1,103 @@
+"""Products of matrices whose sums have two steps, in a loop compiled by Numba; see `TwoStep` in `qsim_kernels.sums`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from qsim_kernels.carrier import DOUBLE
+from qsim_kernels.compiled.loops.bits import as_double, as_long
+
+_MANTISSA, _BIAS = DOUBLE.mantissa, DOUBLE.bias
+#: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that stands for infinity's.
+_LEAST_PRODUCT, _LEAST_RUNNING, _ABOVE = -300, -126, 512
+#: From here on products are infinite.
+_BEYOND = 2.0**128
+_i64: Any = np.int64
+_f32: Any = np.float32
+
+
+class Steps(NamedTuple):
+    """The numbers of a `TwoStep` sum."""
+
+    block: int
+    fraction: int
+    second: int
+    apart: bool
+
+
+@numba.njit(error_model="numpy")
+def _power(exponent):
+    """A power of two."""
+    return as_double(_i64(exponent + _BIAS) << _MANTISSA)
+
+
+@numba.njit(error_model="numpy")
+def _rounded_down(x, exponent):
+    """A number rounded down to a multiple of a power of two."""
+    return np.floor(x * _power(-exponent)) * _power(exponent)
+
+
+@numba.njit(error_model="numpy")
+def _largest(exponents_a, exponents_b, first, stop):
+    """The largest exponent of every other product."""
+    found = _i64(_LEAST_PRODUCT)
+    for k in range(first, stop, 2):
+        found = max(found, _i64(exponents_a[k]) + _i64(exponents_b[k]))
+    return found
+
+
+@numba.njit(error_model="numpy")
+def _truncated_sum(a, b, first, stop, exponent):
+    """The exact sum of every other product, each truncated to a multiple of a power of two."""
+    up, units = _power(-exponent), 0.0
+    for k in range(first, stop, 2):
+        product = a[k] * b[k]
+        units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
+    return units * _power(exponent)
+
+
+@numba.njit(error_model="numpy")
+def _two_step(a, b, exponents_a, exponents_b, how):
+    """One sum."""
+    total = 0.0
+    for start in range(0, len(a), how.block):
+        stop = min(start + how.block, len(a))
+        even, odd = _largest(exponents_a, exponents_b, start, stop), _largest(exponents_a, exponents_b, start + 1, stop)
+        top = max(even, odd)
+        if not how.apart:
+            even, odd = top, top
+        first = _truncated_sum(a, b, start, stop, even - how.fraction)
+        second = _truncated_sum(a, b, start + 1, stop, odd - how.fraction)
+        products = _rounded_down(first, top - how.fraction) + _rounded_down(second, top - how.fraction)
+        running = min(max((as_long(total) >> _MANTISSA & 0x7FF) - _BIAS, _LEAST_RUNNING), _ABOVE)
+        top = max(top, running)
+        kept = _rounded_down(total, top - how.fraction)
+        if how.apart and running < top - how.fraction - 1 and np.isfinite(total):
+            kept = 0.0
+        # The sum of two zeros of either sign is +0.
+        total = np.float64(_f32(_rounded_down(products, top - how.second) + kept + 0.0))
+    return total
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def two_step_loop(out, a, b, exponents_a, exponents_b, first, count, rows, how):
+    """Write some rows of a product.
+
+    Args:
+        out: `[batch * rows, columns]`, float32.
+        a: `[batch * rows, length]`, float64.
+        b: `[batch, columns, length]`, float64.
+        exponents_a: Exponents of `a`, int16.
+        exponents_b: Exponents of `b`, int16.
+        first: The first row.
+        count: The number of rows.
+        rows: The number of rows of a matrix.
+        how: `Steps`.
+    """
+    for row in range(first, first + count):
+        batch = row // rows
+        for column in range(b.shape[1]):
+            out[row, column] = _two_step(a[row], b[batch, column], exponents_a[row], exponents_b[batch, column], how)
