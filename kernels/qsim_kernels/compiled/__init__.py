@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from qsim_kernels import reference
-from qsim_kernels.carrier import DOUBLE, Plan, plan
+from qsim_kernels.carrier import DOUBLE, plan
 from qsim_kernels.compiled import tables
-from qsim_kernels.compiled.jobs import Values, packed
+from qsim_kernels.compiled.jobs import pack_values
 from qsim_kernels.compiled.native import check
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
@@ -29,6 +29,26 @@ _QUANTIZE = Loop("values", "quantize")
 
 def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Round `x` onto a grid, into `out`, which may be `x` itself; see `qsim_kernels.reference.quantize_into`."""
+    rounding = _rounding(grid, rule, x.dtype, out.dtype)
+    if rounding is None or not (x.is_contiguous() and out.is_contiguous()):
+        _quantize_copies(out, x, seed, grid, rule, stream, offset)
+        return
+    job = pack_values(out.data_ptr(), x.data_ptr(), *rounding, 0 if seed is None else seed.item(), stream, offset)
+    _QUANTIZE.share(job, x.numel())
+
+
+@lru_cache(maxsize=4096)
+def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
+    """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
+    how = plan(grid, wide=False)
+    if how.carrier == DOUBLE or source not in _STORED or target not in _STORED:
+        return None
+    loop, numbers, _ = strip(how, rule)
+    return target == torch.bfloat16, source == torch.bfloat16, loop, numbers
+
+
+def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
+    """Round by way of tensors that the loop reads and writes, or in plain torch."""
     how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
     if how.carrier == DOUBLE:
         reference.quantize_into(out, x, seed, grid, rule, stream, offset)
@@ -36,16 +56,9 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
     given = (x if x.dtype in _STORED else x.to(torch.float32)).contiguous()
     held = out.dtype if out.dtype in _STORED else torch.float32
     result = out if out.dtype == held and out.is_contiguous() else torch.empty_like(given, dtype=held)
-    _round(result, given, None if seed is None else int(seed), how, rule, stream, offset)
+    quantize_into(result, given, seed, grid, rule, stream, offset)
     if result is not out:
         out.copy_(as_values(result.view(torch.int32), how, out.dtype) if out.dtype != held else result)
-
-
-def _round(out: Tensor, x: Tensor, seed: int | None, how: Plan, rule: Rule, stream: int, offset: int) -> None:
-    """Round between contiguous tensors of float32 or bfloat16."""
-    loop, numbers, _ = strip(how, rule)
-    where = out.data_ptr(), x.data_ptr(), out.element_size() == 2, x.element_size() == 2
-    _QUANTIZE.share(packed(Values(*where, loop, numbers, seed or 0, stream, offset)), x.numel())
 
 
 def encode_into(

@@ -255,6 +255,10 @@ class Update(NamedTuple):
     second_stream: int
 
 
+#: A `Values` in memory, given its numbers: small tensors need it often.
+pack_values = struct.Struct(f"{len(Values._fields)}q").pack
+
+
 def packed(job: tuple[int, ...]) -> bytes:
     """A job in memory, as `Loop.run` takes it."""
     return struct.pack(f"{len(job)}q", *job)

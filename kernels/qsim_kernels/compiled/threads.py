@@ -40,8 +40,7 @@ class Loop(Native):
 
     def share(self, job: bytes, count: int, row: int = 1, part: int | None = None) -> None:
         """Run the loop over a number of elements, or of rows of `row` elements; threads take parts of them."""
-        threads = torch.get_num_threads()
-        if threads == 1 or count * row <= GRAIN:
+        if count * row <= GRAIN or (threads := torch.get_num_threads()) == 1:
             self.run(job, 0, count)
             return
         work = stored(Work(0, part or max(_PART // row, 1), count, self.address, address_of(job)))

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _dispatch_keys, _dispatch_tls_local_include_set, _is_torch_function_mode_enabled
 from torch.autograd import profiler
+from torch.compiler import is_dynamo_compiling
 
 from qsim_kernels.ops import accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
@@ -59,12 +61,12 @@ _of_tensors: dict[int, Operators] = {}
 
 def operators(*tensors: Tensor | None) -> Operators:
     """The operators for some tensors, and for what is computed from them: direct if nobody could tell the difference."""
-    if torch.compiler.is_dynamo_compiling() or profiler._is_profiler_enabled or torch._C._is_torch_function_mode_enabled():
+    if is_dynamo_compiling() or profiler._is_profiler_enabled or _is_torch_function_mode_enabled():
         return DISPATCHED
-    of_thread = torch._C._dispatch_tls_local_include_set()
-    is_eager = _of_threads.get(of_thread.raw_repr())
+    thread = _dispatch_tls_local_include_set().raw_repr()
+    is_eager = _of_threads.get(thread)
     if is_eager is None:
-        is_eager = _of_threads[of_thread.raw_repr()] = _names(of_thread) <= _EAGER
+        is_eager = _of_threads[thread] = _names(_dispatch_tls_local_include_set()) <= _EAGER
     if not is_eager:
         return DISPATCHED
     found = None
@@ -73,8 +75,8 @@ def operators(*tensors: Tensor | None) -> Operators:
             continue
         if type(x) not in _CLASSES:
             return DISPATCHED
-        keys = torch._C._dispatch_keys(x)
-        ops = _of_tensors.get(keys.raw_repr()) or _found(keys)
+        keys = _dispatch_keys(x).raw_repr()
+        ops = _of_tensors.get(keys) or _found(x)
         if found is not None and ops is not found:
             return DISPATCHED
         found = ops
@@ -88,8 +90,9 @@ def operators_of_lists(*lists: Sequence[Tensor]) -> Operators:
     return operators(*(tensors[0] for tensors in lists))
 
 
-def _found(keys: Any) -> Operators:
-    """The operators for tensors with some dispatch keys."""
+def _found(x: Tensor) -> Operators:
+    """The operators for tensors with the dispatch keys of this one."""
+    keys = _dispatch_keys(x)
     names, found = _names(keys), DISPATCHED
     for backend in _BACKENDS:
         if backend in names and names <= {backend, f"Autograd{backend}", f"Autocast{backend}", "ADInplaceOrView"}:

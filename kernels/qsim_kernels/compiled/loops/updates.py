@@ -36,17 +36,14 @@ def adam(job_at, start, count):
         _begin(job, at, size, weight, grad)
         _read(first, job[2], at, size, job[8])
         _read(second, job[3], at, size, job[8])
-        for i in range(size):
-            first[i] = _f32(_f32(first[i] * keep1) + _f32(grad[i] * fresh1))
-            second[i] = _f32(_f32(second[i] * keep2) + _f32(_f32(grad[i] * grad[i]) * fresh2))
-        spread = second
         if job[4]:
             _read(largest, job[4], at, size, job[8])
-            for i in range(size):
-                largest[i] = second[i] if second[i] > largest[i] or np.isnan(second[i]) else largest[i]
-            spread = largest
         for i in range(size):
-            change[i] = _f32(_f32(first[i] / _f32(_f32(root(spread[i]) * factor) + epsilon)) * rate)
+            first[i] = _f32(_f32(first[i] * keep1) + _f32(grad[i] * fresh1))
+            second[i] = spread = _f32(_f32(second[i] * keep2) + _f32(_f32(grad[i] * grad[i]) * fresh2))
+            if job[4]:
+                largest[i] = spread = spread if spread > largest[i] or np.isnan(spread) else largest[i]
+            change[i] = _f32(_f32(first[i] / _f32(_f32(root(spread) * factor) + epsilon)) * rate)
         _finish(job, at, size, index, weight, change)
         _write(job, 2, job[2], at, size, index, first, 1)
         _write(job, 2, job[3], at, size, index, second, 2)
