@@ -147,7 +147,7 @@ def test_compiled_loops_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are split among threads, also where their random bits do not begin a Philox block."""
     from qsim_kernels.compiled import sums as loops, threads
 
-    monkeypatch.setattr(threads, "_SHARE", 1 << 8)
+    monkeypatch.setattr(threads, "GRAIN", 1 << 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     how, formats = sum_of("stochastic")
     a, b = operands(formats, 1.0, 0.0, (3,))
