@@ -28,6 +28,7 @@ extensions = [
     "listed_studies",
     "printed",
     "reports",
+    "stacked",
 ]
 exclude_patterns = ["_build", "_drawn"]
 

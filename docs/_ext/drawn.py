@@ -7,8 +7,8 @@
     ```
 
 runs `draw()` of `docs/figures/ramp.py`, which returns a matplotlib figure. Several names put figures side by side, or below one another
-where the page is narrow. With `:paper:` it is drawn once, on white: for figures that have
-colours of their own.
+where the page is narrow. `ramp.nearest` is a part of a figure, a panel that can move: it runs `draw("nearest")`. With `:paper:` a figure is
+drawn once, on white: for figures that have colours of their own.
 
 Each file records which script and theme it was drawn from. The build takes the file in `docs/_static` if there is one whose script has not
 changed since; otherwise it draws the figure into `docs/_drawn`, which git ignores. The README's figures are committed, and so should be any
@@ -69,7 +69,7 @@ class Drawn(SphinxDirective):
         source = Path(self.env.srcdir)
         figure = nodes.figure(classes=["drawn"])
         for name in self.arguments:
-            self.env.note_dependency(str(_script(source, name)))
+            self.env.note_dependency(str(script_of(source, name)))
             for theme in ["light"] if "paper" in self.options else THEMES:
                 target = current(source, name, theme)
                 classes = [] if "paper" in self.options else [f"only-{theme}"]
@@ -85,12 +85,12 @@ class Drawn(SphinxDirective):
 
 def current(source: Path, name: str, theme: str) -> Path:
     """The file of a figure: the committed one or the last one drawn, if its inputs are unchanged, otherwise a new one."""
-    script = _script(source, name)
+    script = script_of(source, name)
     committed, drawn = (source / folder / f"{name}-{theme}.svg" for folder in ("_static", "_drawn"))
     for target in (committed, drawn):
         if is_current(target, script, theme):
             return target
-    draw(script, drawn, theme)
+    draw(script, drawn, theme, part=part_of(name))
     return drawn
 
 
@@ -113,14 +113,14 @@ def inputs(script: Path, theme: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def draw(script: Path, target: Path, theme: str, *, transparent: bool = True) -> None:
+def draw(script: Path, target: Path, theme: str, *, part: str = "", transparent: bool = True) -> None:
     """Runs a script's `draw()` in the colours of a theme and writes the figure that it returns."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     target.parent.mkdir(exist_ok=True)
     with mpl.rc_context({**_SHARED, **_colours(*THEMES[theme])}), _one_thread():
-        figure = runpy.run_path(str(script))["draw"]()
+        figure = runpy.run_path(str(script))["draw"](*filter(None, [part]))
         figure.savefig(target, metadata={"Date": None, "Source": inputs(script, theme)}, transparent=transparent)
     mpl.pyplot.close(figure)
 
@@ -138,8 +138,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _script(source: Path, name: str) -> Path:
-    return source / "figures" / f"{name}.py"
+def script_of(source: Path, name: str) -> Path:
+    """The script that draws a figure or a part of it."""
+    return source / "figures" / f"{name.partition('.')[0]}.py"
+
+
+def part_of(name: str) -> str:
+    """The part of a figure; empty for a whole one."""
+    return name.partition(".")[2]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -150,6 +156,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 if __name__ == "__main__":
     name, folder = sys.argv[1:]
-    script = _script(Path(__file__).parents[1], name)
+    script = script_of(Path(__file__).parents[1], name)
     for theme in THEMES:  # the light one on white, which is shown where a page cannot choose between the two
-        draw(script, Path(folder) / f"{name}-{theme}.svg", theme, transparent=theme != "light")
+        draw(script, Path(folder) / f"{name}-{theme}.svg", theme, part=part_of(name), transparent=theme != "light")

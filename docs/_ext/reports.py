@@ -1,4 +1,4 @@
-"""Reports of studies on the site: figures for light and dark pages, and tables that become cards on a phone.
+"""Reports of studies on the site: figures for light and dark pages.
 
 A report is plain Markdown, which shows its figures in any viewer. Next to `NAME.svg` is `NAME-dark.svg`; here, each theme shows its own,
 and figures without text between them are put next to one another, or below one another where the page is narrow.
@@ -30,18 +30,6 @@ class Themed(SphinxTransform):
                 paragraph.replace_self(_figure(images))
 
 
-class Stacked(SphinxTransform):
-    """Stack the cells of tables with claims on a phone."""
-
-    default_priority = 400
-
-    def apply(self, **_: Any) -> None:
-        """Mark these tables."""
-        for table in self.document.findall(nodes.table):
-            if next(table.findall(nodes.entry)).astext() == "where":
-                table["classes"].append("stacked")
-
-
 def _dark(image: nodes.image) -> str:
     return str(image["uri"]).removesuffix(".svg") + "-dark.svg"
 
@@ -57,5 +45,4 @@ def _figure(images: list[nodes.image]) -> nodes.figure:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension; called by Sphinx."""
     app.add_transform(Themed)
-    app.add_transform(Stacked)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

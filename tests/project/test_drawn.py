@@ -47,7 +47,7 @@ def times_drawn(source: Path) -> int:
 @pytest.mark.parametrize("file", sorted((DOCS / "_static").glob("*.svg")), ids=lambda file: file.name)
 def test_committed_figures_are_current(file: Path) -> None:
     name, theme = file.stem.rsplit("-", 1)
-    assert drawn.is_current(file, DOCS / "figures" / f"{name}.py", theme), f"run: python docs/_ext/drawn.py {name} docs/_static"
+    assert drawn.is_current(file, drawn.script_of(DOCS, name), theme), f"run: python docs/_ext/drawn.py {name} docs/_static"
 
 
 def test_a_figure_is_drawn_once(source: Path) -> None:

@@ -1,0 +1,42 @@
+"""Tables of prose that become cards on a phone: those with the class `stacked`, and the claims in reports of studies.
+
+The first cell of a row is the heading of a card. Before the others stands the heading of their column, which wide pages hide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+
+class Stacked(SphinxTransform):
+    """Mark the tables of claims, and label the cells of all such tables."""
+
+    default_priority = 400
+
+    def apply(self, **_: Any) -> None:
+        """Change all tables of a page."""
+        for table in self.document.findall(nodes.table):
+            headings, *rows = [[*row.children] for row in table.findall(nodes.row)]
+            titles = [heading.astext() for heading in headings]
+            if titles[0] == "where":
+                table["classes"].append("stacked")
+            if "stacked" in table["classes"]:
+                for row in rows:
+                    for title, cell in list(zip(titles, row, strict=True))[1:]:
+                        _label(cell, title)
+
+
+def _label(cell: nodes.Node, title: str) -> None:
+    first = next(iter(cell.findall(nodes.paragraph)), None)
+    if title and first is not None:
+        first.insert(0, nodes.inline("", f"{title}: ", classes=["label"]))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the extension; called by Sphinx."""
+    app.add_transform(Stacked)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
