@@ -67,7 +67,7 @@ class Aligned(Accumulator):
             object.__setattr__(self, name, value)
         names = None if self.operands is None else tuple(map(brief, self.operands))
         options = {"out": (brief(self.out), "fp32"), "rounding": (rounding, "toward_zero"), "operands": (names, None)}
-        self._derive(call_of("Aligned", str(block), str(fraction), **options), False, block)
+        self._derive(call_of("Aligned", str(block), str(fraction), **options), is_stochastic=False, step=block)
 
     @property
     def taken(self) -> tuple[Float, ...] | None:

@@ -75,7 +75,7 @@ class Accumulator:
         """The number of products between two places where scales of operands may change inside the sum; 0 if they may not."""
         return 0
 
-    def _derive(self, text: str, is_stochastic: bool, step: int) -> None:
+    def _derive(self, text: str, *, is_stochastic: bool, step: int) -> None:
         for name, value in (("text", text), ("is_stochastic", is_stochastic), ("step", step)):
             object.__setattr__(self, name, value)
 

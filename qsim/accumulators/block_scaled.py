@@ -76,7 +76,9 @@ class BlockScaled(Accumulator):
             object.__setattr__(self, name, value)
         names = None if self.operands is None else tuple(map(brief, self.operands))
         options = {"exact": (exact, False), "operands": (names, None)}
-        self._derive(call_of("BlockScaled", str(block), str(fraction), str(group), repr(brief(fmt)), **options), False, block)
+        self._derive(
+            call_of("BlockScaled", str(block), str(fraction), str(group), repr(brief(fmt)), **options), is_stochastic=False, step=block
+        )
 
     @property
     def taken(self) -> tuple[Float, ...] | None:

@@ -52,7 +52,7 @@ class Promoted(Accumulator):
         object.__setattr__(self, "every", every)
         names = [found.label] if found.label else [name for name, unit in _INNER.items() if unit == found]
         text = repr(names[0]) if names else repr(found)
-        self._derive(f"Promoted({text}, {every})", found.is_stochastic, every)
+        self._derive(f"Promoted({text}, {every})", is_stochastic=found.is_stochastic, step=every)
 
     @property
     def taken(self) -> tuple[Float, ...] | None:

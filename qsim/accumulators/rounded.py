@@ -80,7 +80,7 @@ class Rounded(Accumulator):
             raise ValueError(f"Rounded: product= is for chunk=1: within a chunk a matrix unit adds exact products, got chunk={chunk}")
         for fmt in (of_sum, *([] if of_product is None else [of_product])):
             _check_format(fmt, how.rule("saturate"))
-        self._derive(self._call(), how.is_stochastic, chunk)
+        self._derive(self._call(), is_stochastic=how.is_stochastic, step=chunk)
 
     def _call(self) -> str:
         rounding = repr(self.rounding) if isinstance(self.rounding, Stochastic) else str(self.rounding)

@@ -64,7 +64,7 @@ class TwoStep(Accumulator):
             object.__setattr__(self, name, value)
         names = None if self.operands is None else tuple(map(brief, self.operands))
         options = {"apart": (apart, False), "operands": (names, None)}
-        self._derive(call_of("TwoStep", str(block), str(fraction), str(second), **options), False, block)
+        self._derive(call_of("TwoStep", str(block), str(fraction), str(second), **options), is_stochastic=False, step=block)
 
     @property
     def taken(self) -> tuple[Float, ...] | None:

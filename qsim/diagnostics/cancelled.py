@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from qsim.diagnostics.arrivals import Arrival, is_capturing
+from qsim.diagnostics.async_copy import HostCopy, is_capturing
 from qsim.diagnostics.collecting import aside
 from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
@@ -75,7 +75,7 @@ class CancelledUpdates:
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
         self._before: dict[Tensor, Before] = {}
-        self._pending: list[tuple[int, list[tuple[str, int]], list[Arrival]]] = []
+        self._pending: list[tuple[int, list[tuple[str, int]], list[HostCopy]]] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
@@ -111,8 +111,8 @@ class CancelledUpdates:
         for number, count in enumerate(counts):
             by_device.setdefault(count.device, []).append(number)
         ordered = [names[number] for numbers in by_device.values() for number in numbers]
-        arrivals = [Arrival(torch.stack([counts[number] for number in numbers])) for numbers in by_device.values()]
-        self._pending.append((self._steps, ordered, arrivals))
+        copies = [HostCopy(torch.stack([counts[number] for number in numbers])) for numbers in by_device.values()]
+        self._pending.append((self._steps, ordered, copies))
         self._arrive(wait=False)
 
     def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
@@ -127,9 +127,9 @@ class CancelledUpdates:
         raise AssertionError("the parameter is one of the optimizer's")
 
     def _arrive(self, wait: bool) -> None:
-        while self._pending and (wait or all(arrival.is_here for arrival in self._pending[0][2])):
-            step, names, arrivals = self._pending.pop(0)
-            rows = [row for arrival in arrivals for row in arrival.read().tolist()]
+        while self._pending and (wait or all(copy.is_here for copy in self._pending[0][2])):
+            step, names, copies = self._pending.pop(0)
+            rows = [row for copy in copies for row in copy.read().tolist()]
             self._found += [Updates(name, step, elements, *row) for (name, elements), row in zip(names, rows, strict=True)]
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qsim.diagnostics.arrivals import Arrival
+from qsim.diagnostics.async_copy import HostCopy
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
 from qsim.formats import Format
@@ -141,11 +141,11 @@ class Pending:
         collector.is_open = False
         self._step, self._never_called = step, never_called
         self._labels = {place: label(place) for place, _ in collector.tallies}
-        self._parts: list[tuple[list[Source], Arrival, Arrival]] = []
+        self._parts: list[tuple[list[Source], HostCopy, HostCopy]] = []
         for device in dict.fromkeys(device for _, device in collector.tallies):
             own = {place: tally for (place, where), tally in collector.tallies.items() if where == device}
             counts, sums = (torch.stack([getattr(tally, name) for tally in own.values()]) for name in ("counts", "sums"))
-            self._parts.append((list(own), Arrival(counts), Arrival(sums)))
+            self._parts.append((list(own), HostCopy(counts), HostCopy(sums)))
 
     @property
     def has_arrived(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from qsim.diagnostics.arrivals import is_capturing
+from qsim.diagnostics.async_copy import is_capturing
 from qsim.nn.product import observers
 from qsim.nn.product.observers import Observer
 

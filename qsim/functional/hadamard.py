@@ -68,12 +68,12 @@ class Hadamard:
 
     def wide(self, x: Tensor, dim: int = -1) -> Tensor:
         """The transform in the dtype in which it is computed."""
-        return _turned(x, self, dim_of("Hadamard", dim, x.shape), False)
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), inverse=False)
 
     def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
         """The arguments of the transform."""
         check_input("Hadamard", x)
-        return _turned(x, self, dim_of("Hadamard", dim, x.shape), True).to(x.dtype)
+        return _turned(x, self, dim_of("Hadamard", dim, x.shape), inverse=True).to(x.dtype)
 
 
 class _Turned(torch.autograd.Function):
@@ -93,7 +93,7 @@ class _Turned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         transform, dim, inverse, dtype = ctx.facts
-        return _turned(gradients[0], transform, dim, not inverse).to(dtype), None, None, None
+        return _turned(gradients[0], transform, dim, inverse=not inverse).to(dtype), None, None, None
 
 
 class _ForwardTurned(_Turned):
@@ -101,10 +101,11 @@ class _ForwardTurned(_Turned):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _turned(tangents[0], *ctx.facts[:3])
+        transform, dim, inverse, _ = ctx.facts
+        return _turned(tangents[0], transform, dim, inverse=inverse)
 
 
-def _turned(x: Tensor, transform: Hadamard, dim: int, inverse: bool) -> Tensor:
+def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tensor:
     function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
     return function.apply(x, transform, dim, inverse)  # type: ignore[no-any-return,no-untyped-call]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
 from qsim.optim import accumulators, quantized_checks as checks
 from qsim.optim.noise import StepNoise
-from qsim.optim.pieces import round_into
+from qsim.optim.rounding import round_into
 from qsim.optim.seeds import DrawsSeed
 from qsim.optim.wrapper import Wrapper
 from qsim.random import shards

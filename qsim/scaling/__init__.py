@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from qsim.scaling.base import Rule, Scaling, Tensor
 from qsim.scaling.given import Delayed, Given
-from qsim.scaling.pieces import Blocks, Channel, Tiles
+from qsim.scaling.tiling import Blocks, Channel, Tiles
 from qsim.text.parsing import read_call
 
 __all__ = ["Blocks", "Channel", "Delayed", "Given", "Rule", "Scaling", "Tensor", "Tiles", "resolve"]

@@ -118,7 +118,7 @@ class FixedPoint(Number):
     @property
     def format(self) -> Fixed:
         """The number as a format of qsim, with its limits even if `clamp` is false. There is none for words of more than 32 bits."""
-        return _fixed(self.wl, self.fl, self.symmetric)
+        return _fixed(self.wl, self.fl, symmetric=self.symmetric)
 
     def limits(self, dtype: torch.dtype) -> tuple[float, float]:
         """Return the smallest and the largest number, rounded to a dtype.
@@ -132,7 +132,7 @@ class FixedPoint(Number):
             >>> FixedPoint(8, 4).limits(torch.float32), FixedPoint(32, 16).limits(torch.float32)
             ((-8.0, 7.9375), (-32768.0, 32768.0))
         """
-        return _limits(self.wl, self.fl, self.symmetric, dtype)
+        return _limits(self.wl, self.fl, dtype, symmetric=self.symmetric)
 
     def round(self, x: Tensor, rounding: str | Rounding = "stochastic", *, seed: int | Tensor | None = None, stream: int = 0) -> Tensor:  # noqa: D102 (documented above)
         check_input("FixedPoint", x)
@@ -213,7 +213,7 @@ class BlockFloatingPoint(Number):
     @property
     def format(self) -> Fixed:
         """The format of the integers, scaled to magnitudes below 2. There is none for words of more than 32 bits."""
-        return _fixed(self.wl, self.wl - 2, True)
+        return _fixed(self.wl, self.wl - 2, symmetric=True)
 
     @property
     def scale(self) -> scaling.Scaling:
@@ -227,7 +227,7 @@ class BlockFloatingPoint(Number):
         # In float64, because float32 cannot hold a small number divided by a large block's power of two.
         powers = self._powers(x.detach().double())
         steps = _rounded_to_steps(x.double() / powers, self.wl - 2, rounding, seed, stream)
-        return (_clamped(steps, _limits(self.wl, self.wl - 2, True, torch.float64)) * powers).to(x.dtype)
+        return (_clamped(steps, _limits(self.wl, self.wl - 2, torch.float64, symmetric=True)) * powers).to(x.dtype)
 
     def _powers(self, x: Tensor) -> Tensor:
         """Return `2**floor(log2 a)` of each block's largest magnitude `a`: NaN if that is not finite, 1 if it is zero."""
@@ -246,7 +246,7 @@ def _is_long(owner: str, wl: int, dtype: torch.dtype) -> bool:
     return wl > _QUANTIZED.get(dtype, wl)
 
 
-def _limits(wl: int, fl: int, symmetric: bool, dtype: torch.dtype) -> tuple[float, float]:
+def _limits(wl: int, fl: int, dtype: torch.dtype, *, symmetric: bool) -> tuple[float, float]:
     """Return the limits of a fixed-point range, rounded to nearest in a dtype; beyond the dtype's range they are infinite."""
     facts = torch.finfo(dtype)
     power = wl - fl - 1
@@ -260,7 +260,7 @@ def _rounded_to_steps(x: Tensor, fl: int, rounding: str | Rounding, seed: int | 
     # The remainder of a division by two steps is exact, and has the number's parity and no more bits than it: all sums are exact.
     # The gradient goes through the remainder.
     remainder = torch.fmod(x, 2.0 ** (1 - fl))
-    steps = quantize(remainder, _fixed(3, fl, True), rounding=rounding, seed=seed, stream=stream)
+    steps = quantize(remainder, _fixed(3, fl, symmetric=True), rounding=rounding, seed=seed, stream=stream)
     return torch.where(x.isinf(), x, (x - remainder).detach() + steps)
 
 
@@ -270,7 +270,7 @@ def _clamped(x: Tensor, limits: tuple[float, float]) -> Tensor:
     return x.detach().clamp(*limits) + (finite - finite.detach())
 
 
-def _fixed(bits: int, fraction: int, symmetric: bool) -> Fixed:
+def _fixed(bits: int, fraction: int, *, symmetric: bool) -> Fixed:
     return _made(Fixed, bits, fraction, True, symmetric)
 
 

@@ -94,7 +94,7 @@ class Gradients:
         for i, batch in enumerate(self._batches):
             found = [_Spread() for _ in means]
             for _ in range(draws):
-                for spread, gradient in zip(found, self._pass(batch, redraw_weights), strict=True):
+                for spread, gradient in zip(found, self._pass(batch, redraw_weights=redraw_weights), strict=True):
                     spread.add(gradient)
             for k, spread in enumerate(found):
                 means[k][i] = spread.mean
@@ -118,15 +118,15 @@ class Gradients:
 
     def _in_full_precision(self) -> list[Tensor]:
         self._state.set_points([FivePoint()] * len(self._weights.layers))
-        rows = [self._pass(batch, False) for batch in self._batches]
-        again = self._pass(self._batches[0], False)
+        rows = [self._pass(batch) for batch in self._batches]
+        again = self._pass(self._batches[0])
         apart = sum(float((one - other).double().square().sum()) for one, other in zip(rows[0], again, strict=True))
         if apart > _SAME**2 * sum(float(one.double().square().sum()) for one in again):
             what = "the loss of a batch in full precision differs from call to call, by noise other than rounding's"
             raise ValueError(f"{self._owner}: {what}: disable dropout with model.eval() or p=0, and draw no random numbers in loss")
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
-    def _pass(self, batch: Any, redraw_weights: bool) -> list[Tensor]:
+    def _pass(self, batch: Any, *, redraw_weights: bool = False) -> list[Tensor]:
         """One gradient of each weight, flat, in float32 or a wider dtype."""
         self._passes += redraw_weights
         number = streams.stream("diagnostics", self._passes) if redraw_weights else 0

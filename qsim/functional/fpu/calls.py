@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from qsim.functional.bodies import body
 from qsim.functional.fpu.mode import RoundingMode, innermost
 from qsim.functional.fpu.names import ONCE, THEIR_OWN, name_of
-from qsim.functional.fpu.once import once
+from qsim.functional.fpu.one_operator import once
 
 #: Python functions composed of intercepted ones; a mode sees only the outermost call.
 _MADE_OF_OTHERS = (F.multi_head_attention_forward, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Arrival:
+class HostCopy:
     """An asynchronous copy of a tensor to the host; nothing blocks until it is read.
 
     Args:
