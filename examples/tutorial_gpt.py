@@ -35,7 +35,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The residual stream after this block."""
-        query, key, value = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.merge(seen.transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -46,7 +47,8 @@ class GPT(nn.Module):
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.positions = nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
 
@@ -100,7 +102,7 @@ def train(method: str, text: Text, steps: int, seed: int) -> tuple[GPT, dict[str
     model, optimizer = prepare(method, len(text.characters), seed)
     warmup = max(steps // 20, 1)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1 - step / steps))
-    generator = torch.Generator().manual_seed(seed)  # of its own: layers with noise draw from torch's
+    generator = torch.Generator().manual_seed(seed)  # for the batches only
     curves: dict[str, list[float]] = {"training": [], "validation": []}
     seen = 0.0
     for step in range(1, steps + 1):

@@ -32,7 +32,7 @@ class Stacked(SphinxTransform):
 
 def _label(cell: nodes.Node, title: str) -> None:
     first = next(iter(cell.findall(nodes.paragraph)), None)
-    if title and first is not None:
+    if title and first is not None and first.astext().strip():
         first.insert(0, nodes.inline("", f"{title}: ", classes=["label"]))
 
 
