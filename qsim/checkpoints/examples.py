@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qsim.nn.product import observers
+from qsim.nn.product.sites import Site
 from qsim.nn.restoring import Snapshot, generators_restored
 
 
-def input_amaxes(model: nn.Module, layers: Mapping[str, nn.Module], example: Any) -> dict[str, Tensor]:
+class _Inputs:
+    """An observer of products with one parameter that records the largest magnitude of their inputs."""
+
+    def __init__(self, note: Callable[[Tensor], None]) -> None:
+        self._note = note
+
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Record an input."""
+        if site.name == "act":
+            self._note(x)
+
+    def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Ignored: it is for the backward pass."""
+
+    def used(self, name: str, measured: object) -> None:
+        """Ignored, too."""
+
+    def multiplies(self, first: Site, second: Site) -> None:
+        """Ignored: the operands were reported when they were rounded."""
+
+
+def input_amaxes(model: nn.Module, layers: Mapping[str, nn.Module], parameters: Collection[str], example: Any) -> dict[str, Tensor]:
     """The largest magnitudes of the inputs of layers when the model runs in evaluation; nothing in the model changes.
 
     Args:
         model: The model.
         layers: The layers by name.
+        parameters: The names of parameters by which modules multiply outside of layers; the inputs of these products count, too.
         example: A tuple of inputs, a dictionary of inputs by keyword, or one input.
     """
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example if isinstance(example, tuple) else (example,), {})
     found: dict[str, Tensor] = {}
 
-    def watch(name: str) -> Any:
-        def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            largest = inputs[0].detach().abs().amax()
+    def note(name: str, x: Tensor) -> None:
+        if x.numel():
+            largest = x.detach().abs().amax()
             found[name] = torch.maximum(found[name], largest) if name in found else largest
 
-        return note
+    def watch(name: str) -> Any:
+        return lambda _, inputs: note(name, inputs[0])
 
+    owners = {(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]): _Inputs(partial(note, name)) for name in parameters}
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     training = {module: module.training for module in model.modules()}
     snapshot = Snapshot(model)
+    observers.watch_calls(lambda module, name: owners.get((module, name)))
     try:
         with torch.no_grad(), generators_restored(model):
             model.eval()(*args, **kwargs)
     finally:
+        observers.watch_calls(None)
         snapshot.restore()
         for module, mode in training.items():
             module.training = mode

@@ -82,14 +82,6 @@ def _check_batches(model: nn.Module, name: str, points: FivePoint) -> None:
         )
 
 
-def histories(model: nn.Module, stacks: set[str]) -> set[str]:
-    """The names of the buffers with the histories of products with stacks."""
-    buffers = {name for name, _ in model.named_buffers()}
-    points = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
-    wanted = {f"{stack}_{point}_{suffix}" for stack in stacks for point in points for suffix in ("amaxes", "recorded")}
-    return buffers & wanted
-
-
 def taken_apart(model: nn.Module, saved: Container[str]) -> dict[str, dict[str, tuple[int, range]]]:
     """The model's tensors that a checkpoint has in pieces or under another name; see `architectures.pieces`."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in saved}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
 from qsim.checkpoints.examples import input_amaxes
-from qsim.checkpoints.experts import Expert, experts, histories
+from qsim.checkpoints.experts import Expert, experts
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
 from qsim.checkpoints.layouts.plans import LayerPlan, Layout
 from qsim.checkpoints.layouts.weights import LayoutError, check_part
@@ -24,6 +24,7 @@ from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.checkpoints.unrounded import check_calls, excluded_modules
 from qsim.nn.converting.description import describe
+from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed
 from qsim.text.columns import aligned
@@ -118,10 +119,9 @@ def export(
     layers = _layers(model, state, excluded, weight_only=weight_only)
     if not layers and not stacked:
         raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
-    amaxes = {} if example is None else input_amaxes(model, layers, example)
+    amaxes = {} if example is None else input_amaxes(model, layers, stacks, example)
     plans = chosen.together(_plan(chosen, layers, stacked, amaxes, weight_only=weight_only))
-    written = {f"{name}.weight" for name in layers} | {f"{name}.{buffer}" for name, layer in layers.items() for buffer in _histories(layer)}
-    written |= stacks | histories(model, stacks)
+    written = {f"{name}.weight" for name in layers} | stacks | _histories(model)
     plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(layers))
     tensors, _ = unshared(plain)
     metadata = chosen.metadata(plans, list(tensors))
@@ -217,16 +217,16 @@ def _tried(
             refused[name] = str(reason)
     for name, expert in stacked.items():
         try:
-            plans[name] = _plan_of_expert(layout, expert, weight_only=weight_only)
+            plans[name] = _plan_of_expert(layout, expert, amaxes.get(expert.parameter), weight_only=weight_only)
         except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
             refused[name] = str(reason)
     return plans, refused
 
 
-def _plan_of_expert(layout: Layout, expert: Expert, *, weight_only: bool) -> LayerPlan:
+def _plan_of_expert(layout: Layout, expert: Expert, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
     if not layout.holds_experts:
         raise LayoutError("it is an expert of a stack, which the layout does not take apart")
-    plan = layout.plan(expert.layer, None, weight_only=weight_only)
+    plan = layout.plan(expert.layer, input_amax, weight_only=weight_only)
     check_part(plan.weight, expert.layer.weight.shape, expert.rows)
     return replace(plan, rows=expert.rows)
 
@@ -240,6 +240,8 @@ def _kept_matrices(model: nn.Module, tensors: Mapping[str, Tensor], plans: Mappi
     return [name for name in dict.fromkeys(names) if name not in plans and name not in lookups]
 
 
-def _histories(layer: FivePointModule) -> list[str]:
+def _histories(model: nn.Module) -> set[str]:
     """The buffers of delayed scales, which become static scales or nothing."""
-    return [name for history in layer.histories.values() for name in history.names]
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, RemembersAmaxes)]
+    named = [(name, buffer) for name, module in modules for history in module.histories.values() for buffer in history.names]
+    return {f"{name}.{buffer}".removeprefix(".") for name, buffer in named}

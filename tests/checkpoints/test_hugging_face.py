@@ -139,17 +139,34 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     assert not {"model.embed_tokens", "model.norm", "model.layers.0.self_attn.q_proj"} & {*config["ignore"]}
 
 
+def tiny_mixture() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
+
+
+def test_an_example_gives_the_scale_of_the_inputs_of_all_experts(tmp_path: Path) -> None:
+    model, tokens, seen = qsim.convert(tiny_mixture(), {"*.experts": exported.BLOCKS["nvfp4"]}).eval(), torch.arange(8)[None], []
+    with pytest.raises(ValueError, match="which servers read from the checkpoint: give example=inputs, or weight_only=True"):
+        qsim.export(model, tmp_path / "out")
+    hook = model.model.layers[0].mlp.experts.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    qsim.export(model, tmp_path / "out", example=tokens)
+    hook.remove()
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        scales = [
+            file.get_tensor(f"model.layers.0.mlp.experts.{i}.{part}.input_global_scale")
+            for i in (0, 1)
+            for part in ("gate_proj", "up_proj")
+        ]
+    assert all(torch.equal(scale, (448 * 6 / seen[0].abs().amax()).view(1)) for scale in scales)
+
+
 @pytest.mark.parametrize("name", ["tensor", "tiles", "delayed", "mxfp4"])
 def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
     """Qwen3-MoE's checkpoints have the rows of gate and up apart, which the model multiplies as one matrix with one scale."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    def made() -> Any:
-        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
-
     points = (exported.FP8 | exported.BLOCKS)[name]
-    model, tokens = qsim.convert(made(), {"*.experts": points}), torch.arange(8)[None]
+    model, tokens = qsim.convert(tiny_mixture(), {"*.experts": points}), torch.arange(8)[None]
     model(tokens)  # gives delayed scales a history
     table = qsim.export(model, tmp_path / "out")
     assert [layer for layer, *_ in table.layers][:2] == [f"model.layers.0.mlp.experts.{i}.gate_proj" for i in (0, 1)]
@@ -170,7 +187,7 @@ def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             assert torch.equal(layout_decoders.compressed_tensors(group, own), rows)
     with pytest.warns(UserWarning, match="a scale for each product there") if name == "delayed" else nullcontext():
-        loaded = qsim.load(made(), tmp_path / "out").eval()
+        loaded = qsim.load(tiny_mixture(), tmp_path / "out").eval()
     if name != "delayed":
         torch.testing.assert_close(loaded(tokens).logits, model.eval()(tokens).logits)
     again = qsim.convert(loaded, qsim.checkpoints.points(tmp_path / "out"))

@@ -59,7 +59,7 @@ def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
         (rounded, "round their weights again, to a common scale", "scales per row are kept, as in fp8_hybrid(Channel(0))"),
     ):
         if groups:
-            more = f" and {len(groups) - 1} further groups" if len(groups) > 1 else ""
+            more = f" and {len(groups) - 1} further group{'s' * (len(groups) > 2)}" if len(groups) > 1 else ""
             warn(f"export: servers merge {', '.join(groups[0])}{more}, and {effect}; {fix}")
     return found
 
