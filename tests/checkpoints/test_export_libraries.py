@@ -44,6 +44,28 @@ def test_compressed_tensors_decodes_the_weights(kind: str, tmp_path: Path) -> No
         assert torch.equal(found, exported.expected(model[int(name)], found.dtype)), name
 
 
+@pytest.mark.parametrize("name", ["tensor", "tiles", "delayed", "mxfp8", "mxfp4", "nvfp4 of powers"])
+def test_compressed_tensors_decodes_experts(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    points = (exported.FP8 | exported.BLOCKS)[name]
+    model = qsim.convert(exported.tiny_mixture(), {"*.experts": points})
+    model(torch.arange(8)[None])  # gives delayed scales a history
+    qsim.export(model, tmp_path / "out")
+    facts, tensors, _ = written(tmp_path / "out")
+    (scheme,) = QuantizationConfig.model_validate(facts).config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(getattr(scheme.format, "value", scheme.format))
+    for i in range(2):
+        expected = exported.expected_of_expert(model, i, points)
+        for part, rows in (("gate_proj", expected[:64]), ("up_proj", expected[64:])):
+            prefix = f"model.layers.0.mlp.experts.{i}.{part}."
+            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            found = compressor.decompress(own, scheme)["weight"]
+            assert torch.equal(found, rows.to(found.dtype))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_torchao_decodes_the_weights(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("torchao")

@@ -6,7 +6,6 @@ import logging
 import pickle
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -139,15 +138,8 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     assert not {"model.embed_tokens", "model.norm", "model.layers.0.self_attn.q_proj"} & {*config["ignore"]}
 
 
-def tiny_mixture() -> Any:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
-
-
 def test_an_example_gives_the_scale_of_the_inputs_of_all_experts(tmp_path: Path) -> None:
-    model, tokens, seen = qsim.convert(tiny_mixture(), {"*.experts": exported.BLOCKS["nvfp4"]}).eval(), torch.arange(8)[None], []
+    model, tokens, seen = qsim.convert(exported.tiny_mixture(), {"*.experts": exported.BLOCKS["nvfp4"]}).eval(), torch.arange(8)[None], []
     with pytest.raises(ValueError, match="which servers read from the checkpoint: give example=inputs, or weight_only=True"):
         qsim.export(model, tmp_path / "out")
     hook = model.model.layers[0].mlp.experts.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -166,7 +158,7 @@ def test_an_example_gives_the_scale_of_the_inputs_of_all_experts(tmp_path: Path)
 def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
     """Qwen3-MoE's checkpoints have the rows of gate and up apart, which the model multiplies as one matrix with one scale."""
     points = (exported.FP8 | exported.BLOCKS)[name]
-    model, tokens = qsim.convert(tiny_mixture(), {"*.experts": points}), torch.arange(8)[None]
+    model, tokens = qsim.convert(exported.tiny_mixture(), {"*.experts": points}), torch.arange(8)[None]
     model(tokens)  # gives delayed scales a history
     table = qsim.export(model, tmp_path / "out")
     assert [layer for layer, *_ in table.layers][:2] == [f"model.layers.0.mlp.experts.{i}.gate_proj" for i in (0, 1)]
@@ -176,18 +168,14 @@ def test_experts_are_exported_one_by_one(name: str, tmp_path: Path) -> None:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     assert not [key for key in tensors if "gate_up_proj" in key]
     (group,) = config["config_groups"].values()
-    experts = model.model.layers[0].mlp.experts
     for i in range(2):
-        layer = nn.Linear(64, 128, bias=False)
-        layer.weight, layer.points = nn.Parameter(experts.gate_up_proj[i].detach()), points  # type: ignore[assignment]
-        layer.weight_amaxes = experts._buffers.get("gate_up_proj_weight_amaxes")  # type: ignore[assignment]
-        expected = exported.expected(layer)
+        expected = exported.expected_of_expert(model, i, points)
         for part, rows in (("gate_proj", expected[:64]), ("up_proj", expected[64:])):
             prefix = f"model.layers.0.mlp.experts.{i}.{part}."
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             assert torch.equal(layout_decoders.compressed_tensors(group, own), rows)
     with pytest.warns(UserWarning, match="a scale for each product there") if name == "delayed" else nullcontext():
-        loaded = qsim.load(tiny_mixture(), tmp_path / "out").eval()
+        loaded = qsim.load(exported.tiny_mixture(), tmp_path / "out").eval()
     if name != "delayed":
         torch.testing.assert_close(loaded(tokens).logits, model.eval()(tokens).logits)
     again = qsim.convert(loaded, qsim.checkpoints.points(tmp_path / "out"))

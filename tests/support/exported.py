@@ -75,3 +75,21 @@ def tiny_llama() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=48, tie_word_embeddings=True, **sizes)).eval()
+
+
+def tiny_mixture() -> nn.Module:
+    """A mixture of two experts in one layer, whose checkpoints have the rows of gate and up apart."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=48, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=64, **sizes))
+
+
+def expected_of_expert(model: nn.Module, number: int, points: FivePoint) -> Tensor:
+    """The gate and up projections that the forward pass of an expert multiplies."""
+    experts = model.model.layers[0].mlp.experts
+    layer = nn.Linear(64, 128, bias=False)
+    layer.weight, layer.points = nn.Parameter(experts.gate_up_proj[number].detach()), points
+    layer.weight_amaxes = experts._buffers.get("gate_up_proj_weight_amaxes")
+    return expected(layer)
