@@ -18,7 +18,13 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from torch import Tensor
+
 from qsim_kernels.grid import Grid, Rule, read, spell
+
+#: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
+#: logical index of the first element.
+Noise = tuple[Tensor | None, int, int]
 
 
 class ScaleRule(IntEnum):

@@ -68,7 +68,7 @@ def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
         raise ValueError(f"{name}: the numbers share a block of {room} per row, got {len(numbers)}")
     x = torch.tensor([[number.carrier for number in numbers]], dtype=torch.float64)
     spelt = spelling(fmt.element, "nearest", "saturate")
-    _, scales, under = quantize_scaled(operators(x), x, spelt, fmt.along(-1), None, 0, 0, x.dtype, Restore.NOTHING)
+    _, scales, under = quantize_scaled(operators(x), x, spelt, fmt.along(-1), (None, 0, 0), x.dtype, Restore.NOTHING)
     assert scales is not None  # no scale was multiplied in
     factor = scales if under is None else under_whole(scales, under)
     return InBlock(numbers, scales.item(), None if under is None else under.item(), factor.item())

@@ -13,7 +13,7 @@ from qsim.formats import Format
 from qsim.functional.arguments import Spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.scales import Restore, Tiles as KernelTiles
+from qsim_kernels.scales import Noise, Restore, Tiles as KernelTiles
 
 
 class Share(Protocol):
@@ -84,9 +84,7 @@ def quantize_scaled(
     x: Tensor,
     spelt: Spelling,
     scaling: Scaling,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
     dtype: torch.dtype,
     restore: Restore = Restore.ALL,
     layout: Layout | None = None,
@@ -100,9 +98,7 @@ def quantize_scaled(
         x: Values.
         spelt: The elements' format and their rounding.
         scaling: The scales.
-        seed: See `qsim.quantize`.
-        stream: See `qsim.quantize`.
-        offset: See `qsim.quantize`.
+        noise: The random bits.
         dtype: The dtype of the values.
         restore: The factors that the elements are multiplied by again.
         layout: How scales lie in the tensor, if not as the scaling says.
@@ -111,7 +107,7 @@ def quantize_scaled(
     """
     if layout is None:
         layout = layout_of(scaling, spelt.format, x.shape)
-    own, turn = layout.numbers, layout.turn
+    own, turn, (seed, stream, offset) = layout.numbers, layout.turn, noise
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None
     if layout.whole is not None:

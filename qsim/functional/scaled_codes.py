@@ -63,7 +63,7 @@ def encode_scaled(
 ) -> ScaledCodes:
     """The codes of what `quantize_scaled` gives, element by element and scale by scale; the arguments are its, and two of `encode`."""
     fmt, narrowest = spelt.format, spelt.holders[0]
-    elements, scales, outer = quantize_scaled(operators(x), x.detach(), spelt, scaling, seed, stream, offset, narrowest, Restore.NOTHING)
+    elements, scales, outer = quantize_scaled(operators(x), x.detach(), spelt, scaling, (seed, stream, offset), narrowest, Restore.NOTHING)
     codes = _codes(elements, spelling(fmt, "nearest", overflow))
     assert scales is not None  # no scale was multiplied in
     scales = scales.view(scaling.counts(x.shape))

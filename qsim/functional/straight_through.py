@@ -15,6 +15,7 @@ from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import Layout, quantize_scaled
 from qsim.scaling import Scaling
 from qsim_kernels.ops.direct import Operators, operators
+from qsim_kernels.scales import Noise
 
 
 def rounded(
@@ -41,17 +42,15 @@ def rounded_under_scales(
     spelt: Spelling,
     scaling: Scaling,
     layout: Layout | None,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
     dtype: torch.dtype,
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
     forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
-        return function.apply(x, seed, spelt, scaling, stream, offset, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, seed, stream, offset, dtype, layout=layout)[0])
+        return function.apply(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, noise, dtype, layout=layout)[0])
 
 
 def _laid_out(x: Tensor, values: Tensor) -> Tensor:
@@ -109,8 +108,8 @@ class _Scaled(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, seed: Tensor | None, spelt: Spelling, scaling: Scaling, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-        return _laid_out(x, quantize_scaled(operators(x), x, spelt, scaling, seed, stream, offset, dtype)[0])
+    def forward(x: Tensor, seed: Tensor | None, stream: int, offset: int, spelt: Spelling, scaling: Scaling, dtype: torch.dtype) -> Tensor:
+        return _laid_out(x, quantize_scaled(operators(x), x, spelt, scaling, (seed, stream, offset), dtype)[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

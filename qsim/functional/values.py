@@ -83,7 +83,7 @@ def quantize(
     if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
         drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        values = rounded_under_scales(ops, x, spelt, scale, layout, drawn, stream, offset, target)
+        values = rounded_under_scales(ops, x, spelt, scale, layout, (drawn, stream, offset), target)
         return values if out is None else out.copy_(values)
     if out is not None:
         torch.ops.qsim.quantize_out.default(x, drawn, spelt.grid, spelt.rule, stream, offset, out)
@@ -133,6 +133,6 @@ def quantize_(
         scale.tiles(x.shape)
     drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
-        return x.copy_(quantize_scaled(ops, x, spelt, scale, drawn, stream, offset, x.dtype)[0])
+        return x.copy_(quantize_scaled(ops, x, spelt, scale, (drawn, stream, offset), x.dtype)[0])
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)
     return x

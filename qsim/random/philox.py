@@ -71,4 +71,4 @@ def random_bits(
         raise ValueError(f"count must not be negative, got {count}")
     place = torch.device(device)
     check_source(seed, None, place)
-    return reference.random_bits(reference.Noise(int(seed), stream, offset, count, place), bits)
+    return reference.random_bits(reference.ElementNoise(int(seed), stream, offset, count, place), bits)

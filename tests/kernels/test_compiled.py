@@ -19,7 +19,7 @@ from qsim.formats import E4M3, Format, holders
 from qsim_kernels import reference
 from qsim_kernels.carrier import fits_single
 from qsim_kernels.grid import Coding, Grid, Rule, read
-from qsim_kernels.reference import Noise, chunks
+from qsim_kernels.reference import ElementNoise, chunks
 from support import inputs, oracle
 from support.catalogue import NAMED, VARIETY
 from support.comparing import first_difference, same_bits
@@ -66,7 +66,7 @@ def test_every_pair_of_dtypes(source: torch.dtype, target: torch.dtype) -> None:
 
 
 def test_bits_after_the_sixteenth_decide_where_the_first_leave_it_open() -> None:
-    noise = Noise(5, 7, 0, 4096, torch.device("cpu"))
+    noise = ElementNoise(5, 7, 0, 4096, torch.device("cpu"))
     # Fractions that leave 16 ones when the first bits are added to them; the four bits below decide with the last 16 random bits.
     fractions = (0xFFFF - noise.first_bits() << 4) + torch.arange(4096) % 16
     normal, subnormal = 1 + fractions / 2**23, (1 + fractions / 2**20) * 2**-9

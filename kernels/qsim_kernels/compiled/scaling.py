@@ -17,7 +17,7 @@ from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
-from qsim_kernels.scales import ElementRounding, Restore, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, Scales, Tiles, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
@@ -67,9 +67,7 @@ def quantize_tiles_into(
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     x = x if turn is None else hadamard(x, turn)
@@ -77,14 +75,14 @@ def quantize_tiles_into(
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
     if not _in_loops(x, out, elements) or not x.numel() or tiles.across:
         scales_of_tiles_into(scales, x, under, tiles, None, False, how)
-        quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
+        quantize_scaled_into(out, x, scales, under, tiles, None, elements, noise)
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole = 1.0 if under is None else float(under)
     made = making(how, scales.data_ptr(), scales.data_ptr(), whole)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
-    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
+    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
     job = job._replace(scales=scales.data_ptr(), making=address_of(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
     job = job._replace(finding=_AMAXES.address, scaling=_SCALES.address, rounding=_ROWS.address)
     _share(_TILES, job, _tile_rows(job))
@@ -100,13 +98,11 @@ def quantize_scaled_into(
     tiles: Tiles,
     turn: Turn | None,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
 ) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
     if not _in_loops(x, out, elements):
-        _quantize_scaled(out, x, scales, under, tiles, turn, elements, seed, stream, offset)
+        _quantize_scaled(out, x, scales, under, tiles, turn, elements, noise)
         return
     if not x.numel():
         return
@@ -114,7 +110,7 @@ def quantize_scaled_into(
     divisors = scales if under is None else under_whole(scales, under)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
-    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(seed, stream, offset))
+    job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
     _share(_ROWS, job, job.matrices * job.rows)
     if result is not out:
         out.copy_(one_nan(result.to(out.dtype)))
@@ -168,8 +164,9 @@ def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, e
     )
 
 
-def _noise(seed: Tensor | None, stream: int, offset: int) -> dict[str, int]:
+def _noise(noise: Noise) -> dict[str, int]:
     """A job's random bits."""
+    seed, stream, offset = noise
     return {"seed": 0 if seed is None else int(seed), "stream": stream, "offset": offset}
 
 

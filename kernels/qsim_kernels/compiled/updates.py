@@ -16,7 +16,7 @@ from qsim_kernels.compiled.jobs import Update, packed
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
-from qsim_kernels.reference import Noise, updates as reference
+from qsim_kernels.reference import ElementNoise, updates as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.updates import Place, Tensors, UpdateFunctions
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step
@@ -66,7 +66,7 @@ def _flags(algorithm: Adam | SGD) -> int:
     return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2 | is_nesterov << 3
 
 
-def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Round float32 values onto a grid; see `reference.updates.rounded`."""
     if noise is not None and isinstance(noise.where, Tensor):
         return reference.rounded(x, grid, rule, noise, dtype)

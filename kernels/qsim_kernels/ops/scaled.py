@@ -95,7 +95,7 @@ class Implementation(OnBackend):
         where, turned, _ = _read_tiles(tuple(tiles), tuple(turn), x.shape)
         elements = _read_elements(grid, rule, restore, seed is not None)
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        self._backend.quantize_scaled_into(out, x, scales, under, where, turned, elements, seed, stream, offset)
+        self._backend.quantize_scaled_into(out, x, scales, under, where, turned, elements, (seed, stream, offset))
         return out
 
     def quantize_tiles(
@@ -120,7 +120,7 @@ class Implementation(OnBackend):
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         scales = x.new_empty((0,) if restore else counts, dtype=torch.float32)
         room = None if restore else scales
-        self._backend.quantize_tiles_into(out, room, x, under, where, turned, how, elements, seed, stream, offset)
+        self._backend.quantize_tiles_into(out, room, x, under, where, turned, how, elements, (seed, stream, offset))
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -12,12 +12,12 @@ from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference.checksum import checksum
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of
-from qsim_kernels.reference.philox import Noise, random_bits
+from qsim_kernels.reference.philox import ElementNoise, random_bits
 from qsim_kernels.reference.rounding import as_values, float_dtype, rounded
 from qsim_kernels.reference.updates import update
 
 __all__ = [
-    "Noise",
+    "ElementNoise",
     "checksum",
     "decode_into",
     "encode_into",
@@ -122,5 +122,5 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
 def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
     values = source.reshape(-1).to(float_dtype(how))
-    noise = None if seed is None else Noise(seed, stream, index, values.numel(), values.device)
+    noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)
     return rounded(values.view(torch.int64 if values.dtype == torch.float64 else torch.int32), how, rule, noise)

@@ -105,7 +105,7 @@ def _halves(words: Tensor) -> Tensor:
     return torch.stack([words & 0xFFFF, words >> 16], dim=2)
 
 
-class Noise(NamedTuple):
+class ElementNoise(NamedTuple):
     """The source of some elements' random bits: 32 each, the first 16 and the last 16 from different Philox blocks.
 
     Attributes:
@@ -130,7 +130,7 @@ class Noise(NamedTuple):
         """The last 16 bits of each element, as int64."""
         return self._half_words(_LAST)
 
-    def of(self, chosen: Tensor) -> Noise:
+    def of(self, chosen: Tensor) -> ElementNoise:
         """The noise of the elements at the given positions."""
         where = self.where[chosen] if isinstance(self.where, Tensor) else self.where + chosen
         return self._replace(where=where, size=chosen.numel())
@@ -141,7 +141,7 @@ class Noise(NamedTuple):
         return _half_words(self.where, self.size, self.seed, self.stream, self.device, blocks)
 
 
-def random_bits(noise: Noise, bits: int) -> Tensor:
+def random_bits(noise: ElementNoise, bits: int) -> Tensor:
     """The random integer of each element: its first `bits` bits, as int64."""
     if bits <= _HALF:
         return noise.first_bits() >> _HALF - bits

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter
 from qsim_kernels.grid import Mode, Rule
-from qsim_kernels.reference.philox import Noise, as_added, random_bits
+from qsim_kernels.reference.philox import ElementNoise, as_added, random_bits
 
 
 def float_dtype(plan: Plan) -> torch.dtype:
@@ -48,7 +48,7 @@ def one_nan(x: Tensor) -> Tensor:
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
-def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: Noise | None) -> Tensor:
+def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: ElementNoise | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
     The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all

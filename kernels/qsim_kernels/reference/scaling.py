@@ -14,7 +14,7 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import quantize_into
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
-from qsim_kernels.scales import ElementRounding, Restore, ScaleRule, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaleRule, Scales, Tiles, Turn
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
@@ -101,9 +101,7 @@ def quantize_tiles_into(
     turn: Turn | None,
     making: Scales,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
 ) -> None:
     """Round `x` under the scales of its tiles: `scales_of_tiles_into` and `quantize_scaled_into` in one.
 
@@ -113,7 +111,7 @@ def quantize_tiles_into(
     if scales is None:
         scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
     scales_of_tiles_into(scales, x, under, tiles, None, False, making)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements, seed, stream, offset)
+    quantize_scaled_into(out, x, scales, under, tiles, None, elements, noise)
 
 
 def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
@@ -151,9 +149,7 @@ def quantize_scaled_into(
     tiles: Tiles,
     turn: Turn | None,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
     quantize: Callable[..., None] = quantize_into,
 ) -> None:
     """Round `x` divided by its scales onto a grid.
@@ -169,9 +165,7 @@ def quantize_scaled_into(
         tiles: Which elements share a scale.
         turn: The transform of the values beforehand.
         elements: How elements are rounded.
-        seed: A 0-d int64 tensor, needed only for stochastic rounding.
-        stream: Which of the seed's streams of random bits to use.
-        offset: Logical index of the first element.
+        noise: The random bits.
         quantize: The function that rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
@@ -179,7 +173,8 @@ def quantize_scaled_into(
     x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     rounded = torch.empty_like(elements_of_x)
-    quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, stream, offset)
+    seed, *index = noise
+    quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
     if elements.restore:
         rounded = rounded * spread(whole if elements.restore == Restore.ALL else scales.to(rounded.dtype), x, tiles)
         if elements.rule.saturate:

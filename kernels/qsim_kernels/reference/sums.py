@@ -16,7 +16,7 @@ from torch import Tensor
 from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import CHUNK
-from qsim_kernels.reference.philox import Noise
+from qsim_kernels.reference.philox import ElementNoise
 from qsim_kernels.reference.rounding import one_nan, rounded
 from qsim_kernels.reference.units import Operands, aligned, block_scaled, two_step
 from qsim_kernels.sums import Aligned, BlockScaled, Order, Promoted, Rounded, Sum, TwoStep, chunk_sum, noise_indices, roundings_per_term
@@ -193,6 +193,6 @@ def _onto(x: Tensor, grid: Grid, rule: Rule, bits: Bits | None) -> Tensor:
     noise = None
     if rule.mode == Mode.STOCHASTIC:
         assert bits is not None  # the operator asks for a seed
-        noise = Noise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
+        noise = ElementNoise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
     patterns = x.contiguous().view(-1).view(torch.int64)
     return rounded(patterns, plan(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)

@@ -13,7 +13,7 @@ from torch import Tensor
 from qsim_kernels.carrier import plan
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
-from qsim_kernels.reference.philox import Noise, block_words
+from qsim_kernels.reference.philox import ElementNoise, block_words
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
 from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
 
@@ -43,7 +43,7 @@ class Tensors(NamedTuple):
 _DTYPES = {own_grid(dtype): dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 
 
-def rounded(x: Tensor, grid: Grid, rule: Rule, noise: Noise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
@@ -127,15 +127,15 @@ class _Noises:
     def __init__(self, key: Callable[[int], tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
         self._key, self._place, self._index, self._like = key, place, index, like
 
-    def __call__(self, rule: Rule, role: int) -> Noise | None:
+    def __call__(self, rule: Rule, role: int) -> ElementNoise | None:
         """The noise of a role, if the rule needs any."""
         if rule.mode != Mode.STOCHASTIC:
             return None
         (offset, row, stride), count, device = self._place, self._like.numel(), self._like.device
         if not row:
-            return Noise(*self._key(role), offset + self._index, count, device)
+            return ElementNoise(*self._key(role), offset + self._index, count, device)
         place = torch.arange(self._index, self._index + count, device=device)
-        return Noise(*self._key(role), offset + place // row * stride + place % row, count, device)
+        return ElementNoise(*self._key(role), offset + place // row * stride + place % row, count, device)
 
 
 def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings, how: UpdateFunctions) -> None:

@@ -105,11 +105,15 @@ class Site:
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
         """
-        if self.quantizer is None:
+        how = self.quantizer
+        if how is None:
             return (x if x.dtype == dtype else x.to(dtype)), None
-        if self.transform is None and self.quantizer.scale is None:
-            return self.round_plainly(ops, x, seed, dtype), None
-        return _round_under_scales(ops, x, self, self.quantizer, seed, dtype, known)
+        if how.scale is not None:
+            return _round_under_scales(ops, x, self, how, seed, dtype, known)
+        if self.transform is not None:
+            seen = as_it_lies(x, self)
+            return self.round_plainly(ops, ops.hadamard(seen, turn_of(self, seen.shape)), seed, dtype).view(x.shape), None
+        return self.round_plainly(ops, x, seed, dtype), None
 
     def round_plainly(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Round a tensor without scales, with the random bits that its elements have in the whole."""
@@ -203,9 +207,6 @@ def _round_under_scales(
     ops: Operators, x: Tensor, site: Site, how: Quantizer, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None
 ) -> Rounded:
     seen = x if x.dim() == 2 else as_it_lies(x, site)
-    if how.scale is None:
-        transformed = ops.hadamard(seen, turn_of(site, seen.shape))
-        return site.round_plainly(ops, transformed, seed, dtype).view(x.shape), None
     layout = None if ops is DISPATCHED else site.layouts.get(seen.shape)
     if layout is None:
         layout = layout_of(site, how, seen.shape)
@@ -238,16 +239,16 @@ def quantized(
     share = None if site.shared is None else site.shared.along(site.direction, site.merges)
     chosen = seed if spelt.is_stochastic else None
     if chosen is None or not site.place.row:
-        offset = site.place.offset
-        return quantize_scaled(ops, x, spelt, how.scale, chosen, site.stream, offset, dtype, restore, layout, share, known)
+        noise = chosen, site.stream, site.place.offset
+        return quantize_scaled(ops, x, spelt, how.scale, noise, dtype, restore, layout, share, known)
     wide, offset = widened(x, site.place)
     layout = layout_of(site, how, wide.shape)
     # Scales of columns are widened and narrowed with these.
     is_of_columns = layout.tiles.across and layout.tiles.columns == 1
     if known is not None and is_of_columns:
         known = widened(known, site.place, 1.0)[0].view(1, -1, 1)
-    rounding = (chosen, site.stream, offset, dtype, restore, layout, share, known)
-    values, scales, under = quantize_scaled(ops, wide, spelt, how.scale, *rounding)
+    noise = chosen, site.stream, offset
+    values, scales, under = quantize_scaled(ops, wide, spelt, how.scale, noise, dtype, restore, layout, share, known)
     if is_of_columns and scales is not None:
         scales = narrowed(scales.view(-1), site.place).view(1, -1, 1)
     return narrowed(values.view(wide.shape), site.place), scales, under

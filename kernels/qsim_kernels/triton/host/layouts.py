@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -69,6 +70,14 @@ def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
     return Memory(tuple(steps), is_dense, transposed)
 
 
+class Order(IntEnum):
+    """The order in which elements must be counted: any; by their indices; or by these, where the first starts a group of random bits."""
+
+    ANY = 0
+    INDEX = 1
+    GROUPS = 2
+
+
 class Layout(NamedTuple):
     """The way in which programs cover tensors that are stored alike.
 
@@ -95,42 +104,40 @@ class Layout(NamedTuple):
         return self.elements // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
 
 
-def layout_of(shape: torch.Size, *strides: tuple[int, ...], by_index: bool, aligned: bool) -> Layout | None:
+def layout_of(order: Order, shape: torch.Size, *strides: tuple[int, ...]) -> Layout | None:
     """The common layout of tensors of a shape, or none if there is no common one that kernels support.
 
     Args:
+        order: The order of elements.
         shape: The shape.
         *strides: The strides of each tensor.
-        by_index: Whether results depend on an element's index; otherwise any order will do.
-        aligned: Whether the first element starts a group of random bits.
     """
     count, memory = shape.numel(), memory_of(shape, strides[0])
     if not count:
         return Layout(0)
     if not memory.is_dense or any(memory_of(shape, other) != memory for other in strides):
         return None
-    if not by_index or len(memory.steps) < 2:
+    if order == Order.ANY or len(memory.steps) < 2:
         return Layout(count)
     if memory.transposed is None or math.prod(memory.transposed) < _LEAST:
         return None
-    return Layout(count, memory.transposed, tile_of(memory.transposed, aligned))
+    return Layout(count, memory.transposed, tile_of(memory.transposed, order))
 
 
 @lru_cache(maxsize=4096)
 def prepared(
-    build: Callable[..., Launcher], form: tuple[Any, ...], by_index: bool, aligned: bool, shape: torch.Size, *strides: tuple[int, ...]
+    build: Callable[..., Launcher], form: tuple[Any, ...], order: Order, shape: torch.Size, *strides: tuple[int, ...]
 ) -> Launch | None:
     """Prepare a launch on tensors of a shape; none if they need copies in logical order: see `in_order`.
 
     Args:
         build: The function that makes the launcher, from `form` and the tile of a program.
         form: What the kernel computes: numbers, dtypes, and everything else that it is specialized on.
-        by_index: Whether results depend on an element's index; otherwise any order will do.
-        aligned: Whether the first element starts a group of random bits.
+        order: The order of elements.
         shape: The shape.
         *strides: The strides of each tensor.
     """
-    layout = layout_of(shape, *strides, by_index=by_index, aligned=aligned)
+    layout = layout_of(order, shape, *strides)
     if layout is None:
         return None
     run = build(*form, layout.tile)
@@ -147,13 +154,13 @@ def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:
     return result
 
 
-def tile_of(transposed: Transposed, aligned: bool) -> Tile:
-    """The tile that a program rounds, depending on whether the first element starts a group of random bits."""
+def tile_of(transposed: Transposed, order: Order) -> Tile:
+    """The tile that a program rounds."""
     rows, columns = transposed
     across = min(_ACROSS, _power_from(columns))
     down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
     is_whole = rows % down == 0 and columns % across == 0
-    return Tile(down, across, _RUN, rows % 8 == 0 and aligned, columns % 16 == 0, is_whole)
+    return Tile(down, across, _RUN, rows % 8 == 0 and order == Order.GROUPS, columns % 16 == 0, is_whole)
 
 
 def _power_from(size: int) -> int:

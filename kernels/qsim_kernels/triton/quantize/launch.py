@@ -13,7 +13,7 @@ from qsim_kernels.triton.device.transposed import Tile
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
-from qsim_kernels.triton.host.layouts import in_order, prepared
+from qsim_kernels.triton.host.layouts import Order, in_order, prepared
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
@@ -36,7 +36,8 @@ def quantize_into(
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, x.dtype, out.dtype, pointer is None, aligned, block)
-    launch = prepared(_quantizer, form, rule.mode == Mode.STOCHASTIC, aligned, x.shape, x.stride(), out.stride())
+    order = Order.ANY if rule.mode != Mode.STOCHASTIC else Order.GROUPS if aligned else Order.INDEX
+    launch = prepared(_quantizer, form, order, x.shape, x.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
         return
@@ -65,7 +66,8 @@ def encode_into(
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, coding, x.dtype, out.dtype, pointer is None, aligned, check, block)
-    launch = prepared(_encoder, form, rule.mode == Mode.STOCHASTIC, aligned, x.shape, x.stride(), out.stride())
+    order = Order.ANY if rule.mode != Mode.STOCHASTIC else Order.GROUPS if aligned else Order.INDEX
+    launch = prepared(_encoder, form, order, x.shape, x.stride(), out.stride())
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
         return in_order(lambda source, target: encode_into(target, source, *others), x, out)
@@ -78,7 +80,7 @@ def encode_into(
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Write the values of `codes` into `out`; see `reference.decode_into`."""
     form = (grid, coding, codes.dtype, out.dtype, block)
-    launch = prepared(_decoder, form, False, True, codes.shape, codes.stride(), out.stride())
+    launch = prepared(_decoder, form, Order.ANY, codes.shape, codes.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
         return
@@ -101,9 +103,9 @@ def quantize_and_encode_into(
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    by_index = Mode.STOCHASTIC in (rule.mode, code_rule.mode)
+    order = Order.GROUPS if Mode.STOCHASTIC in (rule.mode, code_rule.mode) else Order.ANY
     form = (grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, pointer is None, codes.data_ptr() % 16)
-    launch = prepared(_both, form, by_index, True, x.shape, x.stride(), out.stride(), codes.stride())
+    launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())
     if launch is None:
         others = (seed, grid, rule, stream, code_grid, code_rule, coding, code_stream)
         in_order(lambda source, target, written: quantize_and_encode_into(target, written, source, *others), x, out, codes)

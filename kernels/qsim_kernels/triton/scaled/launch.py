@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import hadamard
-from qsim_kernels.scales import ElementRounding, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Scales, Tiles, Turn
 from qsim_kernels.triton.device import making
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import Variant
@@ -57,16 +56,15 @@ def quantize_tiles_into(
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    seed, stream, offset = noise
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
     launch = _on_tiles(tiles, turn, how, elements, under is not None, scales is not None, *form)
     if launch is None:
-        _quantize_tiles_in_turn(out, scales, x, under, tiles, turn, how, elements, seed, stream, offset)
+        _quantize_tiles_in_turn(out, scales, x, under, tiles, turn, how, elements, noise)
         return
     run, programs, sizes = launch
     run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
@@ -80,19 +78,18 @@ def quantize_scaled_into(
     tiles: Tiles,
     turn: Turn | None,
     elements: ElementRounding,
-    seed: Tensor | None,
-    stream: int,
-    offset: int,
+    noise: Noise,
 ) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
+    seed, stream, offset = noise
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
     launch = _under_given(tiles, turn, elements, under is not None, *form)
     if launch is None:
         if turn is None or x.dtype == torch.float64:
-            reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements, seed, stream, offset)
+            reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements, noise)
         else:
-            quantize_scaled_into(out, hadamard(x, turn), scales, under, tiles, None, elements, seed, stream, offset)
+            quantize_scaled_into(out, hadamard(x, turn), scales, under, tiles, None, elements, noise)
         return
     run, programs, sizes = launch
     run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
@@ -107,18 +104,18 @@ def _quantize_tiles_in_turn(
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
-    *noise: Any,
+    noise: Noise,
 ) -> None:
     """Read a tensor several times: where plain torch transforms it first, or where tiles do not fit into regions."""
     if x.dtype == torch.float64:
-        reference.quantize_tiles_into(out, scales, x, under, tiles, turn, how, elements, *noise)
+        reference.quantize_tiles_into(out, scales, x, under, tiles, turn, how, elements, noise)
     elif turn is not None and reading(x.numel(), x.dtype, tiles, turn) is None:
-        quantize_tiles_into(out, scales, hadamard(x, turn), under, tiles, None, how, elements, *noise)
+        quantize_tiles_into(out, scales, hadamard(x, turn), under, tiles, None, how, elements, noise)
     else:
         if scales is None:
             scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
         scales_of_tiles_into(scales, x, under, tiles, turn, False, how)
-        quantize_scaled_into(out, x, scales, under, tiles, turn, elements, *noise)
+        quantize_scaled_into(out, x, scales, under, tiles, turn, elements, noise)
 
 
 @lru_cache(maxsize=4096)
