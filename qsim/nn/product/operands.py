@@ -12,11 +12,13 @@ from qsim.formats import Format
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Left, Rounded, Site
 from qsim_kernels.grid import Coding, read, spell
-from qsim_kernels.ops.direct import Operators
+from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 #: Formats of at most this many bits are kept for the backward pass as codes.
 CODE_BITS = 8
 
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: An operand for a product, what is left to multiply by, and what the backward pass needs: the operand itself, its codes, or nothing.
 RoundedOperand = tuple[Tensor, Left | None, Tensor | None]
@@ -60,9 +62,21 @@ class Operand:
     def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
         if self.coding is None:
+            if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
+                kept = self._unlike_forward(kept)
             return self.backward.round(ops, kept, seed, dtype, scales)
         assert self.backward.quantizer is not None
         return ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype), None
+
+    def _unlike_forward(self, weight: Tensor) -> Tensor:
+        """A weight's values by an expression that a compiler does not find in the forward pass.
+
+        It would keep what it finds rounded there: a second copy of every weight. Stochastic roundings differ from the forward pass anyway.
+        """
+        point = self.backward.quantizer
+        if point is None or point.spelt.is_stochastic:
+            return weight
+        return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
 
     def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.

@@ -8,7 +8,9 @@ from weakref import ref
 
 import pytest
 import torch
-from torch import Tensor
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -162,3 +164,22 @@ def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
         with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
             torch.autograd.grad(total, w, create_graph=True, retain_graph=True)
     torch.autograd.grad(y.sum(), w)
+
+
+@pytest.mark.parametrize("recipe", [FivePoint(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])
+def test_compiled_code_keeps_no_rounded_weights(recipe: FivePoint | str) -> None:
+    torch._dynamo.reset()
+    model = qsim.convert(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)), recipe)
+    kept: list[tuple[int, ...]] = []
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        (output,) = graph.graph.find_nodes(op="output")
+        kept.extend(tuple(node.meta["val"].shape) for node in output.args[0] if node.op != "placeholder")
+        return make_boxed_func(graph.forward)
+
+    compiler = {"fw_compiler": note, "bw_compiler": lambda graph, inputs: make_boxed_func(graph.forward)}
+    backend = aot_autograd(**compiler, partition_fn=min_cut_rematerialization_partition)
+    torch.compile(model, backend=backend)(torch.randn(5, 24)).sum().backward()
+    assert (5, 24) in kept
+    assert not {(24, 40), (40, 24)} & set(kept)
+    torch._dynamo.reset()
