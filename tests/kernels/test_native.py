@@ -43,6 +43,8 @@ x = torch.randn(40, 32)
 for format in ("e4m3", "int8", "nvfp4"):
     qsim.quantize(x, format), qsim.quantize(x, format, "stochastic", seed=1)
 qsim.decode(qsim.encode(x, "e4m3"), "e4m3")
+y = qsim.quantize(x, "e4m3")
+qsim.matmul(y, y.T, "h100_fp8"), qsim.matmul(y, y.T, qsim.accumulators.Rounded("fp16", rounding="stochastic"), seed=1)
 """
 
 

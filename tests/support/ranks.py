@@ -33,7 +33,6 @@ GRACE = 3.0
 #: Modules that take seconds to import and compute nothing at import.
 IMPORTED = [
     "qsim",
-    "support.numba_ready",
     "torch._inductor.config",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

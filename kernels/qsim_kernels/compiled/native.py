@@ -29,7 +29,7 @@ _ROOM = Path(__file__).parent
 _SOURCES = (
     *sorted((_ROOM / "loops").glob("*.py")),
     _ROOM / "building.py",
-    *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "tallies.py")),
+    *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "sums.py", "tallies.py")),
 )
 _DIGEST = hashlib.sha256().digest_size
 _addresses: dict[str, int] = {}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import plan
-from qsim_kernels.compiled.sum_loops import NONE, Course, Onto, Unit, aligned_loop, rounded_loop
-from qsim_kernels.compiled.threads import in_parts
-from qsim_kernels.compiled.two_step_loop import Steps, two_step_loop
+from qsim_kernels.compiled.jobs import address_of, bits_of, packed
+from qsim_kernels.compiled.native import Native
+from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.reference.rounding import one_nan
@@ -24,10 +25,71 @@ from qsim_kernels.sums import (
     Sum,
     TwoStep,
     chunk_sum,
-    is_stochastic,
     noise_indices,
     roundings_per_term,
 )  # fmt: skip
+
+_ALIGNED, _ROUNDED = Loop("sums", "aligned"), Loop("sums", "rounded")
+_TWO_STEP = Loop("two_step", "two_step")
+_ONTO = {mode: Native("doubles", mode.name.lower(), 4) for mode in Mode}
+#: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.
+_WIDTH, _ROWS = 128, 7 + 64
+#: The most random numbers that are drawn for them at once.
+_NUMBERS = 1 << 15
+#: Elements that share a block of random bits.
+_SERVED = 8
+#: The exponent of zero, below those of all products.
+_NONE = -4096
+_CPU = torch.device("cpu")
+_EMPTY = torch.empty(0, dtype=torch.int16, device=_CPU)
+
+
+class Product(NamedTuple):
+    """A product of matrices, in the order in which `loops.sums` reads it; addresses are 0 where there is nothing.
+
+    Attributes:
+        out: Address of the results, `[batch * rows, columns]`, float64, as all numbers.
+        a: Address of the left matrices, `[batch * rows, length]`.
+        b: Address of the right ones, `[batch, length, columns]`, or transposed.
+        exponents_a: Address of the exponents of `a`, int16, where products are aligned.
+        exponents_b: The same for `b`.
+        rows: The number of rows of a matrix.
+        columns: The number of columns of the result.
+        length: The number of products in a sum.
+        every: The number of products in a short sum; 0 for one sum that is not promoted.
+        unit: Address of a `loops.sums.Unit`.
+        course: Address of a `loops.sums.Course`.
+        seed: Of the random bits.
+        stream: Which of the seed's streams.
+        offset: Index of the first.
+        stride: The number of random bits' indices that belong to an element; 0 if nothing is drawn.
+        inner: The number of them that belong to a short sum.
+        width: The number of elements of a row that are computed together.
+        room: Address of room for numbers, for each part.
+        words: The room of one part, in 64-bit words.
+        part: Rows of a part.
+    """
+
+    out: int
+    a: int
+    b: int
+    exponents_a: int
+    exponents_b: int
+    rows: int
+    columns: int
+    length: int
+    every: int
+    unit: int
+    course: int = 0
+    seed: int = 0
+    stream: int = 0
+    offset: int = 0
+    stride: int = 0
+    inner: int = 0
+    width: int = 0
+    room: int = 0
+    words: int = 0
+    part: int = 0
 
 
 def accumulate_into(
@@ -41,7 +103,8 @@ def accumulate_into(
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`."""
-    if not out.numel() or not a.shape[-1]:
+    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
+    if not out.numel() or not length:
         out.zero_()
         return
     if isinstance(how, BlockScaled) and how.exact:
@@ -50,29 +113,27 @@ def accumulate_into(
     if isinstance(how, (BlockScaled, TwoStep)):
         _in_unit(out, a, b, how, scales)
         return
-    rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
-    result, every = out.view(-1, columns), how.every if isinstance(how, Promoted) else 0
-    inner = how.inner if isinstance(how, Promoted) else how
+    inner, every = (how.inner, how.every) if isinstance(how, Promoted) else (how, 0)
     unit = inner if isinstance(inner, Aligned) else chunk_sum(inner)
     is_aligned = isinstance(inner, Aligned) or inner.chunk > 1
-    left = _as_double(a).reshape(-1, length)
-    right = _as_double(b.mT).reshape(-1, columns, length) if is_aligned else _as_double(b).reshape(-1, length, columns)
-    if is_aligned:
-        exponents = [_exponents(left, unit.low_a), _exponents(right, unit.low_b)]
-    else:
-        exponents = [torch.empty(1, 0, dtype=torch.int16), torch.empty(1, columns, 0, dtype=torch.int16)]
-    # Rounded sums are written as float64 for any dtype of the result, so that their loop is compiled once.
-    sums = result if isinstance(inner, Aligned) or result.dtype == torch.float64 else torch.empty_like(result, dtype=torch.float64)
-    arrays = [x.numpy() for x in (sums, left, right, *exponents)]
+    left, right = _as_double(a), _as_double(b.mT if is_aligned else b)
+    of_left, of_right = (_exponents(left, unit.low_a), _exponents(right, unit.low_b)) if is_aligned else (_EMPTY, _EMPTY)
+    result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
+    operands = left.data_ptr(), right.data_ptr(), of_left.data_ptr(), of_right.data_ptr()
+    count, row, numbers = left.numel() // length, columns * length, _unit(unit)
+    product = Product(result.data_ptr(), *operands, rows, columns, length, every, address_of(numbers))
     if isinstance(inner, Aligned):
-        numbers = _unit(inner)
-        in_parts(lambda first, count: aligned_loop(*arrays, first, count, rows, every, numbers), len(left), columns * length)
+        _ALIGNED.share(packed(product), count, row)
     else:
-        course = _course(inner, is_stochastic(how))
-        short = noise_indices(inner, every) if every else 0
-        random = (0 if seed is None else int(seed), stream, offset, noise_indices(how, length), short)
-        in_parts(lambda first, count: rounded_loop(*arrays, first, count, rows, every, course, random), len(left), columns * length)
-    result.copy_(sums)
+        stride, short = noise_indices(how, length), noise_indices(inner, every) if every else 0
+        width, threads = min(columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
+        words, part, course = _ROWS * _WIDTH + stride * width + _SERVED, -(-count // threads), _course(inner)
+        room = torch.empty(threads * words, dtype=torch.int64, device=_CPU)
+        random = 0 if seed is None else int(seed), stream, offset, stride, short
+        product = Product(*product[:10], address_of(course), *random, width, room.data_ptr(), words, part)
+        _ROUNDED.share(packed(product), count, row, part)
+    if result is not out:
+        out.copy_(result)
     out.copy_(one_nan(out))
 
 
@@ -86,15 +147,16 @@ def _in_unit(out: Tensor, a: Tensor, b: Tensor, how: BlockScaled | TwoStep, scal
             assert isinstance(how, BlockScaled)
             factors = _as_double(scales[i]).repeat_interleave(how.group, -1)[..., :length]
             exponents[i] += _exponents(factors, how.low_scale)
-            operands[i] = operands[i] * factors
-    shapes, result = ((-1, length), (-1, columns, length)), out.view(-1, columns)
-    arrays = [result.numpy(), *(x.reshape(shape).numpy() for x, shape in zip((*operands, *exponents), shapes * 2, strict=True))]
+            operands[i] = (operands[i] * factors).contiguous()
+    result = torch.empty_like(out, dtype=torch.float64)
     if isinstance(how, TwoStep):
-        steps = Steps(how.block, how.fraction, how.second, how.apart)
-        in_parts(lambda first, count: two_step_loop(*arrays, first, count, rows, steps), len(result), columns * length)
+        loop, unit = _TWO_STEP, packed((how.block, how.fraction, how.second, how.apart))
     else:
-        unit = _unit(Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b))
-        in_parts(lambda first, count: aligned_loop(*arrays, first, count, rows, 0, unit), len(result), columns * length)
+        loop, unit = _ALIGNED, _unit(Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b))
+    where = [x.data_ptr() for x in (*operands, *exponents)]
+    product = Product(result.data_ptr(), where[0], where[1], where[2], where[3], rows, columns, length, 0, address_of(unit))
+    loop.share(packed(product), operands[0].numel() // length, columns * length)
+    out.copy_(result)
     out.copy_(one_nan(out))
 
 
@@ -106,26 +168,35 @@ def _exponents(x: Tensor, low: int) -> Tensor:
     """The exponents of numbers, at least `low`; that of infinities and NaN does not matter."""
     found = (x.view(torch.int64) >> 52 & 0x7FF) - 1023
     found = torch.where(x.isfinite(), found, low).clamp_(min=low)
-    return torch.where(x == 0, NONE, found).to(torch.int16)
+    return torch.where(x == 0, _NONE, found).to(torch.int16)
 
 
-@lru_cache(maxsize=256)
-def _onto(grid: Grid, rule: Rule) -> Onto:
+@cache
+def _onto(grid: Grid, rule: Rule) -> tuple[int, ...]:
     how = plan(grid, wide=True)
     patterns = how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under
-    return Onto(*patterns, how.scale, how.signed, how.negative_zero, how.zero, rule.mode, rule.bits, rule.correction, rule.saturate)
+    return *patterns, bits_of(how.scale), how.signed, how.negative_zero, how.zero, rule.bits, rule.correction, rule.saturate
 
 
-@lru_cache(maxsize=256)
-def _unit(how: Aligned) -> Unit:
+@cache
+def _unit(how: Aligned) -> bytes:
     end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
-    return Unit(_onto(how.grid, Rule(how.mode, 0, correction=False, saturate=False)), end, how.grid.exponent, how.block, how.fraction)
+    onto = _onto(how.grid, Rule(how.mode, 0, correction=False, saturate=False))
+    return packed((how.mode == Mode.NEAREST, bits_of(end), how.grid.exponent, how.block, how.fraction, *onto))
 
 
-@lru_cache(maxsize=256)
-def _course(how: Rounded, draws: bool) -> Course:
-    onto, product = _onto(how.grid, how.rule), None
+@cache
+def _course(how: Rounded) -> bytes:
+    product = 0, 0
     if how.product is not None and how.product_rule is not None:
-        product = _onto(how.product, how.product_rule)
-    unit, each = _unit(chunk_sum(how)), roundings_per_term(how)
-    return Course(onto, product or onto, product is not None, unit, how.chunk, how.order, each, draws)
+        product = _rounding(how.product, how.product_rule)
+    return packed((*_rounding(how.grid, how.rule), *product, how.chunk, how.order, roundings_per_term(how)))
+
+
+def _rounding(grid: Grid, rule: Rule) -> tuple[int, int]:
+    """The addresses of the loop that rounds rows and of its numbers."""
+    return _ONTO[Mode(rule.mode)].address, address_of(_kept(_onto(grid, rule)))
+
+
+#: Numbers in memory that others refer to: they are kept for good.
+_kept = cache(packed)

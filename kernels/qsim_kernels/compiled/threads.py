@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -69,34 +68,3 @@ def _in_threads_of_python(pool: ThreadPoolExecutor, function: int, argument: int
     run(argument)
     for other in begun:
         other.result()
-
-
-_local = threading.local()
-
-
-def in_parts(loop: Callable[[int, int], None], count: int, row: int = 1) -> None:
-    """Run a function of Python over `count` elements, or over rows of that many; it gets the start and the length of its part."""
-    parts = min(torch.get_num_threads(), count * row // (2 * GRAIN), count)
-    # A part never waits for parts of its own: all threads could end up waiting.
-    if parts < 2 or getattr(_local, "is_part", False):
-        loop(0, count)
-        return
-
-    def part(at: int, size: int) -> None:
-        _local.is_part = True
-        try:
-            loop(at, size)
-        finally:
-            _local.is_part = False
-
-    size = -(-count // parts)
-    begun = [_pool(os.getpid(), parts).submit(part, at, min(size, count - at)) for at in range(size, count, size)]
-    part(0, size)
-    for other in begun:
-        other.result()
-
-
-@lru_cache(maxsize=1)
-def _pool(process: int, count: int) -> ThreadPoolExecutor:
-    """The thread pool of a process; a forked child does not inherit its threads."""
-    return ThreadPoolExecutor(count, "qsim")

@@ -1,16 +1,15 @@
-"""Products of matrices whose sums have two steps, in a loop compiled by Numba; see `TwoStep` in `qsim_kernels.sums`."""
+"""Products of matrices whose sums have two steps; see `TwoStep` in `qsim_kernels.sums`."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from qsim_kernels.carrier import DOUBLE
-from qsim_kernels.compiled.loops.bits import as_double, as_long
+from qsim_kernels.compiled.loops.bits import as_double, as_long, doubles, longs, numbers, part, shorts
 
-_MANTISSA, _BIAS = DOUBLE.mantissa, DOUBLE.bias
+_MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
 #: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that stands for infinity's.
 _LEAST_PRODUCT, _LEAST_RUNNING, _ABOVE = -300, -126, 512
 #: From here on products are infinite.
@@ -28,19 +27,19 @@ class Steps(NamedTuple):
     apart: bool
 
 
-@numba.njit(error_model="numpy")
+@part
 def _power(exponent):
     """A power of two."""
     return as_double(_i64(exponent + _BIAS) << _MANTISSA)
 
 
-@numba.njit(error_model="numpy")
+@part
 def _rounded_down(x, exponent):
     """A number rounded down to a multiple of a power of two."""
     return np.floor(x * _power(-exponent)) * _power(exponent)
 
 
-@numba.njit(error_model="numpy")
+@part
 def _largest(exponents_a, exponents_b, first, stop):
     """The largest exponent of every other product."""
     found = _i64(_LEAST_PRODUCT)
@@ -49,7 +48,7 @@ def _largest(exponents_a, exponents_b, first, stop):
     return found
 
 
-@numba.njit(error_model="numpy")
+@part
 def _truncated_sum(a, b, first, stop, exponent):
     """The exact sum of every other product, each truncated to a multiple of a power of two."""
     up, units = _power(-exponent), 0.0
@@ -59,12 +58,12 @@ def _truncated_sum(a, b, first, stop, exponent):
     return units * _power(exponent)
 
 
-@numba.njit(error_model="numpy")
-def _two_step(a, b, exponents_a, exponents_b, how):
+@part
+def _two_step(a, b, exponents_a, exponents_b, length, how):
     """One sum."""
     total = 0.0
-    for start in range(0, len(a), how.block):
-        stop = min(start + how.block, len(a))
+    for start in range(0, length, how.block):
+        stop = min(start + how.block, length)
         even, odd = _largest(exponents_a, exponents_b, start, stop), _largest(exponents_a, exponents_b, start + 1, stop)
         top = max(even, odd)
         if not how.apart:
@@ -75,29 +74,31 @@ def _two_step(a, b, exponents_a, exponents_b, how):
         running = min(max((as_long(total) >> _MANTISSA & 0x7FF) - _BIAS, _LEAST_RUNNING), _ABOVE)
         top = max(top, running)
         kept = _rounded_down(total, top - how.fraction)
-        if how.apart and running < top - how.fraction - 1 and np.isfinite(total):
+        if how.apart and running < top - how.fraction - 1 and as_long(total) & _NAN < _INFINITY:
             kept = 0.0
         # The sum of two zeros of either sign is +0.
         total = np.float64(_f32(_rounded_down(products, top - how.second) + kept + 0.0))
     return total
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def two_step_loop(out, a, b, exponents_a, exponents_b, first, count, rows, how):
+def two_step(job_at, first, count):
     """Write some rows of a product.
 
     Args:
-        out: `[batch * rows, columns]`, float32.
-        a: `[batch * rows, length]`, float64.
-        b: `[batch, columns, length]`, float64.
-        exponents_a: Exponents of `a`, int16.
-        exponents_b: Exponents of `b`, int16.
+        job_at: Address of a `compiled.sums.Product`, whose right matrices are transposed, with the address of `Steps` as its unit.
         first: The first row.
         count: The number of rows.
-        rows: The number of rows of a matrix.
-        how: `Steps`.
     """
+    out_at, a, b, exponents_a, exponents_b, rows, columns, length, _, how_at = numbers(job_at, 10)
+    out, n = doubles(out_at), longs(how_at)
+    how = Steps(n[0], n[1], n[2], n[3] != 0)
     for row in range(first, first + count):
-        batch = row // rows
-        for column in range(b.shape[1]):
-            out[row, column] = _two_step(a[row], b[batch, column], exponents_a[row], exponents_b[batch, column], how)
+        for column in range(columns):
+            x, y = row * length, (row // rows * columns + column) * length
+            left, right, of_left, of_right = (
+                doubles(a + 8 * x),
+                doubles(b + 8 * y),
+                shorts(exponents_a + 2 * x),
+                shorts(exponents_b + 2 * y),
+            )
+            out[row * columns + column] = _two_step(left, right, of_left, of_right, length, how)
