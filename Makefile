@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WARM := $(VENV)/.warm
 # Python compiles the few modules that are imported and must be allowed to keep them: pip would compile every module of every package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,8 +24,13 @@ docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an e
 test: $(READY) ## lint, the site, the distribution, every test, every example in a docstring and all code on the site
 	@$(MAKE) --no-print-directory -j4 lint docs dist pytest && echo "lint, docs, dist and tests passed"
 
-pytest: $(READY)
+pytest: $(WARM)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+# One process compiles to bytecode what tests import; in the first run, all would do so at the same time. Errors are left to the tests.
+$(WARM): $(READY)
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1 || true
+	@touch $@
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

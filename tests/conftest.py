@@ -39,6 +39,9 @@ os.environ.setdefault("TORCH_COMPILE_CACHE_KEY_TAG", hashlib.sha256(b"".join(pat
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}_{kernels}")
 
+# Compilers make millions of objects, few of them garbage in cycles: Python's own thresholds spend a sixth of their time looking for it.
+gc.set_threshold(50_000, 20, 20)
+
 hypothesis.settings.register_profile("qsim", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.load_profile("qsim")
 

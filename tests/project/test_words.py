@@ -8,9 +8,8 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,16 +49,21 @@ def files(*endings: str) -> Iterator[Path]:
     yield from (path for ending in endings for path in ROOT.glob(f"*{ending}"))
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    """The syntax of Python code."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def prose(source: str) -> str:
     """The comments and strings of Python code, in which names and keywords do not count."""
     comments = [
         token.string.strip("#: ") for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT
     ]
-    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    strings = [node.value for node in nodes(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return "\n".join([*strings, *comments])
 
 
-@pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
     """The words of every file, with line breaks as blanks."""
     found = {path: path.read_text(encoding="utf-8") for path in files(".py", ".md", ".ipynb") if path != Path(__file__)}
@@ -69,15 +73,19 @@ def texts() -> dict[str, str]:
 def docstrings() -> Iterator[tuple[str, str]]:
     """Every docstring, with its file."""
     for path in files(".py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path.read_text(encoding="utf-8")):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 yield str(path.relative_to(ROOT)), ast.get_docstring(node) or ""
 
 
-@pytest.mark.parametrize(("pattern", "better"), PHRASES.items(), ids=PHRASES)
-def test_phrases_do_not_come_back(texts: dict[str, str], pattern: str, better: str) -> None:
-    found = [(name, text[max(0, at.start() - 40) : at.end() + 40]) for name, text in texts.items() for at in re.finditer(pattern, text)]
-    assert not found, f"write {better!r} instead:\n" + "\n".join(f"{name}: …{words}…" for name, words in found)
+def test_phrases_do_not_come_back() -> None:
+    found = [
+        f"{name}: …{text[max(0, at.start() - 40) : at.end() + 40]}…: write {better!r} instead"
+        for name, text in texts().items()
+        for pattern, better in PHRASES.items()
+        for at in re.finditer(pattern, text)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_docstrings_open_with_a_verb_or_the_thing() -> None:
