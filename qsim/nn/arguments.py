@@ -14,6 +14,7 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
 from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.product.scaled_checks import check_matmul
 from qsim.nn.transforms import check_transforms
 from qsim.random.streams import own_rank
 from qsim.recipes.five_point import FivePoint
@@ -21,29 +22,34 @@ from qsim.recipes.recipe import Recipe
 from qsim_kernels.ops.direct import DISPATCHED, operators
 
 
-def plan_for(points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None) -> ProductPlan | None:
+def plan_for(
+    points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None = None, *, two_inputs: bool = False
+) -> ProductPlan | None:
     """The plan of a product with points, or `None` if there is nothing to round.
 
     Arguments are checked where no plan is known for their kind. A plan is found by all that these checks depend on.
     """
     ops = operators(a, w, bias)
     if ops is DISPATCHED or type(points) is not FivePoint or points.is_delayed:
-        return _checked_plan(points, product, a, w, bias)
+        return _checked_plan(points, product, a, w, bias, two_inputs=two_inputs)
     device = a.device
     lower = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     rank = own_rank() if points.is_stochastic else 0
-    key = ops, product, a.dtype, w.dtype, w.dim(), device, w.device, None if bias is None else (bias.device, bias.dtype), lower, rank
+    of_bias = None if bias is None else (bias.device, bias.dtype)
+    key = ops, product, two_inputs, a.dtype, w.dtype, w.dim(), device, w.device, of_bias, lower, rank
     plan: ProductPlan | None = points.plans.get(key)
     if plan is None:
-        plan = points.plans[key] = _checked_plan(points, product, a, w, bias)
+        plan = points.plans[key] = _checked_plan(points, product, a, w, bias, two_inputs=two_inputs)
     return plan
 
 
-def _checked_plan(points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None) -> ProductPlan | None:
+def _checked_plan(points: object, product: Product, a: Tensor, w: Tensor, bias: Tensor | None, *, two_inputs: bool) -> ProductPlan | None:
     if not rounds(points, a, w):
         return None
-    x, weight, shift, dtype = operands(a, w, bias, points)
-    plan = plan_of(Setting(points, product, dtype=dtype), x, weight)
+    if two_inputs and points.is_scaled:
+        check_matmul(points)
+    x, weight, shift, dtype = operands(a, w, bias, points, two_inputs=two_inputs)
+    plan = plan_of(Setting(points, product, two_inputs, dtype=dtype), x, weight)
     return plan if dtype is None else replace(plan, casts=(x.dtype, weight.dtype, dtype if shift is None else shift.dtype))
 
 
@@ -79,7 +85,7 @@ def recipe_hint(points: object) -> str:
 
 
 def operands(
-    a: Tensor, b: Tensor, bias: Tensor | None, points: FivePoint, two_inputs: bool = False
+    a: Tensor, b: Tensor, bias: Tensor | None, points: FivePoint, *, two_inputs: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None, torch.dtype | None]:
     """The arguments of a product, checked, and the dtype of its result under autocast.
 

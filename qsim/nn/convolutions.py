@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, operands, rounds
-from qsim.nn.dispatch import product_of
+from qsim.nn.arguments import check_bias, plan_for, rounds
+from qsim.nn.dispatch import planned
 from qsim.nn.product.convolution import Convolution
-from qsim.nn.product.plans import Setting
 from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
@@ -180,13 +179,14 @@ def _conv(
     if groups > 1 and points.is_scaled:
         check_groups(name, points, transposed)
     check_bias(name, bias, weight.shape[1] * groups if transposed else weight.shape[0])
-    x, weight, bias, dtype = operands(x, weight, bias, points)
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
     product = Convolution(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
-    result = product_of(batched, weight, bias, Setting(points, product, dtype=dtype), stream)
+    plan = plan_for(points, product, batched, weight, bias)
+    assert plan is not None  # there is something to round
+    result = planned(batched, weight, bias, plan, stream)
     return result if x.dim() == dims + 2 else result.squeeze(0)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, distributed, nn
 
-from qsim.nn.product.autograd import five_point_product, planned_product
+from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.embedding import five_point_embedding
-from qsim.nn.product.plans import ProductPlan, Setting
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.transforms import transformed_lookup, transformed_product
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import DISPATCHED
@@ -16,31 +16,18 @@ _WHOLE = (Tensor, nn.Parameter)
 
 
 def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
-    """The product of a plan."""
+    """The product of a plan, of whole tensors or of distributed ones."""
     if plan.casts is not None:
         of_a, of_w, of_bias = plan.casts
         a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
     if plan.ops is DISPATCHED:
         if _is_distributed(a, w, bias):
-            return _sharded(a, w, bias, plan.setting, stream)
+            from qsim.nn.sharded.product import sharded_product
+
+            return sharded_product(a, w, bias, plan.setting, stream)
         if torch._C._are_functorch_transforms_active():
-            return transformed_product(a, w, bias, plan.setting)
+            return transformed_product(a, w, bias, plan)
     return planned_product(a, w, bias, plan, stream)
-
-
-def product_of(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
-    """The product of whole tensors, or of distributed ones."""
-    if _is_distributed(a, w, bias):
-        return _sharded(a, w, bias, setting, stream)
-    if torch._C._are_functorch_transforms_active():
-        return transformed_product(a, w, bias, setting)
-    return five_point_product(a, w, bias, setting, stream)
-
-
-def _sharded(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int) -> Tensor:
-    from qsim.nn.sharded.product import sharded_product
-
-    return sharded_product(a, w, bias, setting, stream)
 
 
 def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim.nn.arguments import check_bias, operands, plan_for, rounds
+from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from qsim.nn.dispatch import lookup_of, planned, product_of
+from qsim.nn.dispatch import lookup_of, planned
 from qsim.nn.product import bilinear
-from qsim.nn.product.plans import Setting
-from qsim.nn.product.scaled_checks import check_lookup, check_matmul
+from qsim.nn.product.scaled_checks import check_lookup
 from qsim.recipes.five_point import FivePoint
 
 __all__ = [
@@ -67,16 +66,14 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         tensor([[1., 0.],
                 [0., 2.]])
     """
-    if not rounds(points, a, b):
-        return torch.matmul(a, b)
-    if points.is_scaled:
-        check_matmul(points)
-    a, b, _, dtype = operands(a, b, None, points, two_inputs=True)
-    if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
-        raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
     left = a.unsqueeze(0) if a.dim() == 1 else a
     right = b.unsqueeze(1) if b.dim() == 1 else b
-    result = product_of(left, right, None, Setting(points, bilinear.MATMUL, two_inputs=True, dtype=dtype))
+    plan = plan_for(points, bilinear.MATMUL, left, right, two_inputs=True)
+    if plan is None:
+        return torch.matmul(a, b)
+    if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
+        raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    result = planned(left, right, None, plan)
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 

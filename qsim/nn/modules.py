@@ -138,7 +138,7 @@ class Linear(FivePointModule, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        points = self.points_in_use
+        points = self.points_in_use if self.points.is_delayed else self.points
         return functional.linear(input, self.weight, self.bias, points, stream=self.stream if points.weight_is_stochastic else 0)
 
 

@@ -11,7 +11,7 @@ from torch._C._functorch import TransformType
 from qsim.nn.histories import Recorded
 from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.once import once
-from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import beyond, leaves_factor
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim_kernels.ops.direct import DISPATCHED
@@ -41,9 +41,8 @@ def _error(what: str) -> RuntimeError:
     return RuntimeError(f"{what} do not support the transforms of torch.func (grad, vmap, …): {_INSTEAD}")
 
 
-def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
-    """`five_point_product` under a transform: the same roundings and products."""
-    plan = plan_of(setting, a, w)
+def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
+    """`planned_product` under a transform: the same roundings and products."""
     _check_levels(plan)
     with without_autocast(a.device):
         return _Product.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
@@ -69,7 +68,7 @@ class _Product(torch.autograd.Function):
         held = plan.carriers[0].dtype
         first, left_a = plan.first.forward.round(DISPATCHED, a, None, held)
         second, left_w = plan.second.forward.round(DISPATCHED, w, None, held)
-        return plan.product.forward(first, second, bias, plan.arithmetic(DISPATCHED, 0, left_a, left_w, None))
+        return plan.setting.product.forward(first, second, bias, plan.arithmetic(DISPATCHED, 0, left_a, left_w, None))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -83,7 +82,7 @@ class _Product(torch.autograd.Function):
         a, w = ctx.saved_tensors
         plan: ProductPlan = ctx.plan
         _check_levels(plan)
-        of_bias = plan.product.grad_bias(g).to(ctx.bias_dtype) if ctx.bias_dtype is not None else None
+        of_bias = plan.setting.product.grad_bias(g).to(ctx.bias_dtype) if ctx.bias_dtype is not None else None
         with without_autocast(g.device):
             of_a = _gradient(plan, 1, g, w, a) if ctx.needs_input_grad[0] else None
             of_w = _gradient(plan, 2, g, a, w) if ctx.needs_input_grad[1] else None
@@ -100,7 +99,7 @@ def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tens
     site, operand = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
     rounded_g, left_g = site.round(DISPATCHED, g, None, held)
     rounded, left = operand.backward.round(DISPATCHED, other, None, held)
-    multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
+    multiply = plan.setting.product.grad_a if index == 1 else plan.setting.product.grad_w
     found = multiply(rounded_g, rounded, own.shape, plan.arithmetic(DISPATCHED, index, left_g, left, None))
     clip = plan.clips[index - 1]
     return found if clip is None else torch.where(beyond(own, clip), 0.0, found)

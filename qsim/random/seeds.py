@@ -43,14 +43,16 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=_CPU)
 
 
-def drawn(device: torch.device) -> Tensor:
-    """A seed from torch's own generator; see `seed_tensor`."""
-    return torch.randint(LARGEST, (), device=device if _repeats(device) else _CPU)
+def drawn(device: torch.device, ops: Operators = DISPATCHED) -> Tensor:
+    """A seed from torch's own generator, for a product with some operators; see `seed_tensor`."""
+    return torch.randint(LARGEST, (), device=device if _repeats(device, ops) else _CPU)
 
 
-def _repeats(device: torch.device) -> bool:
+def _repeats(device: torch.device, ops: Operators = DISPATCHED) -> bool:
     """Whether calls on a device are recorded, to be repeated later."""
-    return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    if ops is DISPATCHED and torch.compiler.is_compiling():
+        return True
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def fresh_seed() -> int:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
-from qsim.nn.arguments import operands, rounds
+from qsim.nn.arguments import operands, plan_for, rounds
 from qsim.nn.calls.points import Weight, points_of_activations, weight_of
-from qsim.nn.dispatch import product_of
+from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import five_point_product
@@ -60,9 +60,8 @@ def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
     """`a @ w`: a linear layer, or a batch of them."""
     if w.dim() == 2 and not _is_better_in_place(w, own.points):
         return functional.linear(a, w.mT, None, own.points, stream=own.stream)
-    rounds(own.points, a, w)
-    a, w, _, dtype = operands(a, w, None, own.points)
-    return product_of(a, w, None, Setting(own.points, bilinear.MATMUL, dtype=dtype), own.stream)
+    plan = plan_for(own.points, bilinear.MATMUL, a, w)
+    return torch.matmul(a, w) if plan is None else planned(a, w, None, plan, own.stream)
 
 
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:

@@ -80,18 +80,26 @@ class Arithmetic(NamedTuple):
 
 def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) -> Tensor:
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
-    if how.adder is not None and not how.factors and (bias is None or how.adder.adds_bias):
-        return how.adder.product(a, b, how.dtype, bias)
-    if how.factors or bias is not None:
-        return rescaled(multiply(a, b, how.widened()), how, how.dtype, bias)
-    if how.exact:
-        return in_dtype(float32.matmul(a, b), how.dtype)
-    if a.dtype == how.dtype:
+    dtype, ops, exact, factors, adder, _ = how
+    if adder is not None and not factors and (bias is None or adder.adds_bias):
+        return adder.product(a, b, dtype, bias)
+    if not factors and bias is None:
+        return _product(a, b, dtype, exact)
+    wide = _WIDE.get(dtype, dtype)
+    product = _product(a, b, wide, exact) if adder is None else adder.product(a, b, wide)
+    return ops.rescaled(product, factors, bias, dtype)  # type: ignore[no-any-return]
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
+    """The product as torch sums it, in a dtype."""
+    if exact:
+        return in_dtype(float32.matmul(a, b), dtype)
+    if a.dtype == dtype:
         return torch.matmul(a, b)
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         product = torch.mm(a, b, out_dtype=torch.float32) if a.dim() == 2 else torch.bmm(a, b, out_dtype=torch.float32)
-        return in_dtype(product, how.dtype)
-    return torch.matmul(a, b).to(how.dtype)
+        return in_dtype(product, dtype)
+    return torch.matmul(a, b).to(dtype)
 
 
 def rescaled(product: Tensor, how: Arithmetic, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:

@@ -36,11 +36,13 @@ def five_point_product(
 
 def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0, groups: Tensor | None = None) -> Tensor:
     """`five_point_product` with its plan."""
-    points = plan.setting.points
-    seed = seeds.drawn(a.device) if points.is_stochastic else None
-    weight_draws = points.weight_is_stochastic and not plan.two_inputs
-    weight_seed = seeds.weight_seed(w, stream, ops=plan.ops) if weight_draws else None
-    return product_with_seeds(a, w, bias, seed, weight_seed, plan, groups)
+    points, ops = plan.setting.points, plan.ops
+    seed = seeds.drawn(a.device, ops) if points.is_stochastic else None
+    weight_draws = points.weight_is_stochastic and not plan.setting.two_inputs
+    weight_seed = seeds.weight_seed(w, stream, ops=ops) if weight_draws else None
+    if ops is DISPATCHED or torch.is_autocast_enabled(a.device.type):
+        return product_with_seeds(a, w, bias, seed, weight_seed, plan, groups)
+    return _apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def product_with_seeds(
@@ -84,17 +86,17 @@ class FivePointProduct(torch.autograd.Function):
     ) -> Tensor:
         # torch reports needs_input_grad for parameters under no_grad, too.
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
-        ops, held = plan.ops, plan.carriers[0].dtype
-        seed_of_w = seed if plan.two_inputs else weight_seed
-        rounded_a, left_a, kept_a = plan.first.round(ops, a, seed, held, needs_w)
-        rounded_w, left_w, kept_w = plan.second.round(ops, w, seed_of_w, held, needs_a)
-        observer = ctx.observer = observers.current()
+        ops, held, first, second = plan.ops, plan.carriers[0].dtype, plan.first, plan.second
+        seed_of_w = seed if plan.setting.two_inputs else weight_seed
+        rounded_a, left_a, kept_a = first.round(ops, a, seed, held, needs_w)
+        rounded_w, left_w, kept_w = second.round(ops, w, seed_of_w, held, needs_a)
+        observer = ctx.observer = observers.current(ops)
         if observer is not None:
-            ctx.noted = plan.first.show(observer, a, kept_a, seed), plan.second.show(observer, w, kept_w, seed_of_w)
-            observer.multiplies(plan.first.forward, plan.second.forward)
+            ctx.noted = first.show(observer, a, kept_a, seed), second.show(observer, w, kept_w, seed_of_w)
+            observer.multiplies(first.forward, second.forward)
         ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
-        scales_a = left_a.scales if left_a is not None and needs_w and plan.first.is_reused else None
-        scales_w = left_w.scales if left_w is not None and needs_a and plan.second.is_reused else None
+        scales_a = left_a.scales if left_a is not None and needs_w and first.is_reused else None
+        scales_w = left_w.scales if left_w is not None and needs_a and second.is_reused else None
         clip_a, clip_w = plan.clips
         beyond_a = beyond(a, clip_a) if needs_a and clip_a is not None else None
         beyond_w = beyond(w, clip_w) if needs_w and clip_w is not None else None
@@ -104,7 +106,7 @@ class FivePointProduct(torch.autograd.Function):
             how = plan.arithmetic(ops, 0, left_a, left_w, seed)
         if groups is not None:
             how = how._replace(groups=groups)
-        return plan.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
+        return plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
     @once
@@ -122,17 +124,18 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w, groups = ctx.saved_tensors
     plan: ProductPlan = ctx.plan
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    ops = operators(g, kept_a, kept_w)
+    # What was kept is as the operands were.
+    ops = DISPATCHED if plan.ops is DISPATCHED else operators(g)
     sites = None if kept_w is None else plan.grad, None if kept_a is None else plan.grad_w
     is_summed = needs_bias and plan.sums_gradient
     upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed)
     of_a = of_w = of_bias = None
     if kept_w is not None:
-        of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.two_inputs else weight_seed, beyond_a, groups)
+        of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.setting.two_inputs else weight_seed, beyond_a, groups)
     if kept_a is not None:
         of_w = _gradient(ctx, 2, ops, upstream, kept_a, scales_a, seed, beyond_w, groups)
     if needs_bias:
-        total = plan.product.grad_bias(g) if upstream.total is None else upstream.total
+        total = plan.setting.product.grad_bias(g) if upstream.total is None else upstream.total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
     return of_a, of_w, of_bias, None, None, None, None, None
 
@@ -174,6 +177,6 @@ def _gradient(
         how = plan.arithmetic(ops, index, left_g, left, upstream.seed)
     if groups is not None:
         how = how._replace(groups=groups)
-    multiply = plan.product.grad_a if index == 1 else plan.product.grad_w
+    multiply = plan.setting.product.grad_a if index == 1 else plan.setting.product.grad_w
     found = multiply(rounded_g, rounded, ctx.shapes[index - 1], how)
     return found if clipped is None else found.masked_fill_(clipped, 0.0)

@@ -76,16 +76,15 @@ class Linear:
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
-        found = multiply(rows(g), w, how)
-        return found if g.dim() == 2 else found.view(a_shape)
+        return multiply(g, w, how) if g.dim() == 2 else multiply(rows(g), w, how).view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(rows(g).t(), rows(a), how)
+        return multiply(g.t(), a, how) if g.dim() == 2 else multiply(rows(g).t(), rows(a), how)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
-        return rows(g).sum(0)
+        return g.sum(0) if g.dim() == 2 else rows(g).sum(0)
 
 
 LINEAR = Linear()

@@ -104,8 +104,9 @@ class FivePointEmbedding(torch.autograd.Function):
         ctx.how = spelled_lookup(points, ctx.site, weight.dtype)
         ctx.sum_stream = streams.rank_stream(SUM_W, None if draws is None or draws.sums is None else draws.sums[2])
         ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
-        table = site.round(operators(weight), weight, weight_seed, weight.dtype)[0]
-        ctx.observer = observers.current()
+        ops = operators(weight)
+        table = site.round(ops, weight, weight_seed, weight.dtype)[0]
+        ctx.observer = observers.current(ops)
         if ctx.observer is not None and site.quantizer is not None:
             ctx.observer.rounds(site, weight, weight_seed)
         # A process that holds some of a table's rows gets negative indices for the others, which are not to be summed.

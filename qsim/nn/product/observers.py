@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from qsim_kernels.ops.direct import DISPATCHED, Operators
+
 if TYPE_CHECKING:
     from qsim.nn.product.sites import Site
 
@@ -43,9 +45,9 @@ _is_held = False
 _finder: Finder | None = None
 
 
-def current() -> Observer | None:
-    """The observer of the running layer."""
-    return None if torch.compiler.is_compiling() else _current
+def current(ops: Operators = DISPATCHED) -> Observer | None:
+    """The observer of a layer that runs with some operators."""
+    return None if ops is DISPATCHED and torch.compiler.is_compiling() else _current
 
 
 def exchange(observer: Observer | None) -> Observer | None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from qsim.accumulators.chips import Chip
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
@@ -91,7 +90,6 @@ class ProductPlan:
     Attributes:
         setting: The configuration that it follows from.
         ops: The operators of the forward pass.
-        product: The operation.
         dtype: The result's dtype.
         dtypes: The operands' dtypes.
         first: The input.
@@ -99,7 +97,6 @@ class ProductPlan:
         grad: The site that rounds the result's gradient for the gradient of the first operand.
         grad_w: The site that rounds it for the gradient of the second.
         carriers: The carriers of the forward product, and of the products for the gradients of the first and the second operand.
-        two_inputs: Whether the second operand is an input too.
         adds_bias: Whether the bias is added here.
         upstream: The kind of gradient of the result.
         rounds_gradient_once: Whether one rounding of the gradient serves both of its products.
@@ -107,14 +104,12 @@ class ProductPlan:
         clips: For each operand, the function that makes its gradient zero where it saturates, if any.
         sums: The emulated accumulators of the three products, spelled as for the operator; empty if there are none.
         sum_streams: Their streams of random bits.
-        chip: Whether the chip may multiply, if it adds like these.
         arithmetics: The computation of the three products where nothing is left to multiply by and no accumulator adds.
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
     """
 
     setting: Setting
     ops: Operators
-    product: Product
     dtype: torch.dtype
     dtypes: tuple[torch.dtype, torch.dtype]
     first: Operand
@@ -122,7 +117,6 @@ class ProductPlan:
     grad: Site
     grad_w: Site
     carriers: tuple[Carrier, Carrier, Carrier]
-    two_inputs: bool
     adds_bias: bool
     upstream: type[Upstream]
     rounds_gradient_once: bool
@@ -130,7 +124,6 @@ class ProductPlan:
     clips: tuple[Quantizer | None, Quantizer | None]
     sums: tuple[str | None, ...] = ()
     sum_streams: tuple[int, int, int] = (0, 0, 0)
-    chip: Chip = "auto"
     arithmetics: tuple[Arithmetic, ...] = ()
     casts: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
 
@@ -146,8 +139,8 @@ class ProductPlan:
         """
         how = self.sums[index] if self.sums else None
         one, other = one or _NOTHING, other or _NOTHING
-        left, right = (other, one) if index == 2 and not self.product.gradient_first else (one, other)
-        adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.chip, (left.chains, right.chains))
+        left, right = (other, one) if index == 2 and not self.setting.product.gradient_first else (one, other)
+        adder = None if how is None else Adder(how, seed, self.sum_streams[index], self.setting.points.chip, (left.chains, right.chains))
         dtype = (self.dtype, *self.dtypes)[index]
         return Arithmetic(dtype, ops, self.carriers[index].exact, one.factors + other.factors, adder)
 
@@ -225,7 +218,6 @@ def _plan(
     plan = ProductPlan(
         setting,
         ops,
-        product,
         dtype,
         (of_a, of_w),
         first,
@@ -233,7 +225,6 @@ def _plan(
         grad,
         grad_w,
         carriers,
-        setting.two_inputs,
         adds_bias=setting.draws is None or setting.draws.adds_bias,
         upstream=Upstream,
         rounds_gradient_once=grad.stream == grad_w.stream and not (grad.chain or grad_w.chain),
@@ -246,7 +237,6 @@ def _plan(
         if points.accumulate is None
         else spelled_sums(points, product.gradient_first, (first, second, grad, grad_w), (of_a, of_w, dtype)),
         sum_streams=_sum_streams(setting.draws, rank),
-        chip=points.chip,
         arithmetics=tuple(Arithmetic(result, ops, held.exact) for result, held in zip((dtype, of_a, of_w), carriers, strict=True)),
     )
     return plan.on_codes() if may_run_on_chip(plan, dims) and is_chip(device.type, device.index) else plan
@@ -266,7 +256,7 @@ def may_run_on_chip(plan: ProductPlan, dims: int) -> bool:
         dims: The number of dimensions of the second operand.
     """
     sites = (plan.first.forward, plan.first.backward, plan.second.forward, plan.second.backward, plan.grad, plan.grad_w)
-    return plan.chip != "never" and plan.product.merges_rows(dims) and takes_codes(sites, plan.sums)
+    return plan.setting.points.chip != "never" and plan.setting.product.merges_rows(dims) and takes_codes(sites, plan.sums)
 
 
 def _clipping(operand: Operand) -> Quantizer | None:
