@@ -124,8 +124,8 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     seed, weight_seed, kept_a, kept_w, scales_a, scales_w, beyond_a, beyond_w, groups = ctx.saved_tensors
     plan: ProductPlan = ctx.plan
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
-    # What was kept is as the operands were.
-    ops = DISPATCHED if plan.ops is DISPATCHED else operators(g)
+    # What was kept of operands with direct operators is like them.
+    ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
     sites = None if kept_w is None else plan.grad, None if kept_a is None else plan.grad_w
     is_summed = needs_bias and plan.sums_gradient
     upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed)

@@ -76,11 +76,17 @@ class Linear:
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
-        return multiply(g, w, how) if g.dim() == 2 else multiply(rows(g), w, how).view(a_shape)
+        g = g if g.dim() == 2 else rows(g)
+        found = torch.matmul(g, w) if g.dtype == how.dtype and not (how.exact or how.factors or how.adder) else multiply(g, w, how)
+        return found if len(a_shape) == 2 else found.view(a_shape)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
-        return multiply(g.t(), a, how) if g.dim() == 2 else multiply(rows(g).t(), rows(a), how)
+        if g.dim() != 2:
+            g, a = rows(g), rows(a)
+        if g.dtype == how.dtype and not (how.exact or how.factors or how.adder):
+            return torch.matmul(g.t(), a)
+        return multiply(g.t(), a, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """The gradient of the bias."""
