@@ -13,8 +13,8 @@ from qsim.nn.histories import RemembersAmaxes
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.directions import OWN
+from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.observers import Observer
-from qsim.nn.product.once import once
 from qsim.nn.product.sites import Site
 from qsim.random import places, seeds, streams
 from qsim_kernels.ops.direct import operators
@@ -105,7 +105,7 @@ class _RoundGradient(torch.autograd.Function):
         ctx.save_for_backward(seed)
 
     @staticmethod
-    @once
+    @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
         site = Site("backward", ctx.point, streams.rank_stream(_BACKWARD), places.WHOLE, OWN, multiplies=False)

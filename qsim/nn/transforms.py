@@ -10,7 +10,7 @@ from torch._C._functorch import TransformType
 
 from qsim.nn.histories import Recorded
 from qsim.nn.product.autocast import without_autocast
-from qsim.nn.product.once import once
+from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import beyond, leaves_factor
 from qsim.recipes.five_point import POINTS, FivePoint
@@ -77,7 +77,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(a, w)
 
     @staticmethod
-    @once
+    @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, w = ctx.saved_tensors
         plan: ProductPlan = ctx.plan

@@ -15,7 +15,7 @@ from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
 
-from qsim_kernels.triton.device import making  # isort: skip
+from qsim_kernels.triton.device import tile_scales  # isort: skip
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
@@ -72,8 +72,8 @@ def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute all scales in one block in the interpreter, whose time depends on blocks; the kernels' own blocks have 128 scales."""
     if DEVICE.type == "cuda":
         return
-    monkeypatch.setattr(making, "_BLOCK", 2048)
-    making._prepared.cache_clear()
+    monkeypatch.setattr(tile_scales, "_BLOCK", 2048)
+    tile_scales._prepared.cache_clear()
 
 
 @pytest.mark.usefixtures("one_block")

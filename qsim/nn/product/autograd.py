@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
-from qsim.nn.product.once import once
+from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.operands import Upstream
 from qsim.nn.product.plans import ProductPlan, Setting, plan_of
 from qsim.nn.product.sites import beyond
@@ -109,7 +109,7 @@ class FivePointProduct(torch.autograd.Function):
         return plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
 
     @staticmethod
-    @once
+    @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         if not autocasts(g.device):
             return _gradients(ctx, g)

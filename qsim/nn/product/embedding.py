@@ -13,7 +13,7 @@ from qsim.functional.quantizer import is_stochastic
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.directions import LINEAR
-from qsim.nn.product.once import once
+from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.plans import GRAD, SUM_W, WEIGHT, Draws
 from qsim.nn.product.sites import SharedOperand, Site, beyond
 from qsim.nn.product.sums import spelled_lookup
@@ -113,7 +113,7 @@ class FivePointEmbedding(torch.autograd.Function):
         return F.embedding(x if draws is None or ctx.how is None else x.clamp(min=0), table)
 
     @staticmethod
-    @once
+    @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         x, seed, clipped = ctx.saved_tensors
         rows, dtype, padding_idx, scale_grad_by_freq = ctx.facts

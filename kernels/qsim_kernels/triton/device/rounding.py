@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.device.later import round_later
 from qsim_kernels.triton.device.noise import INTERPRETED, STOCHASTIC
 from qsim_kernels.triton.device.toward_zero import add_toward_zero, multiply_add_toward_zero
+from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
 NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.scales import ElementRounding, Restore, ScaleRule, Scales
-from qsim_kernels.triton.device.making import is_e8m0
+from qsim_kernels.triton.device.tile_scales import is_e8m0
 
 _FLOAT32 = torch.finfo(torch.float32).max
 

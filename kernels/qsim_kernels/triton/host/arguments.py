@@ -71,7 +71,7 @@ def _is_fast(how: Plan, rule: Rule) -> bool:
 
 
 def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
-    """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.later`.
+    """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.device.undecided`.
 
     Args:
         variant: The variant that `rounding` returned.

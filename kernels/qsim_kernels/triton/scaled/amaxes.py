@@ -16,7 +16,7 @@ from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
 from qsim_kernels.triton.device.regions import Shape, inside, row_starts
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.scaled.cuts import reading
+from qsim_kernels.triton.scaled.partition import reading
 
 #: Elements of a row that a single program reads at most.
 _SMALL = 1 << 16

@@ -10,14 +10,14 @@ from torch import Tensor
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.scales import ElementRounding, Noise, Scales, Tiles, Turn
-from qsim_kernels.triton.device import making
+from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
-from qsim_kernels.triton.scaled.cuts import cut, cut_between_tiles, is_narrow, reading
+from qsim_kernels.triton.scaled.partition import cut, cut_between_tiles, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.whole import whole_scale_into
@@ -30,7 +30,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     if amaxes.dtype == torch.float64:
         reference.scales_into(out, amaxes, under, scales)
     else:
-        making.scales_into(out, amaxes, under, scales)
+        tile_scales.scales_into(out, amaxes, under, scales)
 
 
 def scales_of_tiles_into(out: Tensor, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, finite: bool, how: Scales) -> None:
@@ -139,7 +139,7 @@ def _on_tiles(
         return None
     clamp = clamp_of_tiles(how, elements, is_under, source if turn is None else torch.float32, target)
     variant, numbers = _rounding(elements, source, target)
-    making_variants, making_numbers = making.making_of(how, is_under)
+    making_variants, making_numbers = tile_scales.making_of(how, is_under)
     constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), int(clamp))
     form = (source, target, is_under, unseeded, kept)
     run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)

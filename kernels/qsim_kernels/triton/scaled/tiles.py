@@ -8,10 +8,10 @@ import triton.language as tl
 from qsim_kernels.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
-from qsim_kernels.triton.device.making import MAKING, as_making, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, place_of, store_region
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
+from qsim_kernels.triton.device.tile_scales import MAKING, as_making, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
-from qsim_kernels.triton.device.making import MAKING, as_making, making_of, tile_scales
+from qsim_kernels.triton.device.tile_scales import MAKING, as_making, making_of, tile_scales
 from qsim_kernels.triton.device.values import as_numbers
 from qsim_kernels.triton.host.launcher import Launch, launcher
 

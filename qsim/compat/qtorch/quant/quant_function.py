@@ -13,7 +13,7 @@ from qsim import rounding as roundings
 from qsim.compat.qtorch.number import BlockFloatingPoint, FixedPoint, FloatingPoint, Number
 from qsim.formats.base import check_flag, check_integer
 from qsim.functional.arguments import check_input
-from qsim.nn.product.once import once
+from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.random import seeds, streams
 from qsim.rounding import Rounding
 
@@ -191,6 +191,6 @@ class _RoundBothWays(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once
+    @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         return ctx.how.gradient(g, *ctx.saved_tensors), None, None, None

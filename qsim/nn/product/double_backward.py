@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 Gradients = TypeVar("Gradients")
 
 
-def once(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+def refuses_double_backward(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Raise an error for a backward pass that autograd would record.
 
     torch's `once_differentiable` raises only if the upstream gradient has a history. After a plain sum it has none; then the result would
