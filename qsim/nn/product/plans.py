@@ -274,15 +274,15 @@ def _tensors(setting: Setting, merges: bool, rank: int, compiles: bool) -> tuple
     forward, of_grad, of_grad_w = (None if point is None else point.transform for point in (points.act, points.grad, own_grad_w))
     acts, weights = (points.act, points.act_bwd), (points.weight, points.weight_bwd)
     streams = rank_stream(ACT, draws.first), rank_stream(ACT_BWD, draws.first)
-    first = _operand("act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), merges, shares.first, keeps_codes=not compiles)
+    first = _operand(
+        "act", acts, streams, (lies.act, lies.act_bwd), (forward, of_grad_w), shares.first, merges=merges, keeps_codes=not compiles
+    )
+    along = lies.weight, lies.weight_bwd
     if setting.two_inputs:
         streams = rank_stream(ACT, draws.second) ^ SECOND, rank_stream(ACT_BWD, draws.second) ^ SECOND
-        second = _operand(
-            "act", acts, streams, (lies.weight, lies.weight_bwd), (forward, of_grad), False, shares.second, keeps_codes=not compiles
-        )
+        second = _operand("act", acts, streams, along, (forward, of_grad), shares.second, keeps_codes=not compiles)
     else:
-        along, transforms = (lies.weight, lies.weight_bwd), (forward, of_grad)
-        second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, transforms, False, shares.second, draws.place)
+        second = _operand("weight", weights, (WEIGHT, WEIGHT_BWD), along, (forward, of_grad), shares.second, draws.place)
     number = rank_stream(GRAD, draws.gradient)
     grad = Site("grad", points.grad, number, WHOLE, lies.grad, merges, of_grad, shares.result)
     if points.grad_w is not None or _rounds_twice(grad):
@@ -311,9 +311,10 @@ def _operand(
     streams: tuple[int, int],
     lies: tuple[Direction, Direction],
     transforms: tuple[Hadamard | None, Hadamard | None],
-    merges: bool,
     shared: SharedOperand | None,
     place: Place = WHOLE,
+    *,
+    merges: bool = False,
     keeps_codes: bool = False,
 ) -> Operand:
     """An operand from pairs of forward and backward settings."""
