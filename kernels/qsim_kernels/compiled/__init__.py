@@ -43,8 +43,7 @@ def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) 
     how = plan(grid, wide=False)
     if how.carrier == DOUBLE or source not in _STORED or target not in _STORED:
         return None
-    loop, numbers, _ = strip(how, rule)
-    return target == torch.bfloat16, source == torch.bfloat16, loop, numbers
+    return target == torch.bfloat16, source == torch.bfloat16, *strip(how, rule)
 
 
 def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:

@@ -269,6 +269,15 @@ def address_of(job: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
 
 
+def kept(numbers: tuple[int, ...]) -> int:
+    """The address of numbers in memory that is never freed, because other jobs refer to it."""
+    return address_of(_kept.setdefault(numbers, packed(numbers)))
+
+
+# No cache of a function: where two threads ask first, that frees the memory which one of them got.
+_kept: dict[tuple[int, ...], bytes] = {}
+
+
 def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
     """Numbers in memory that compiled code may change; `ctypes.addressof` gives their address, as long as they are kept."""
     return (ctypes.c_int64 * len(numbers))(*numbers)

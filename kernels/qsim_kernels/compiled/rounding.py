@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import NamedTuple
 
 from qsim_kernels.carrier import SINGLE, Plan
+from qsim_kernels.compiled.jobs import kept
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
@@ -78,15 +78,12 @@ class Strip(NamedTuple):
     Attributes:
         loop: Address of the loop.
         how: Address of its numbers.
-        numbers: The numbers, kept in memory.
     """
 
     loop: int
     how: int
-    numbers: object
 
 
-# Unbounded, because compiled code reads the numbers of entries that are in use.
 @cache
 def strip(how: Plan, rule: Rule) -> Strip:
     """The rounding onto a grid in float32's bits."""
@@ -96,8 +93,7 @@ def strip(how: Plan, rule: Rule) -> Strip:
     ends = how.top, how.bottom, how.floor, how.over, how.under
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.bits, rule.correction
     numbers = how.shift, how.low, how.least, *ends, *flags, how.parity, *masks, _way(how, rule)
-    kept = (ctypes.c_int64 * len(numbers))(*numbers)
-    return Strip(_loop(how, rule).address, ctypes.addressof(kept), kept)
+    return Strip(_loop(how, rule).address, kept(numbers))
 
 
 def _loop(how: Plan, rule: Rule) -> Native:

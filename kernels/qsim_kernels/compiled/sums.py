@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import plan
-from qsim_kernels.compiled.jobs import address_of, bits_of, packed
+from qsim_kernels.compiled.jobs import address_of, bits_of, kept, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
@@ -195,8 +195,4 @@ def _course(how: Rounded) -> bytes:
 
 def _rounding(grid: Grid, rule: Rule) -> tuple[int, int]:
     """The addresses of the loop that rounds rows and of its numbers."""
-    return _ONTO[Mode(rule.mode)].address, address_of(_kept(_onto(grid, rule)))
-
-
-#: Numbers in memory that others refer to: they are kept for good.
-_kept = cache(packed)
+    return _ONTO[Mode(rule.mode)].address, kept(_onto(grid, rule))

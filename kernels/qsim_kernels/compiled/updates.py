@@ -40,7 +40,7 @@ def _update_whole(
     """Update one parameter."""
     held = Tensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    strips = [(*strip(plan(grid, wide=False), rule)[:2], int(rule.saturate)) for grid, rule in chosen]
+    strips = [(*strip(plan(grid, wide=False), rule), int(rule.saturate)) for grid, rule in chosen]
     draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
     state = held.first if held.first is not None else held.param
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
