@@ -141,5 +141,8 @@ def test_the_operator_is_one_for_torch_and_refuses_scales_that_do_not_fit() -> N
         torch.ops.qsim.accumulate_scaled(a, b, p[:, :2], q, [1, 1, 1, 1], torch.tensor(1), how, 0, 0)
     with pytest.raises(ValueError, match=r"scales_b must be float32 of shape \(3, 3\), got \(3, 1\)"):
         torch.ops.qsim.accumulate_scaled(a, b, p, q[:, :1], [1, 1, 1, 1], torch.tensor(1), how, 0, 0)
+    for other in (b[:6], b.expand(2, 7, 3)):
+        with pytest.raises(ValueError, match=r"accumulate_scaled: cannot multiply shapes \(2, 7\) and"):
+            torch.ops.qsim.accumulate_scaled(a, other, p, q, [1, 1, 1, 1], torch.tensor(1), how, 0, 0)
     with pytest.raises(ValueError, match="scales enter a promoted or a block-scaled sum, got 'aligned"):
         torch.ops.qsim.accumulate_scaled(a, b, p, q, [1, 1, 1, 1], None, NAMED["h100_bf16"].spelled(BF16, BF16), 0, 0)

@@ -61,7 +61,9 @@ class Implementation(OnBackend):
 def _result(
     a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], how: str
 ) -> tuple[Tensor, Promoted | BlockScaled]:
-    """An empty result, and the sum's description; raise an error for scales that do not fit."""
+    """An empty result, and the sum's description; raise an error for operands or scales that do not fit."""
+    if a.dim() < 2 or a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"accumulate_scaled: cannot multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
     described = read_sum(how)
     if not isinstance(described, (Promoted, BlockScaled)):
         raise ValueError(f"accumulate_scaled: scales enter a promoted or a block-scaled sum, got {how!r}")
