@@ -59,12 +59,12 @@ def input_amaxes(model: nn.Module, layers: Mapping[str, nn.Module], parameters: 
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     training = {module: module.training for module in model.modules()}
     snapshot = Snapshot(model)
-    observers.watch_calls(lambda module, name: owners.get((module, name)))
+    before = observers.watch_calls(lambda module, name: owners.get((module, name)))
     try:
         with torch.no_grad(), generators_restored(model):
             model.eval()(*args, **kwargs)
     finally:
-        observers.watch_calls(None)
+        observers.watch_calls(before)
         snapshot.restore()
         for module, mode in training.items():
             module.training = mode

@@ -113,7 +113,8 @@ def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str
     for name, layer in layers.items():
         owner = owners.get(name, name)
         if layer.act is not None:
-            own = described[owner].act
+            # A checkpoint of others names the experts only one by one.
+            own = described[owner if owner in described else name].act
             found.setdefault(owner, set()).add(FivePoint(act=layer.act if own is None or isinstance(own.scale, Delayed) else own))
     apart = [name for name, own in found.items() if len(own) > 1]
     if apart:

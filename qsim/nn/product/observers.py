@@ -59,10 +59,11 @@ def exchange(observer: Observer | None) -> Observer | None:
     return before
 
 
-def watch_calls(finder: Finder | None) -> None:
-    """Set the function that finds the observers of products outside of layers, or none."""
+def watch_calls(finder: Finder | None) -> Finder | None:
+    """Set the function that finds the observers of products outside of layers, or none; return the previous one."""
     global _finder
-    _finder = finder
+    before, _finder = _finder, finder
+    return before
 
 
 def enter_call(module: nn.Module, name: str) -> None:
