@@ -32,7 +32,7 @@ from qsim.nn.calls.attention import attention
 from qsim.nn.converting.configs import METHOD, note_in_configs
 from qsim.nn.converting.from_description import convert_as_described
 from qsim.nn.converting.interfaces import OWN
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import RemembersAmaxes, histories_of
 
 __all__: list[str] = []
 
@@ -73,7 +73,7 @@ class Converter(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in model.modules():
             if isinstance(module, RemembersAmaxes):
-                for history in module.histories.values():
+                for history in histories_of(module).values():
                     history.loaded(module.get_buffer(history.names[1]))
         # From here on it is a model like any that qsim.convert has changed: with parameters that train, move and change their dtype.
         self.remove_quantization_config(model)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from qsim.checkpoints import architectures
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import call_points
+from qsim.nn.histories import histories_of
 from qsim.nn.modules import Linear
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Blocks, Channel, Tiles
@@ -63,7 +64,7 @@ def _layer(module: nn.Module, key: str, matrix: Tensor, points: FivePoint) -> Li
     """A linear layer with a matrix of a stack, and the histories of the stack."""
     layer = Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta", points=points, stream=0)
     layer.weight = nn.Parameter(matrix, requires_grad=False)
-    for history in layer.histories.values():
+    for history in histories_of(layer).values():
         for buffer in history.names:
             setattr(layer, buffer, module.get_buffer(f"{key}_{buffer}"))
     return layer

@@ -24,7 +24,7 @@ from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
 from qsim.checkpoints.unrounded import check_calls, excluded_modules
 from qsim.nn.converting.description import describe
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed
 from qsim.text.columns import aligned
@@ -243,5 +243,5 @@ def _kept_matrices(model: nn.Module, tensors: Mapping[str, Tensor], plans: Mappi
 def _histories(model: nn.Module) -> set[str]:
     """The buffers of delayed scales, which become static scales or nothing."""
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, RemembersAmaxes)]
-    named = [(name, buffer) for name, module in modules for history in module.histories.values() for buffer in history.names]
+    named = [(name, buffer) for name, module in modules for history in histories_of(module).values() for buffer in history.names]
     return {f"{name}.{buffer}".removeprefix(".") for name, buffer in named}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.random.shards import is_distributed, local
 
 
@@ -65,7 +65,7 @@ def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
     for module_name, module in model.named_modules():
         if isinstance(module, RemembersAmaxes):
-            for history in module.histories.values():
+            for history in histories_of(module).values():
                 for name in history.names:
                     own.pop(f"{module_name}.{name}".lstrip("."), None)
     for one, other, lacks in ((saved, own, "the model lacks"), (own, saved, "the folder lacks")):

@@ -134,45 +134,9 @@ class RemembersAmaxes(nn.Module):
         """Called by torch.jit.script before it compiles a module."""
         refuse_scripting(type(self).__name__, has_points=True)
 
-    def keep_histories(self, points: Mapping[str, Any]) -> None:
-        """Create a history for each point with a delayed scale that lacks one of its length, and drop all others."""
-        if torch.compiler.is_compiling():
-            raise RuntimeError(_NOT_COMPILED)
-        known = self.histories
-        wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
-        for name, history in known.items():
-            if wanted.get(name) != history.length:
-                for buffer in history.names:
-                    delattr(self, buffer)
-        kept = {name: history for name, history in known.items() if wanted.get(name) == history.length}
-        found = {name: kept.get(name) or History(self, name, length) for name, length in wanted.items()}
-        self.__dict__.pop("_kept_histories", None)
-        if found:
-            self.__dict__["_kept_histories"] = found
-
-    def with_history(self, name: str, point: Quantizer) -> Quantizer:
-        """A point with its history, if it has one."""
-        if not isinstance(point.scale, Delayed):
-            return point
-        if name not in self.histories:
-            raise ValueError(f"{name} has a delayed scale, for which there is no history yet: recreate the module with it")
-        return replace(point, scale=Recorded(point.scale, self.histories[name]))
-
-    def with_histories(self, points: FivePoint, prefix: str = "") -> FivePoint:
-        """Points with their histories, whose names have a prefix if they are not a layer's own."""
-        chosen = [name for name in POINTS if prefix + name in self.histories]
-        found: dict[str, Any] = {name: self.with_history(prefix + name, getattr(points, name)) for name in chosen}
-        return replace(points, **found)
-
-    @property
-    def histories(self) -> dict[str, History]:
-        """The history of each point that has one."""
-        found: dict[str, History] = self.__dict__.get("_kept_histories", {})
-        return found
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemembersAmaxes:
         """Move histories along with the layer, but keep their dtype when the layer's changes."""
-        own = {id(self.get_buffer(name)) for history in self.histories.values() for name in history.names}
+        own = {id(self.get_buffer(name)) for history in histories_of(self).values() for name in history.names}
 
         def moved(x: Tensor) -> Tensor:
             found = fn(x)
@@ -183,10 +147,53 @@ class RemembersAmaxes(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        for history in self.histories.values():
+        for history in histories_of(self).values():
             recorded = state_dict.get(prefix + history.names[1])
             if recorded is not None:
                 history.loaded(recorded)
+
+
+def histories_of(module: nn.Module) -> dict[str, History]:
+    """The history of each point of a module that has one.
+
+    Functions, because a module whose calls are rounded has its own methods, which may have any names.
+    """
+    found: dict[str, History] = module.__dict__.get("_kept_histories", {})
+    return found
+
+
+def keep_histories(module: nn.Module, points: Mapping[str, Any]) -> None:
+    """Create a history for each point with a delayed scale that lacks one of its length, and drop all others."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(_NOT_COMPILED)
+    known = histories_of(module)
+    wanted = {name: point.scale.history for name, point in points.items() if _is_delayed(point)}
+    for name, history in known.items():
+        if wanted.get(name) != history.length:
+            for buffer in history.names:
+                delattr(module, buffer)
+    kept = {name: history for name, history in known.items() if wanted.get(name) == history.length}
+    found = {name: kept.get(name) or History(module, name, length) for name, length in wanted.items()}
+    module.__dict__.pop("_kept_histories", None)
+    if found:
+        module.__dict__["_kept_histories"] = found
+
+
+def with_history(module: nn.Module, name: str, point: Quantizer) -> Quantizer:
+    """A point with its history, if it has one."""
+    if not isinstance(point.scale, Delayed):
+        return point
+    known = histories_of(module)
+    if name not in known:
+        raise ValueError(f"{name} has a delayed scale, for which there is no history yet: recreate the module with it")
+    return replace(point, scale=Recorded(point.scale, known[name]))
+
+
+def with_histories(module: nn.Module, points: FivePoint, prefix: str = "") -> FivePoint:
+    """Points with their histories, whose names have a prefix if they are not a layer's own."""
+    chosen = [name for name in POINTS if prefix + name in histories_of(module)]
+    found: dict[str, Any] = {name: with_history(module, prefix + name, getattr(points, name)) for name in chosen}
+    return replace(points, **found)
 
 
 def _is_delayed(point: object) -> bool:

@@ -14,7 +14,7 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import RemembersAmaxes, keep_histories, with_histories
 from qsim.random import seeds, streams
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
@@ -99,13 +99,13 @@ class FivePointModule(RemembersAmaxes):
         known = self.__dict__.get("_points_in_use")
         if known is None or known[0] is not self.points:
             self.remember()
-            known = self.__dict__["_points_in_use"] = self.points, self.with_histories(self.points)
+            known = self.__dict__["_points_in_use"] = self.points, with_histories(self, self.points)
         in_use: FivePoint = known[1]
         return in_use
 
     def remember(self) -> None:
         """Create the histories that the points need, and drop all others."""
-        self.keep_histories({name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
+        keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
         """The layer's parameters and its points."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.quantizer import Point, Quantizer, short
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.directions import OWN
@@ -40,7 +40,7 @@ class Quantize(RemembersAmaxes):
         super().__init__()
         self.forward_point = _resolve("forward", forward)
         self.backward_point = _resolve("backward", backward)
-        self.keep_histories({"forward_point": self.forward_point, "backward_point": self.backward_point})
+        keep_histories(self, {"forward_point": self.forward_point, "backward_point": self.backward_point})
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded input."""
@@ -60,7 +60,7 @@ class Quantize(RemembersAmaxes):
     def _in_use(self, name: str) -> Quantizer | None:
         """A point, with its history if it has one."""
         point: Quantizer | None = getattr(self, name)
-        return None if point is None else self.with_history(name, point)
+        return None if point is None else with_history(self, name, point)
 
     def extra_repr(self) -> str:
         """The two points."""

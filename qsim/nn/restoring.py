@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from qsim.nn.histories import History, RemembersAmaxes
+from qsim.nn.histories import History, RemembersAmaxes, histories_of
 
 
 class Snapshot:
@@ -42,4 +42,4 @@ def generators_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _histories(model: nn.Module) -> list[History]:
-    return [history for module in model.modules() if isinstance(module, RemembersAmaxes) for history in module.histories.values()]
+    return [history for module in model.modules() if isinstance(module, RemembersAmaxes) for history in histories_of(module).values()]

@@ -7,6 +7,7 @@ from typing import Any
 
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
+from qsim.nn.histories import with_history
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
@@ -61,5 +62,5 @@ def in_use(layer: FivePointModule, points: FivePoint) -> FivePoint:
         if isinstance(point, Quantizer) and isinstance(point.scale, Delayed):
             # A point that was the same as the forward point shares its history.
             shared = getattr(layer.points, name) == "same"
-            found[name] = layer.with_history(name.removesuffix("_bwd") if shared else name, point)
+            found[name] = with_history(layer, name.removesuffix("_bwd") if shared else name, point)
     return replace(points, **found) if found else points

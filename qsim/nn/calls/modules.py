@@ -10,7 +10,6 @@ from torch import nn
 
 from qsim.nn.calls.mode import CallsMode
 from qsim.nn.calls.running import running
-from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes
 
 _mode = CallsMode()
@@ -24,10 +23,6 @@ class RoundsCalls(RemembersAmaxes):
 
     def __init_subclass__(cls) -> None:
         """Hide from the class's ancestors that they got another descendant: some of them keep a list."""
-
-    def remember(self) -> None:
-        """Create the histories that products with the module's parameters need, and drop all others."""
-        self.keep_histories(delayed_calls(self))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle the class that it is made from, since that can be imported."""

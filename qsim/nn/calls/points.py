@@ -13,7 +13,7 @@ from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
 from qsim.nn.calls.settings import CallPoints, call_points
 from qsim.nn.calls.weights import origin, parameter_of
-from qsim.nn.histories import RemembersAmaxes
+from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
 from qsim.recipes.five_point import FivePoint
@@ -45,21 +45,22 @@ def weight_of(x: Any) -> Weight | None:
     observers.enter_call(owner, name)
     calls = call_points(owner)
     if calls is not None:
-        return Weight(_points_in_use(owner, name, calls), calls.stream(name, owner.training))
+        points = _points_in_use(owner, name, calls)
+        return None if points is None else Weight(points, calls.stream(name, owner.training))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
         return Weight(owner.points_in_use, owner.stream)
     return None
 
 
-def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint:
-    """The points of products with a parameter, with their histories if they have any."""
-    if not calls.points.is_delayed or not isinstance(owner, RemembersAmaxes):
+def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint | None:
+    """The points of products with a parameter, with their histories; `None` if scales are delayed and it is a vector, which has none."""
+    if not calls.points.is_delayed:
         return calls.points
-    known: dict[str, FivePoint] = owner.__dict__.setdefault("_call_points_in_use", {})
-    found = known.get(name)
-    if found is None:
-        found = known[name] = owner.with_histories(calls.points, f"{name}_")
-    return found
+    known: dict[str, FivePoint | None] = owner.__dict__.setdefault("_call_points_in_use", {})
+    if name not in known:
+        found = with_histories(owner, calls.points, f"{name}_")
+        known[name] = None if found.is_delayed else found
+    return known[name]
 
 
 def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:

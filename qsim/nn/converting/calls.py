@@ -8,9 +8,10 @@ from torch import jit, nn
 
 from qsim.nn.calls.mode import know_others
 from qsim.nn.calls.modules import RoundsCalls, with_calls
-from qsim.nn.calls.settings import CallPoints, Calls, call_points
+from qsim.nn.calls.settings import CallPoints, Calls, call_points, delayed_calls
 from qsim.nn.converting.classes import exchanged, kind
 from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
+from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
@@ -50,19 +51,26 @@ def enter_calls(model: nn.Module) -> None:
         if not isinstance(module, RoundsCalls) and _calls(module) and any(map(_rounds, module.modules())):
             own = kind(module)
             module.__class__ = exchanged(type(module), own, with_calls(own))
-        if call_points(module) is not None and isinstance(module, (FivePointModule, RoundsCalls)):
-            module.remember()
+        if call_points(module) is not None:
+            _remember(module)
 
 
 def leave_calls(module: nn.Module) -> None:
     """Undo both."""
     module.__dict__.pop("_call_points", None)
     module.__dict__.pop("_call_points_in_use", None)
-    if isinstance(module, (FivePointModule, RoundsCalls)):
-        module.remember()
+    _remember(module)
     if isinstance(module, RoundsCalls):
         own = module.without_calls
         module.__class__ = exchanged(type(module), with_calls(own), own)
+
+
+def _remember(module: nn.Module) -> None:
+    """Create the histories that products with a module's parameters need, and drop all others."""
+    if isinstance(module, FivePointModule):
+        module.remember()
+    elif isinstance(module, RoundsCalls):
+        keep_histories(module, delayed_calls(module))
 
 
 def _calls(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from qsim.nn.converting.interfaces import attends_by_qsim
 from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.converting.table import conversion
+from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule, resolve_points
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
@@ -197,7 +198,7 @@ def revert(model: Model) -> Model:
         if classes is not None:
             original, with_points = classes
             assert isinstance(module, FivePointModule)  # made so by convert
-            module.keep_histories({})
+            keep_histories(module, {})
             module.__class__ = exchanged(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream_source"]
             module.__dict__.pop("_recipe", None)

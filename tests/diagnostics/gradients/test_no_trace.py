@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import qsim
 from qsim.diagnostics import batch_for, gradient_error
+from qsim.nn.histories import histories_of
 from qsim.nn.modules import FivePointModule
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
@@ -47,7 +48,7 @@ def everything(model: nn.Module) -> dict[str, Any]:
     for name, module in model.named_modules():
         if isinstance(module, FivePointModule):
             found |= {f"points {name}": id(module.points), f"in use {name}": module.points_in_use, f"stream {name}": module.stream}
-            found |= {f"history {name} {point}": history.mark()[0] for point, history in module.histories.items()}
+            found |= {f"history {name} {point}": history.mark()[0] for point, history in histories_of(module).items()}
         found[f"mode {name}"] = module.training
     found |= {"generator": torch.get_rng_state(), "seed": torch.initial_seed()}
     return found

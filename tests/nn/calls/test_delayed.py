@@ -106,6 +106,22 @@ def test_evaluation_without_a_history_is_an_error() -> None:
         converted().eval()(inputs())
 
 
+def test_products_with_vectors_stay_in_high_precision() -> None:
+    class Vector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.v = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x @ self.w
+            return y, y @ self.v
+
+    model: Any = qsim.convert(Vector(), DELAYED)
+    assert [name for name, _ in model.named_buffers() if name.startswith("v_")] == []
+    y, found = model(inputs())
+    assert same_bits(found, y @ model.v.detach())
+
+
 def test_products_of_activations_stay_in_high_precision() -> None:
     with pytest.warns(UserWarning, match="products of two activations stay in high precision in .the model.: give these other points"):
         model: Any = qsim.convert(Own(), DELAYED, calls="all")
