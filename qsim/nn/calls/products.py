@@ -118,7 +118,7 @@ def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
     found = [
         times_weight(rows, matrix, own._replace(stream=own.stream ^ i)) for i, (rows, matrix) in enumerate(zip(groups, w, strict=True))
     ]
-    return torch.cat([*found, rest.new_zeros(rest.shape[0], w.shape[-1])])
+    return torch.cat([*found, rest.new_zeros(rest.shape[0], w.shape[-1], dtype=found[0].dtype)])
 
 
 def bilinear_form(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim import FivePoint, Quantizer
+from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from support.comparing import same_bits
 
@@ -123,6 +123,35 @@ def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) ->
     own = y, of_x[: ends[-1]], of_w
     assert all(torch.allclose(a, b[: len(a)], rtol=1e-6, atol=1e-6) for a, b in zip(own, expected, strict=True))
     assert qsim.coverage(model, inputs(7, 16)).share == 1
+
+
+def test_grouped_products_have_one_dtype_under_autocast() -> None:
+    """Whether groups have scales of their own, and are multiplied one by one, or not."""
+    offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
+    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.Blocks(8)))):
+        model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=offs))
+        model.stack = nn.Parameter(torch.randn(3, 8, 16))
+        with torch.autocast("cpu", torch.bfloat16):
+            found.add(qsim.convert(model, points)(inputs(7, 16)).dtype)
+    assert found == {torch.bfloat16}
+
+
+def test_modules_keep_their_own_names() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.histories = nn.Parameter(torch.randn(4, 4)), 1
+
+        def remember(self, x: Tensor) -> Tensor:
+            self.histories += 1
+            return x @ self.w
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.remember(x)
+
+    model: Any = qsim.convert(Remembering(), NEAREST)
+    assert torch.allclose(model(inputs(2, 4)), rounded(inputs(2, 4), model.w.mT), rtol=1e-6, atol=1e-6)
+    assert qsim.revert(model).histories == 2
 
 
 @pytest.mark.gpu
