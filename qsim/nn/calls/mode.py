@@ -53,7 +53,9 @@ def know_others() -> None:
 
 
 def _show_to_dynamo(function: Any) -> None:
-    torch.overrides.get_overridable_functions()[torch].append(function)
+    documented = torch.overrides.get_overridable_functions()[torch]
+    if function not in documented:
+        documented.append(function)
     known = sys.modules.get("torch._dynamo.variables.torch")
     if known is not None:  # it has a copy
         known.get_overridable_functions().add(function)

@@ -81,9 +81,11 @@ def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
 
 
 def grouped(
-    mat_a: Tensor, mat_b: Tensor, *, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor | None:
     """`torch.nn.functional.grouped_mm` of rows in groups, each of which has its matrix: a linear layer for each group.
+
+    `torch._grouped_mm` also takes the ends of the groups by position.
 
     Scales and accumulators are those of single groups, whose ends the host reads then. Delayed scales are those of all groups together.
     """

@@ -129,11 +129,17 @@ def test_grouped_products_have_one_dtype_under_autocast() -> None:
     """Whether groups have scales of their own, and are multiplied one by one, or not."""
     offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
     for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.Blocks(8)))):
-        model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=offs))
+        model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs))
         model.stack = nn.Parameter(torch.randn(3, 8, 16))
         with torch.autocast("cpu", torch.bfloat16):
             found.add(qsim.convert(model, points)(inputs(7, 16)).dtype)
     assert found == {torch.bfloat16}
+
+
+def test_torch_learns_of_grouped_products_once() -> None:
+    made(lambda m, x: x)
+    made(lambda m, x: x)
+    assert torch.overrides.get_overridable_functions()[torch].count(torch._grouped_mm) == 1
 
 
 def test_modules_keep_their_own_names() -> None:
