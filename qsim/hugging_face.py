@@ -87,13 +87,18 @@ class Converter(HfQuantizer):  # type: ignore[misc]
 def _renamed(description: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """A description with the names that the layers have in a model: transformers loads a head's checkpoint into a base model, and back."""
     prefix, names = f"{model.base_model_prefix}.", {name for name, _ in model.named_modules()}
-    layers: dict[str, Any] = description["layers"]
-    if all(name in names for name in layers):
+    named: dict[str, dict[str, Any]] = {kind: description.get(kind, {}) for kind in ("layers", "calls")}
+    known = [name for facts in named.values() for name in facts]
+    if all(name in names for name in known):
         return dict(description)
-    if any(prefix + name in names for name in layers):
-        return {**description, "layers": {prefix + name: facts for name, facts in layers.items()}}
-    inner = {name.removeprefix(prefix): facts for name, facts in layers.items() if name.startswith(prefix)}
-    return {**description, "layers": inner or layers}
+    if any(prefix + name in names for name in known):
+        return {**description, **{kind: {prefix + name: facts for name, facts in of.items()} for kind, of in named.items()}}
+    if not any(name.startswith(prefix) for name in known):
+        return dict(description)
+    inner = {
+        kind: {name.removeprefix(prefix): facts for name, facts in of.items() if name.startswith(prefix)} for kind, of in named.items()
+    }
+    return {**description, **inner}
 
 
 if METHOD not in AUTO_QUANTIZER_MAPPING:

@@ -72,6 +72,17 @@ def test_a_base_model_finds_its_layers_in_the_checkpoint_of_a_head(tmp_path: Pat
     ]
 
 
+def test_a_base_model_finds_its_experts_in_the_checkpoint_of_a_head(tmp_path: Path) -> None:
+    model, tokens = qsim.convert(exported.tiny_mixture(), {"*.experts": DELAYED}), torch.arange(8)[None]
+    model(tokens)  # gives delayed scales a history
+    model.save_pretrained(tmp_path / "head")
+    base = AutoModel.from_pretrained(tmp_path / "head")
+    assert torch.equal(base(tokens).last_hidden_state, model.eval().model(tokens).last_hidden_state)
+    base.save_pretrained(tmp_path / "base")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    assert qsim.nn.conversion(again).calls == qsim.nn.conversion(model).calls
+
+
 def test_without_the_module_transformers_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     qsim.convert(exported.tiny_llama(), "mxfp8").save_pretrained(tmp_path)
     monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "qsim")
