@@ -11,6 +11,7 @@ import torch
 
 import qsim
 from qsim.functional import backends
+from qsim_kernels.ops.backend import library
 from qsim_kernels.ops.quantize import Implementation
 
 WITHOUT_NUMBA = "plain torch rounds CPU tensors, several times slower than Numba, because: no compiler"
@@ -53,6 +54,13 @@ def test_numba_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("error")  # it warns once
         broken.quantize(x, None, grid, rule, 0, 0, torch.float32)
     assert torch.equal(found, qsim.quantize(x, "e2m1"))
+
+
+@pytest.mark.skipif(not backends.HAS_NUMBA, reason="needs numba")
+def test_every_operator_runs_where_numba_cannot_be_imported() -> None:
+    on_cpus = {name: function.__self__ for (name, key), function in library._functions.items() if key == "CPU"}
+    assert {"quantize", "accumulate", "accumulate_scaled", "update_"} <= {*on_cpus}
+    assert [name for name, own in on_cpus.items() if own._otherwise is None] == []
 
 
 @pytest.mark.usefixtures("no_numba")

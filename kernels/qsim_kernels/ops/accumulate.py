@@ -133,14 +133,14 @@ def _fake(*arguments: Any) -> Tensor:
 library.define(schema_of(Implementation("").accumulate), tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def register(backend: str, key: str) -> None:
+def register(backend: str, key: str, otherwise: str | None = None) -> None:
     """Make a backend's module the implementation for a dispatch key; it is imported when the operator first runs."""
-    library.impl("accumulate", Implementation(backend).accumulate, key)
+    library.impl("accumulate", Implementation(backend, otherwise).accumulate, key)
 
 
 register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
 if HAS_NUMBA:
-    register("qsim_kernels.compiled.sums", "CPU")
+    register("qsim_kernels.compiled.sums", "CPU", otherwise="qsim_kernels.reference.sums")
 if torch.version.hip is None:
     register("qsim_kernels.triton.accumulate.launch", "CUDA")
 torch.library.register_fake("qsim::accumulate", _fake, lib=library)

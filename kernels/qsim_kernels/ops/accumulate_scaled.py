@@ -85,12 +85,12 @@ def _fake(
 library.define(schema_of(Implementation("").accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def register(backend: str, key: str) -> None:
+def register(backend: str, key: str, otherwise: str | None = None) -> None:
     """Make a backend's module the implementation for a dispatch key; it is imported when the operator first runs."""
-    library.impl("accumulate_scaled", Implementation(backend).accumulate_scaled, key)
+    library.impl("accumulate_scaled", Implementation(backend, otherwise).accumulate_scaled, key)
 
 
 register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
 if HAS_NUMBA:
-    register("qsim_kernels.compiled.sums", "CPU")
+    register("qsim_kernels.compiled.sums", "CPU", otherwise="qsim_kernels.reference.sums")
 torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)
