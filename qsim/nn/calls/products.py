@@ -87,7 +87,8 @@ def grouped(
 
     `torch._grouped_mm` also takes the ends of the groups by position.
 
-    Scales and accumulators are those of single groups, whose ends the host reads then. Delayed scales are those of all groups together.
+    Scales and accumulators are those of single groups, whose ends the host reads then. Delayed scales are those of all groups together;
+    with an accumulator, every group is a tensor in their history.
     """
     own = weight_of(mat_b)
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
