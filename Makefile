@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## does a larger batch buy back bits? a study with figures, in under two minutes
+demo: $(READY) ## does a larger batch buy back bits? a study with figures, in about a minute
 	$(BIN)/qsim study batch-size
 
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error

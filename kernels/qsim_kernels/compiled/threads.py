@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -65,6 +65,7 @@ def _team(process: int) -> Callable[[int, int, int], None]:
 def _in_threads_of_python(pool: ThreadPoolExecutor, function: int, argument: int, threads: int) -> None:
     run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(function)
     begun = [pool.submit(run, argument) for _ in range(threads - 1)]
-    run(argument)
-    for other in begun:
-        other.result()
+    try:
+        run(argument)
+    finally:  # an interrupt must not free the memory that they work on
+        wait(begun)
