@@ -18,12 +18,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qsim.studies.plans import Estimate, Plan, plan, run
+    from qsim.studies.plans import Duration, Plan, plan, run
     from qsim.studies.report import Claim, Picture, Report, Table
     from qsim.studies.result import Result
     from qsim.studies.study import Study
 
-__all__ = ["Claim", "Estimate", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
+__all__ = ["Claim", "Duration", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
 _STUDIES = {
     "accumulator": "accumulator.Accumulator",
@@ -39,7 +39,7 @@ _STUDIES = {
     "stagnation": "stagnation.Stagnation",
 }
 _HOMES = {
-    "plans": ("Estimate", "Plan", "plan", "run"),
+    "plans": ("Duration", "Plan", "plan", "run"),
     "report": ("Claim", "Picture", "Report", "Table"),
     "result": ("Result",),
     "study": ("Study",),

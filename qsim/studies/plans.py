@@ -25,7 +25,7 @@ FORMS = ("default", "quick", "full")
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Duration:
     """The time that runs will take.
 
     Attributes:
@@ -33,7 +33,7 @@ class Estimate:
         at_once: The number of runs at a time.
 
     Example:
-        >>> Estimate({"a": 3.0, "b": 2.0, "c": 1.0}, at_once=4).total
+        >>> Duration({"a": 3.0, "b": 2.0, "c": 1.0}, at_once=4).total
         3.0
     """
 
@@ -90,7 +90,7 @@ class Plan:
         done = self.store.results()
         return [run for run in self.runs if self.study.key(run) not in done]
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Duration:
         """The time that the runs that are still to do will take.
 
         The time per unit of work comes from results of the same kind of machine. Without any, the run with the least work and
@@ -103,7 +103,7 @@ class Plan:
                 # The first only pays for imports and compilation.
                 known = [workers.trial([todo[0], todo[len(todo) // 2]])]
             unit = median(result.seconds / self.study.work(result.run) for result in known) if todo else 0.0
-            return Estimate({self.study.key(run): unit * self.study.work(run) for run in todo}, workers.count)
+            return Duration({self.study.key(run): unit * self.study.work(run) for run in todo}, workers.count)
 
     def carry_out(self) -> None:
         """Execute the runs that are still to do."""

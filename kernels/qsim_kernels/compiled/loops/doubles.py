@@ -106,53 +106,22 @@ def onto(x, raw, how, mode):
     return as_double(_i64(_NAN) if is_nan else rounded)
 
 
-def nearest(x_at, raw_at, count, how_at):
-    """Round to nearest, ties to even."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, NEAREST)
+def _without_random_bits(mode):
+    def round_row(x_at, raw_at, count, how_at):
+        x, how = doubles(x_at), onto_at(how_at)
+        for i in range(count):
+            x[i] = onto(x[i], _u64(0), how, mode)
+
+    return round_row
 
 
-def nearest_away(x_at, raw_at, count, how_at):
-    """Round to nearest, ties away from zero."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, NEAREST_AWAY)
-
-
-def nearest_up(x_at, raw_at, count, how_at):
-    """Round to nearest, ties toward infinity."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, NEAREST_UP)
-
-
-def toward_zero(x_at, raw_at, count, how_at):
-    """Truncate."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, TOWARD_ZERO)
-
-
-def up(x_at, raw_at, count, how_at):
-    """Round toward infinity."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, UP)
-
-
-def down(x_at, raw_at, count, how_at):
-    """Round toward minus infinity."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, DOWN)
-
-
-def odd(x_at, raw_at, count, how_at):
-    """Round what is inexact to the neighbour with an odd code."""
-    x, how = doubles(x_at), onto_at(how_at)
-    for i in range(count):
-        x[i] = onto(x[i], _u64(0), how, ODD)
+nearest = _without_random_bits(NEAREST)
+nearest_away = _without_random_bits(NEAREST_AWAY)
+nearest_up = _without_random_bits(NEAREST_UP)
+toward_zero = _without_random_bits(TOWARD_ZERO)
+up = _without_random_bits(UP)
+down = _without_random_bits(DOWN)
+odd = _without_random_bits(ODD)
 
 
 def stochastic(x_at, raw_at, count, how_at):
