@@ -10,7 +10,7 @@ import torch
 
 import qsim
 from qsim.functional.arguments import spelling
-from qsim.scaling import Blocks, Tensor as Whole
+from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
 from qsim_kernels.ops.scaled import Implementation
 from support.scaled_settings import LARGE, REFERENCE, SMALL, check, equal, setting
 from support.side_by_side import DEVICE, dealt
@@ -58,6 +58,21 @@ def test_the_program_that_finishes_last_makes_the_scale_of_a_large_tensor(worst:
     for finite in (True, False):
         expected = REFERENCE.scales_of_tiles(x, None, tiles, [], finite, *making)
         assert equal(x, expected, KERNELS.scales_of_tiles(x.to(DEVICE), None, tiles, [], finite, *making))
+
+
+@pytest.mark.parametrize("scaling", [Whole(), Channel(0), Channel(-1), Blocks(4), Tiles(2, 4)], ids=str)
+def test_nothing_to_round(scaling: Scaling) -> None:
+    spelt = spelling("e2m1", "nearest", "saturate")
+    for shape in ((0, 3, 8), (3, 0, 8), (2, 0)):
+        x = torch.empty(shape, device=DEVICE)
+        tiles, making = scaling.tiles(x.shape), scaling.spelling(spelt.format)
+        rounding = (None, spelt.grid, spelt.rule, 0, 0, torch.bfloat16, 0)
+        values, scales = KERNELS.quantize_tiles(x, None, tiles, (), *making, *rounding)
+        expected, due = REFERENCE.quantize_tiles(x.cpu(), None, tiles, (), *making, *rounding)
+        assert (values.shape, values.dtype) == (expected.shape, torch.bfloat16)
+        assert torch.equal(scales.cpu(), due)
+        assert torch.equal(KERNELS.scales_of_tiles(x, None, tiles, (), True, *making).cpu(), due)
+        assert KERNELS.quantize_scaled(x, torch.ones_like(scales), None, tiles, (), *rounding).shape == shape
 
 
 def test_scales_of_tiles_as_torch_sees_them() -> None:

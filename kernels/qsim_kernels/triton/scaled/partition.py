@@ -138,7 +138,7 @@ def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -
         tall, wide = block, 64
     else:
         wide = min(size, max(16, block, triton.next_power_of_2(columns)))
-        tall = min(size // wide, triton.next_power_of_2(rows))
+        tall = max(1, min(size // wide, triton.next_power_of_2(rows)))
     tile = (0 if height >= rows else height, 0 if width >= columns else width)
     return _cut_into(read.elements, types, aligned, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
 
@@ -157,7 +157,7 @@ def _cut_into(
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
     shape = Shape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(*types))
-    down, along = (-(-size // (part or size)) for size, part in zip((rows, columns), tile, strict=True))
+    down, along = (-(-size // part) if part else 1 for size, part in zip((rows, columns), tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
     programs = count // (rows * columns) * regions_down * regions_along if count else 0
     return Cut(shape, programs, (rows, columns, down, along, regions_down, regions_along), warps, registers)
