@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import torch
 
-from qsim.cli.exact import Number, round_to_odd
+from qsim.cli.exact import TypedNumber, round_to_odd
 from qsim.formats.base import shortest
 from qsim.functional.arguments import spelling
 from qsim.functional.scaled import quantize_scaled
@@ -30,22 +30,22 @@ class InBlock:
         factor: The factor of the elements: the scale, times that of the whole tensor.
     """
 
-    numbers: Sequence[Number]
+    numbers: Sequence[TypedNumber]
     scale: float
     outer: float | None
     factor: float
 
     @property
-    def largest(self) -> Number:
+    def largest(self) -> TypedNumber:
         """The number that determines the scale."""
         return max(self.numbers, key=lambda x: abs(x.carrier))
 
-    def elements(self) -> list[Number]:
+    def elements(self) -> list[TypedNumber]:
         """The numbers divided by their scale, exactly: these are rounded to the elements' format."""
         return [_quotient(x, self.factor) for x in self.numbers]
 
 
-def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
+def in_block(numbers: Sequence[TypedNumber], fmt: Block, name: str) -> InBlock:
     """Put numbers into one block.
 
     Args:
@@ -74,9 +74,9 @@ def in_block(numbers: Sequence[Number], fmt: Block, name: str) -> InBlock:
     return InBlock(numbers, scales.item(), None if under is None else under.item(), factor.item())
 
 
-def _quotient(x: Number, factor: float) -> Number:
+def _quotient(x: TypedNumber, factor: float) -> TypedNumber:
     text = f"{x.text} / {shortest(factor)}"
     if not x.exact or math.isnan(factor):
-        return Number(text, x.exact, x.carrier)
+        return TypedNumber(text, x.exact, x.carrier)
     value = x.exact / Fraction(factor)
-    return Number(text, value, round_to_odd(value))
+    return TypedNumber(text, value, round_to_odd(value))

@@ -19,7 +19,7 @@ _LONGEST_EXPONENT = 5000
 
 
 @dataclass(frozen=True)
-class Number:
+class TypedNumber:
     """A number as typed.
 
     Attributes:
@@ -38,7 +38,7 @@ class Number:
         return qsim.quantize(x, fmt, rounding=rounding, overflow=overflow).item()
 
 
-def parse(text: str) -> Number:
+def parse(text: str) -> TypedNumber:
     """Read a decimal number, a hexadecimal one such as `0x1.8p-3`, a fraction such as `1/3`, `inf` or `nan`.
 
     Raises:
@@ -62,12 +62,12 @@ def parse(text: str) -> Number:
     return _from_fraction(text, Fraction(decimal)) if decimal.is_finite() and decimal else _from_float(text, float(text))
 
 
-def _from_float(text: str, value: float) -> Number:
-    return Number(text, Fraction(value) if math.isfinite(value) else None, value)
+def _from_float(text: str, value: float) -> TypedNumber:
+    return TypedNumber(text, Fraction(value) if math.isfinite(value) else None, value)
 
 
-def _from_fraction(text: str, value: Fraction) -> Number:
-    return Number(text, value, round_to_odd(value))
+def _from_fraction(text: str, value: Fraction) -> TypedNumber:
+    return TypedNumber(text, value, round_to_odd(value))
 
 
 def round_to_odd(value: Fraction) -> float:
@@ -131,7 +131,7 @@ class Neighbours:
         return inner + (Fraction(self.outer) - inner) * probability
 
 
-def neighbours(number: Number, fmt: Format) -> Neighbours:
+def neighbours(number: TypedNumber, fmt: Format) -> Neighbours:
     """Find a number's neighbours in a format.
 
     Example:

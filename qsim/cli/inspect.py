@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, get_args
 
 from qsim.cli.blocks import InBlock, in_block
-from qsim.cli.exact import Neighbours, Number, code_of, neighbours, parse
+from qsim.cli.exact import Neighbours, TypedNumber, code_of, neighbours, parse
 from qsim.cli.text import fields, hexadecimal, json_number
 from qsim.formats import Format, name_of
 from qsim.formats.base import shortest
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def as_text(x: Number, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:
+def as_text(x: TypedNumber, fmt: Format, name: str, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> str:
     """The description of a number, for people; with a scale, also the scaled results."""
     where = neighbours(x, fmt)
     title = f"{x.text} in {repr(fmt) if name == repr(fmt) else f'{name} = {fmt!r}'}"
@@ -120,7 +120,7 @@ def block_json(found: InBlock, fmt: Block, plain: Sequence[str], draws: Sequence
     return {**facts, "values": [as_json(x, fmt.element, plain, draws, found.factor) for x in found.elements()]}
 
 
-def _neighbour_lines(x: Number, fmt: Format, where: Neighbours) -> list[str]:
+def _neighbour_lines(x: TypedNumber, fmt: Format, where: Neighbours) -> list[str]:
     if x.exact is None:
         return [f"  {'not a number' if x.carrier != x.carrier else 'an infinity'}; {_code_text(x.carrier, fmt)}"]
     if where.position == 0:
@@ -137,7 +137,7 @@ def _neighbour_lines(x: Number, fmt: Format, where: Neighbours) -> list[str]:
     return lines
 
 
-def _rounding_table(x: Number, fmt: Format, plain: Sequence[str], scale: float | None) -> str:
+def _rounding_table(x: TypedNumber, fmt: Format, plain: Sequence[str], scale: float | None) -> str:
     saturated = [x.rounded(fmt, name) for name in plain]
     nonfinite = [x.rounded(fmt, name, "nonfinite") for name in plain]
     overflows = _overflows(x, fmt)
@@ -150,7 +150,7 @@ def _rounding_table(x: Number, fmt: Format, plain: Sequence[str], scale: float |
     return aligned(rows, indent="  ")
 
 
-def _stochastic_table(x: Number, fmt: Format, where: Neighbours, draws: Sequence[Stochastic]) -> str:
+def _stochastic_table(x: TypedNumber, fmt: Format, where: Neighbours, draws: Sequence[Stochastic]) -> str:
     if not where.position:
         condition = " where overflow saturates" if _overflows(x, fmt) else ""
         return f"  stochastic  always {shortest(x.rounded(fmt, 'stochastic'))}{condition}"
@@ -162,7 +162,7 @@ def _stochastic_table(x: Number, fmt: Format, where: Neighbours, draws: Sequence
     return aligned(rows, indent="  ")
 
 
-def _overflows(x: Number, fmt: Format) -> bool:
+def _overflows(x: TypedNumber, fmt: Format) -> bool:
     """Whether the overflow mode affects any rounding."""
     pairs = ((x.rounded(fmt, name), x.rounded(fmt, name, "nonfinite")) for name in NAMED if name != "stochastic")
     # As text, because NaN differs from itself.
@@ -187,7 +187,7 @@ def _fraction_text(value: Fraction) -> str:
     return f"{value} = {decimal}" if value.denominator < 10**9 else f"about {decimal}"
 
 
-def as_json(x: Number, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> dict[str, Any]:
+def as_json(x: TypedNumber, fmt: Format, plain: Sequence[str], draws: Sequence[Stochastic], scale: float | None = None) -> dict[str, Any]:
     """The description of a number, for programs. Fractions are strings, and so are values that JSON lacks."""
     where = neighbours(x, fmt)
     rounded = {mode: {name: x.rounded(fmt, name, mode) for name in plain} for mode in _MODES}

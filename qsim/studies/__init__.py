@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["Claim", "Duration", "Picture", "Plan", "Report", "Result", "Study", "Table", "names", "named", "plan", "run"]
 
 _STUDIES = {
-    "accumulator": "accumulator.Accumulator",
-    "batch-size": "batch_size.BatchSize",
-    "cancelled-updates": "cancelled_updates.CancelledUpdates",
-    "formats": "formats.Formats",
-    "gradient-variance": "gradient_variance.GradientVariance",
-    "learning-rate": "learning_rate.LearningRate",
-    "llm": "llm.LLM",
-    "points": "points.Points",
-    "random-bits": "random_bits.RandomBits",
-    "random-walk": "random_walk.RandomWalk",
-    "stagnation": "stagnation.Stagnation",
+    "accumulator": "accumulator.AccumulatorStudy",
+    "batch-size": "batch_size.BatchSizeStudy",
+    "cancelled-updates": "cancelled_updates.CancelledUpdatesStudy",
+    "formats": "formats.FormatsStudy",
+    "gradient-variance": "gradient_variance.GradientVarianceStudy",
+    "learning-rate": "learning_rate.LearningRateStudy",
+    "llm": "llm.LLMStudy",
+    "points": "points.PointsStudy",
+    "random-bits": "random_bits.RandomBitsStudy",
+    "random-walk": "random_walk.RandomWalkStudy",
+    "stagnation": "stagnation.StagnationStudy",
 }
 _HOMES = {
     "plans": ("Duration", "Plan", "plan", "run"),

@@ -71,7 +71,7 @@ class Run:
         return FivePoint(there, there, act_bwd=back, weight_bwd=back, grad=back)
 
 
-class Formats(Study[Settings, Run]):
+class FormatsStudy(Study[Settings, Run]):
     """Train a net in every format of a grid."""
 
     name = "formats"
@@ -111,7 +111,7 @@ class Formats(Study[Settings, Run]):
 
 
 class _Findings:
-    def __init__(self, study: Formats, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: FormatsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {(result.run.format, result.run.rounding, result.run.seed): result for result in results}
 

@@ -68,7 +68,7 @@ class Run:
         return FivePoint(**chosen)
 
 
-class Points(Study[Settings, Run]):
+class PointsStudy(Study[Settings, Run]):
     """Train a net with one of its five points rounded."""
 
     name = "points"
@@ -113,7 +113,7 @@ class Points(Study[Settings, Run]):
 
 
 class _Findings:
-    def __init__(self, study: Points, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: PointsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {(result.run.point, result.run.format, result.run.rounding, result.run.seed): result for result in results}
 

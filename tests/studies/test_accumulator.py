@@ -20,7 +20,7 @@ from qsim.studies.accumulator import (
     SUMS,
     TRAINED,
     UNROUNDED,
-    Accumulator,
+    AccumulatorStudy,
     Run,
     Settings,
     training_of,
@@ -95,7 +95,7 @@ def rounded(x: Fraction) -> Fraction:
 
 
 def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Findings]) -> None:
-    settings = Accumulator().quick()
+    settings = AccumulatorStudy().quick()
     runs = [training_of(settings, name, 1) for name in (SINGLE, UNROUNDED, CHAIN)]
     models = [begun(run, CPU) for run in runs]
     for model in models[1:]:
@@ -141,7 +141,7 @@ def values(claimed: dict[str, object], noise: float = 0.0) -> Callable[[Run], di
     """Made-up results of a run."""
 
     def of(run: Run) -> dict[str, object]:
-        luck = noise * made_up.noise(Accumulator(), run)
+        luck = noise * made_up.noise(AccumulatorStudy(), run)
         if run.what != SUMS:
             loss = claimed["loss"].get(run.accumulate, 1.0) + luck  # type: ignore[attr-defined]
             return {"loss": loss, "gradients": dict.fromkeys((UNROUNDED, *TRAINED), 0.1)}
@@ -160,7 +160,7 @@ SETTINGS = Settings(units=(), lengths=(4096, 16384), repeats=3, batch=64, seeds=
 
 
 def test_verdicts_can_come_out_either_way() -> None:
-    study = Accumulator()
+    study = AccumulatorStudy()
     assert made_up.verdicts(study, SETTINGS, values(PAPER)) == [True] * 9
     other = values({**OTHER, "loss": OTHER_TRAINING})
     assert made_up.verdicts(study, SETTINGS, other) == [False] * 4 + [True] + [False] * 4
@@ -169,13 +169,13 @@ def test_verdicts_can_come_out_either_way() -> None:
 
 
 def test_without_a_visible_control_nothing_follows_from_training() -> None:
-    verdicts = made_up.verdicts(Accumulator(), SETTINGS, values({**PAPER, "loss": {CHAIN: 1.05}}))
+    verdicts = made_up.verdicts(AccumulatorStudy(), SETTINGS, values({**PAPER, "loss": {CHAIN: 1.05}}))
     assert verdicts[4:] == [False] + [None] * 4
 
 
 def test_short_sums_that_do_no_harm_decide_nothing_about_long_ones() -> None:
     short = replace(SETTINGS, batch=16)
-    assert made_up.verdicts(Accumulator(), short, values({**OTHER, "loss": OTHER_TRAINING}))[5:] == [None, False, None, False]
+    assert made_up.verdicts(AccumulatorStudy(), short, values({**OTHER, "loss": OTHER_TRAINING}))[5:] == [None, False, None, False]
 
 
 def test_a_model_that_diverged_is_one_that_knows_nothing() -> None:
@@ -183,7 +183,7 @@ def test_a_model_that_diverged_is_one_that_knows_nothing() -> None:
         found = values(PAPER)(run)
         return {**found, "loss": math.inf} if run.accumulate == CHAIN and run.what != SUMS else found
 
-    study = Accumulator()
+    study = AccumulatorStudy()
     findings = Findings(SETTINGS, [Result(run, of(run), 1.0, {}) for run in study.runs(SETTINGS)])
     assert findings.losses(CHAIN) == [math.log(256)] * 3
     assert claims(findings)[5].agrees is True

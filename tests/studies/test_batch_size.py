@@ -14,7 +14,7 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies.batch_size import DESIGNS, FULL, IN_RANGE, PLAIN, STEPS, BatchSize, Run, trained
+from qsim.studies.batch_size import DESIGNS, FULL, IN_RANGE, PLAIN, STEPS, BatchSizeStudy, Run, trained
 from qsim.studies.measuring import machine
 from qsim.studies.result import Result
 from support import made_up
@@ -22,7 +22,7 @@ from support import made_up
 pytest.importorskip("sklearn")
 
 Found = tuple[studies.Report, list[Result[Run]]]
-SETTINGS = BatchSize().quick()
+SETTINGS = BatchSizeStudy().quick()
 COARSE, MOST = SETTINGS.formats[0], SETTINGS.batches[-1]
 
 
@@ -69,7 +69,7 @@ def test_a_batch_summed_up_from_parts_learns_as_well(found: Found) -> None:
 
 
 def test_equal_images_are_fewer_updates_of_larger_batches() -> None:
-    study = BatchSize()
+    study = BatchSizeStudy()
     runs = [run for run in study.runs(replace(SETTINGS, designs=DESIGNS)) if not run.like and run.micro_batches == 1]
     by_steps, by_images = {(16, 50), (128, 50)}, {(16, 400), (128, 50)}
     assert {(run.batch, run.steps) for run in runs} == by_steps | by_images
@@ -118,7 +118,7 @@ def the_other_way(run: Run) -> dict[str, float]:
 
 
 def undecided(run: Run) -> dict[str, float]:
-    number = made_up.noise(BatchSize(), run)
+    number = made_up.noise(BatchSizeStudy(), run)
     return {"factor": 4 * math.exp(number), "accuracy": 0.5 + number / 2, "squared_gradient": math.exp(number)}
 
 
@@ -126,10 +126,10 @@ def of(values: Callable[[Run], dict[str, float]], **settings: Any) -> list[bool 
     """Verdicts on values that differ a little between seeds, and differently for each kind of run."""
 
     def with_seeds(run: Run) -> dict[str, float]:
-        off = 0.002 * made_up.noise(BatchSize(), run)
+        off = 0.002 * made_up.noise(BatchSizeStudy(), run)
         return {name: value * (1 + off) for name, value in values(run).items()}
 
-    return made_up.verdicts(BatchSize(), replace(SETTINGS, seeds=4, **settings), with_seeds)
+    return made_up.verdicts(BatchSizeStudy(), replace(SETTINGS, seeds=4, **settings), with_seeds)
 
 
 def test_verdicts_follow_from_results() -> None:

@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, Run, Settings, layers_of, made, net
+from qsim.studies.cancelled_updates import (
+    FULL,
+    KAHAN,
+    NEAREST,
+    STOCHASTIC,
+    UPDATES,
+    CancelledUpdatesStudy,
+    Run,
+    Settings,
+    layers_of,
+    made,
+    net,
+)
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.learners.images import images
@@ -61,7 +73,7 @@ def test_training_learns_where_updates_arrive(findings: Findings) -> None:
 
 
 def test_runs_are_each_there_once_and_share_all_but_the_update() -> None:
-    study = CancelledUpdates()
+    study = CancelledUpdatesStudy()
     runs = study.runs(study.settings())
     assert len(set(runs)) == len(runs) == study.settings().seeds * (1 + 3 * 3 + LAYERS - 1)
     with pytest.raises(ValueError, match=r"mixed: must be one of the formats fp16, e5m3; got 'bf16'"):
@@ -76,10 +88,10 @@ def verdicts(counts: dict[str, list[int]], accuracy: dict[str, float]) -> list[b
         first, last, carried = counts[update]
         more = 2 if run.format == "e5m3" else 1
         entries = [[step, 100, more * (first if step < 4 else last), carried] for step in range(8)]
-        reached = accuracy[update] + 0.0005 * made_up.noise(CancelledUpdates(), run)
+        reached = accuracy[update] + 0.0005 * made_up.noise(CancelledUpdatesStudy(), run)
         return {"accuracy": reached, "loss": 1.01 - reached, "counts": entries, "memory": 2.0}
 
-    return made_up.verdicts(CancelledUpdates(), Settings(formats=("bf16", "e5m3"), seeds=3), values)
+    return made_up.verdicts(CancelledUpdatesStudy(), Settings(formats=("bf16", "e5m3"), seeds=3), values)
 
 
 def test_claims_come_out_either_way() -> None:
@@ -110,7 +122,7 @@ def test_one_seed_decides_nothing_that_takes_several(findings: Findings) -> None
 
 
 def test_a_run_is_the_same_again() -> None:
-    study = CancelledUpdates()
+    study = CancelledUpdatesStudy()
     run = made(replace(study.quick(), steps=5, looks=5), "bf16", STOCHASTIC, 2, 1)
     first = study.measure(run, CPU)
     assert first == study.measure(run, CPU)
@@ -119,6 +131,6 @@ def test_a_run_is_the_same_again() -> None:
 
 def test_weights_begin_as_values_of_the_format() -> None:
     # Otherwise rounding would change them in the first step: updates as small as these must all be cancelled.
-    study = CancelledUpdates()
+    study = CancelledUpdatesStudy()
     (count,) = study.measure(made(replace(study.quick(), steps=1, looks=1, rate=1e-30), "e5m3", NEAREST, 0, 0), CPU)["counts"]
     assert count[1] == count[2] > 0

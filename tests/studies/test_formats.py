@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.formats import FULL, Formats, Run, Settings
+from qsim.studies.formats import FULL, FormatsStudy, Run, Settings
 from qsim.studies.result import Result
 from support import made_up
 
 pytest.importorskip("sklearn")
 CPU = torch.device("cpu")
-ROUNDINGS = Formats().quick().roundings
+ROUNDINGS = FormatsStudy().quick().roundings
 
 Found = tuple[studies.Report, dict[tuple[str, str, int], Result[Run]]]
 
@@ -28,15 +28,15 @@ def found(quick_study: Callable[..., studies.Plan]) -> Found:
 
 
 def of_seeds(found: Found, name: str, rounding: str, what: str) -> list[float]:
-    return [found[1][name, rounding, seed][what] for seed in range(Formats().quick().seeds)]
+    return [found[1][name, rounding, seed][what] for seed in range(FormatsStudy().quick().seeds)]
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rounding: str) -> None:
-    settings = Formats().quick()
+    settings = FormatsStudy().quick()
     full = of_seeds(found, FULL, "nearest", "own_loss")
     for seed, loss in enumerate(full):
-        wide = Formats().measure(Run(settings.data, "e5m10", rounding, settings.batch, settings.steps, settings.rate, seed), CPU)
+        wide = FormatsStudy().measure(Run(settings.data, "e5m10", rounding, settings.batch, settings.steps, settings.rate, seed), CPU)
         # Each operand is off by at most 2**-10 of itself, while seeds differ by a percent and more.
         assert abs(wide["own_loss"] - loss) < (max(full) - min(full)) / 10
         assert wide["own_loss"] != loss, "but it does round"
@@ -62,9 +62,9 @@ def test_fewer_bits_are_worse(found: Found) -> None:
 def test_the_gain_of_a_bit_is_an_average_over_the_formats_of_a_width() -> None:
     settings = Settings(exponents=(2, 3), mantissas=(0, 1), roundings=("stochastic",), seeds=2)
     accuracies = {"e2m0": 0.5, "e3m0": 0.6, "e2m1": 0.8, "e3m1": 0.82, FULL: 0.9}
-    results = [Result(run, {"own_accuracy": accuracies[run.format]}, 1.0, {}) for run in Formats().runs(settings)]
+    results = [Result(run, {"own_accuracy": accuracies[run.format]}, 1.0, {}) for run in FormatsStudy().runs(settings)]
     (table,) = [
-        part for part in Formats().report(settings, results).parts if isinstance(part, studies.Table) and "one more bit" in part.title
+        part for part in FormatsStudy().report(settings, results).parts if isinstance(part, studies.Table) and "one more bit" in part.title
     ]
     assert table.rows == [
         ["3 to 4", "+10.0 [+10.0, +10.0]", "+30.0 [+30.0, +30.0]"],
@@ -92,7 +92,7 @@ def test_verdicts_follow_from_accuracies(
         if run.format == FULL:
             return {"own_accuracy": 0.95 + 0.001 * run.seed}
         accuracy = narrow if run.format == "e2m0" else eight
-        return {"own_accuracy": accuracy + 0.001 * run.seed + noise * made_up.noise(Formats(), run)}
+        return {"own_accuracy": accuracy + 0.001 * run.seed + noise * made_up.noise(FormatsStudy(), run)}
 
-    found = made_up.verdicts(Formats(), WIDTHS, values)
+    found = made_up.verdicts(FormatsStudy(), WIDTHS, values)
     assert found == [False if narrow > eight else more_bits, eight_are_enough, eight_are_enough]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import qsim
 from qsim import studies
 from qsim.studies import gradient_variance as study
-from qsim.studies.gradient_variance import GradientVariance, Run, Settings
+from qsim.studies.gradient_variance import GradientVarianceStudy, Run, Settings
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 pytest.importorskip("sklearn")
@@ -47,7 +47,7 @@ def test_a_run_measures_what_lemma_3_computes(mantissa: int) -> None:
         parts = {"rounding_of_inputs": of_x @ squares[1], "rounding_of_gradients": of_g @ squares[0]}
         for name, part in (parts | {"rounding": sum(parts.values()) + of_x @ of_g}).items():
             due[name] += float(part) / 4
-    found = GradientVariance().measure(run, CPU)
+    found = GradientVarianceStudy().measure(run, CPU)
     # 4 × 63 differences of 640 elements, whose squares vary by some three times their mean. Were all elements one number, the mean would
     # be off by a fifth; it is off by a hundredth where 500 of them count. Ten times that.
     for name, number in due.items():
@@ -97,7 +97,7 @@ def test_the_reduced_study_agrees_with_the_lemmas(tmp_path: Path) -> None:
 
 def test_runs_are_the_sizes_and_bits_that_were_chosen() -> None:
     settings = Settings(mantissas=(0, 1, 2), batches=(4, 8, 16), fractions=(3,), images=64, seeds=2)
-    runs = GradientVariance().runs(settings)
+    runs = GradientVarianceStudy().runs(settings)
     own = [run for run in runs if run.rounded == study.BACKWARD and run.seed == 1]
     backward = {(run.bits, run.batch): run.draws for run in own if run.rounding == "stochastic"}
     assert backward == {(0, 4): 2, (0, 8): 4, (0, 16): 8, (1, 4): 2, (1, 8): 4, (1, 16): 8, (2, 8): 4}
@@ -121,10 +121,10 @@ def test_runs_are_the_sizes_and_bits_that_were_chosen() -> None:
 )
 def test_settings_without_information_raise_an_error(change: dict[str, Any], wording: str) -> None:
     with pytest.raises(ValueError, match=wording):
-        GradientVariance().runs(replace(Settings(), **change))
+        GradientVarianceStudy().runs(replace(Settings(), **change))
 
 
 def test_more_images_than_there_are_is_an_error() -> None:
     run = Run("digits", study.WEIGHTS, 3, "nearest", 32, 4096, 2, 1, 0)
     with pytest.raises(ValueError, match="images: digits has 898 training images, got 4096"):
-        GradientVariance().measure(run, CPU)
+        GradientVarianceStudy().measure(run, CPU)

@@ -15,7 +15,7 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt_training import METHODS, MIXED, STOCHASTIC, GPTTraining, begin, train_gpt, validation_loss
 from qsim.studies.learners.text import Text, text
-from qsim.studies.learning_rate import TRAINING, LearningRate, Run, Settings, frequencies_loss, toy, toy_correlations
+from qsim.studies.learning_rate import TRAINING, LearningRateStudy, Run, Settings, frequencies_loss, toy, toy_correlations
 from qsim.studies.learning_rate.correlations import Correlations
 from qsim.studies.learning_rate.report import Findings, _formula, _lowest
 from qsim.studies.result import Result
@@ -75,7 +75,7 @@ def test_trainings_learn_and_claims_say_what_was_measured(findings: Findings) ->
 def report_on(losses: dict[str, list[float]], seeds: int = 3) -> Findings:
     """A report on losses that are given by method and rate."""
     settings = Settings(lowest=2.0**-8, highest=2.0**-5, methods=tuple(losses), seeds=seeds)
-    study = LearningRate()
+    study = LearningRateStudy()
     values = {"frequencies": 3.3, "gradients": None, "updates": None}
     found = []
     for run in study.runs(settings):

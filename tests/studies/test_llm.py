@@ -15,11 +15,11 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies.llm import LLM, METHODS, MORE_BITS, Settings, run_of, training
+from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy, Settings, run_of, training
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import Findings
-from qsim.studies.llm.report import Writer
-from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, Updates, outcome
+from qsim.studies.llm.report import ReportWriter
+from qsim.studies.llm.training import BF16, FP32, O1, O2, Run, WeightUpdater, outcome
 from qsim.studies.result import Result
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
@@ -29,13 +29,13 @@ CPU = torch.device("cpu")
 def run(method: str, states: str = BF16, gradients: str = BF16, **others: object) -> Run:
     if method in (O1, O2):
         states = gradients = FP32
-    return replace(run_of(LLM().quick(), method, 2e-3, 0, states, gradients), **others)
+    return replace(run_of(LLMStudy().quick(), method, 2e-3, 0, states, gradients), **others)
 
 
-def begun(chosen: Run) -> tuple[GPT, Updates]:
+def begun(chosen: Run) -> tuple[GPT, WeightUpdater]:
     torch.manual_seed(chosen.seed)
     model = GPT(size("tiny"), chosen.vocabulary, chosen.context)
-    return model, Updates(chosen, model)
+    return model, WeightUpdater(chosen, model)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_torch_without_gradients_in_other_dtypes_raises_an_error(monkeypatch: py
     model = GPT(size("tiny"), chosen.vocabulary, chosen.context)
     monkeypatch.setattr(training, "torch", Old)
     with pytest.raises(RuntimeError, match=r"llm: gradients in fp32 of weights in BF16 need torch 2.10 or later; this is 2.9.0"):
-        Updates(chosen, model)
+        WeightUpdater(chosen, model)
 
 
 def test_only_training_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def made_up(settings: Settings, values: Callable[[Run], dict[str, float]]) -> Fi
     """Findings from an invented GPU."""
     own = {"tokens_per_second": 100.0, "peak_mib": 50.0, "loss": 1.0}
     results = []
-    for chosen in LLM().runs(settings):
+    for chosen in LLMStudy().runs(settings):
         given = {**own, **values(chosen)}
         results.append(Result(chosen, {**given, "curve": [(1, 5.0), (settings.steps, given["loss"])]}, 1.0, {}))
     return Findings(settings, results)
@@ -216,7 +216,7 @@ def test_verdicts_can_come_out_either_way() -> None:
         }
 
     def noisy(chosen: Run) -> dict[str, float]:
-        luck = zlib.crc32(LLM().key(chosen).encode()) / 2**32
+        luck = zlib.crc32(LLMStudy().key(chosen).encode()) / 2**32
         return dict.fromkeys(("loss", "tokens_per_second", "peak_mib"), 1 + 5 * luck)
 
     assert verdicts(as_in_the_paper) == [True] * 9
@@ -239,7 +239,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
     settings = replace(SETTINGS, rates=(1e-3, 2e-3))
     findings = made_up(settings, lambda chosen: {"loss": math.inf if chosen.rate > 1e-3 else 1.0 + 0.01 * chosen.seed})
     assert findings.best(O1) == 1e-3
-    paths = Writer(LLM(), findings).report().write(tmp_path, "nowhere")
+    paths = ReportWriter(LLMStudy(), findings).report().write(tmp_path, "nowhere")
     assert [path.name for path in paths] == [
         "report.md",
         "perplexity-1.svg",

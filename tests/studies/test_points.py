@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.points import NONE, POINTS, Points, Run, Settings
+from qsim.studies.points import NONE, POINTS, PointsStudy, Run, Settings
 from qsim.studies.result import Result
 from support import made_up
 
@@ -31,7 +31,7 @@ def found(quick_study: Callable[..., studies.Plan]) -> Found:
 def losses(found: Found, point: str, rounding: str = "stochastic") -> list[float]:
     """Losses of nets with their rounding, by seed."""
     name, rounding = ("fp32", "nearest") if point == NONE else ("e2m1", rounding)
-    return [found[1][point, name, rounding, seed]["own_loss"] for seed in range(Points().quick().seeds)]
+    return [found[1][point, name, rounding, seed]["own_loss"] for seed in range(PointsStudy().quick().seeds)]
 
 
 def test_nets_round_when_they_are_tested_what_they_round_forward(found: Found) -> None:
@@ -51,16 +51,16 @@ def test_unbiased_roundings_backward_cost_less_than_another_seed(found: Found) -
 
 @pytest.mark.parametrize("point", ["act_bwd", "weight_bwd"])
 def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
-    settings, full = Points().quick(), losses(found, NONE)
+    settings, full = PointsStudy().quick(), losses(found, NONE)
     for seed, loss in enumerate(full):
         run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
         # At most a sixteenth of an operand, and not the same way twice: far less than the effect of another seed.
-        assert abs(Points().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
+        assert abs(PointsStudy().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
 
 
 def test_the_table_is_what_the_losses_say(found: Found) -> None:
     full = losses(found, NONE)
-    for rounding in Points().quick().roundings:
+    for rounding in PointsStudy().quick().roundings:
         title = f"Added to a test loss of {mean(full):.3f}, {rounding}"
         (table,) = [part for part in found[0].parts if isinstance(part, studies.Table) and part.title == title]
         for (point, label), row in zip(POINTS.items(), table.rows, strict=True):
@@ -81,13 +81,13 @@ def the_other_way(run: Run) -> float:
 
 
 def undecided(run: Run) -> float:
-    return made_up.noise(Points(), run)
+    return made_up.noise(PointsStudy(), run)
 
 
 @pytest.mark.parametrize(("added", "verdict"), [(as_in_the_paper, True), (the_other_way, False), (undecided, None)])
 def test_verdicts_follow_from_losses(added: Callable[[Run], float], verdict: bool | None) -> None:
     def values(run: Run) -> dict[str, float]:
-        off = 0.0001 * made_up.noise(Points(), run)
+        off = 0.0001 * made_up.noise(PointsStudy(), run)
         return {"own_loss": 0.5 + 0.001 * run.seed + off + (0.0 if run.point == NONE else added(run))}
 
-    assert made_up.verdicts(Points(), Settings(formats=("e2m1",)), values) == [verdict] * 3
+    assert made_up.verdicts(PointsStudy(), Settings(formats=("e2m1",)), values) == [verdict] * 3

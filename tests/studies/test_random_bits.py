@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.random_bits import BACKWARD, BIAS, FULL, SAMPLES, UPDATE, RandomBits, Run, Settings
+from qsim.studies.random_bits import BACKWARD, BIAS, FULL, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
 from qsim.studies.result import Result
 from support import made_up
 from support.bounds import bernstein
@@ -27,7 +27,7 @@ def found(quick_study: Callable[..., studies.Plan]) -> Found:
 
 
 def losses(found: Found, name: str, bits: int, correction: bool, what: str = BACKWARD) -> list[float]:
-    return [found[1][what, name, bits, correction, seed]["loss"] for seed in range(RandomBits().quick().seeds)]
+    return [found[1][what, name, bits, correction, seed]["loss"] for seed in range(RandomBitsStudy().quick().seeds)]
 
 
 def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,14 +37,14 @@ def probabilities(bits: int, correction: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("correction", [False, True])
-@pytest.mark.parametrize("bits", RandomBits().quick().bits)
+@pytest.mark.parametrize("bits", RandomBitsStudy().quick().bits)
 def test_biases_are_those_of_the_number_of_bits(found: Found, bits: int, correction: bool) -> None:
     due = 0.0 if correction else -(0.5 ** (bits + 1))
     place, up = probabilities(bits, correction)
     # An error is 1 - position or -position, by the law of total variance.
     assert (up - place).mean().item() == pytest.approx(due, abs=1e-4)
     variance = (up * (1 - up)).mean().item() + (up - place).var().item()
-    settings = RandomBits().quick()
+    settings = RandomBitsStudy().quick()
     off = bernstein(variance, 2.0, SAMPLES, tests=2 * len(settings.bits) * settings.seeds)
     assert correction or off < abs(due), "else 0 would do as well"
     for seed in range(settings.seeds):
@@ -84,10 +84,10 @@ def test_one_truncated_bit_loses_small_updates(found: Found) -> None:
 )
 def test_whether_six_bits_do_follows_from_losses(one: float, six: float, noise: float, verdict: bool | None) -> None:
     def values(run: Run) -> dict[str, float]:
-        added = {1: one, 6: six}.get(run.bits, 0.0) + (noise if run.bits == 6 else 1e-4) * made_up.noise(RandomBits(), run)
+        added = {1: one, 6: six}.get(run.bits, 0.0) + (noise if run.bits == 6 else 1e-4) * made_up.noise(RandomBitsStudy(), run)
         return {"bias": 0.0, "loss": 0.9 + 0.01 * run.seed + added}
 
-    assert made_up.verdicts(RandomBits(), Settings(seeds=4), values)[:6] == [verdict] * 6
+    assert made_up.verdicts(RandomBitsStudy(), Settings(seeds=4), values)[:6] == [verdict] * 6
 
 
 @pytest.mark.parametrize(("cut", "corrected"), [(-0.25, 0.0), (-0.2505, 0.0005), (-0.252, 0.002), (0.0, -0.25)])
@@ -95,5 +95,5 @@ def test_verdicts_about_biases_follow_from_them(cut: float, corrected: float) ->
     def values(run: Run) -> dict[str, float]:
         return {"bias": corrected if run.correction else cut, "loss": 0.9}
 
-    settings = replace(RandomBits().quick(), bits=(1, 6))
-    assert made_up.verdicts(RandomBits(), settings, values)[-2:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]
+    settings = replace(RandomBitsStudy().quick(), bits=(1, 6))
+    assert made_up.verdicts(RandomBitsStudy(), settings, values)[-2:] == [abs(cut + 0.25) < 1e-3, abs(corrected) < 1e-3]

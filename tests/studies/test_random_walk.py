@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from qsim import studies
-from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalk, Run
+from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalkStudy, Run
 from qsim.studies.random_walk.report import Findings
-from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps, late, moments
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps, late, moments
 from support.bounds import ERROR_PROBABILITY, bernstein
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_decay_makes_walks_late_and_a_higher_floor_compensates(findings: Finding
 
 def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:
     count, steps = 1 << 20, 80
-    found = RandomWalk().measure(Run("sgd", CONSTANT, 0.25, 0.0, 0, 1, STOCHASTIC, count, steps, 7), CPU)
+    found = RandomWalkStudy().measure(Run("sgd", CONSTANT, 0.25, 0.0, 0, 1, STOCHASTIC, count, steps, 7), CPU)
     assert bernstein(12.0, steps, count) < 0.04
     assert abs(found["mean"] - 4) < 0.04
     assert found["late"] < 1e-3
@@ -56,29 +56,29 @@ def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:
 
 def test_the_closed_form_of_updates_that_stay_the_same() -> None:
     for p, levels in ((0.5, 1), (0.125, 1), (0.25, 3)):
-        mean, variance = moments(late(Updates(CONSTANT, p)(2000), levels))
+        mean, variance = moments(late(UpdateSchedule(CONSTANT, p)(2000), levels))
         # Of k geometric waits: k / p and k (1 - p) / p**2.
         assert mean == pytest.approx(levels / p)
         assert variance == pytest.approx(levels * (1 - p) / p**2)
-        assert exact_steps(Updates(CONSTANT, p)(2000), levels) == levels / p
+        assert exact_steps(UpdateSchedule(CONSTANT, p)(2000), levels) == levels / p
 
 
 def test_the_closed_form_of_updates_that_decay() -> None:
-    updates = Updates(HALVED, 0.5, floor=2.0**-6)(6000)
+    updates = UpdateSchedule(HALVED, 0.5, floor=2.0**-6)(6000)
     still = late(updates, 1)
     product = np.prod(1 - 0.5 ** np.arange(1, 7))
     assert still[6] == pytest.approx(product)
     assert moments(still)[0] == pytest.approx(still[:6].sum() + 64 * product)
     assert exact_steps(updates, 1) == 7
-    assert exact_steps(Updates(HALVED, 0.5)(16), 1) == 0, "halved for ever, the sum of updates stays below 1"
-    harmonic = late(Updates(HARMONIC, 0.5)(400), 1)
+    assert exact_steps(UpdateSchedule(HALVED, 0.5)(16), 1) == 0, "halved for ever, the sum of updates stays below 1"
+    harmonic = late(UpdateSchedule(HARMONIC, 0.5)(400), 1)
     # Each update is a multiple of 2**-16: off by 2**-17 at most.
     assert harmonic[400] == pytest.approx(math.comb(800, 400) / 4**400, abs=400 * 2.0**-17)
     assert harmonic[400] == pytest.approx(1 / math.sqrt(math.pi * 400), rel=0.2)
 
 
 def test_the_closed_form_of_several_levels_by_enumeration() -> None:
-    updates = Updates(LINEAR, 0.75, floor=0.125, length=8)(7)
+    updates = UpdateSchedule(LINEAR, 0.75, floor=0.125, length=8)(7)
     still = late(updates, 3)
     for steps in range(8):
         total = 0.0
@@ -90,9 +90,9 @@ def test_the_closed_form_of_several_levels_by_enumeration() -> None:
 
 def test_weights_that_have_arrived_are_dropped_and_counted() -> None:
     # Updates of a whole distance: all arrive at once. Of half: a weight arrives at step t with probability 1 / 2**t.
-    at_once = RandomWalk().measure(Run("adam", CONSTANT, 1.0, 0.0, 0, 5, STOCHASTIC, 64, 20, 0), CPU)
+    at_once = RandomWalkStudy().measure(Run("adam", CONSTANT, 1.0, 0.0, 0, 5, STOCHASTIC, 64, 20, 0), CPU)
     assert (at_once["mean"], at_once["variance"], at_once["late"]) == (5.0, 0.0, 0.0)
-    curve = RandomWalk().measure(Run("adam", CONSTANT, 0.5, 0.0, 0, 1, STOCHASTIC, 1 << 14, 40, 1), CPU)["curve"]
+    curve = RandomWalkStudy().measure(Run("adam", CONSTANT, 0.5, 0.0, 0, 1, STOCHASTIC, 1 << 14, 40, 1), CPU)["curve"]
     for step, left, mean, low, high in curve[:6]:
         # Hoeffding's bound, over all weights observed.
         assert abs(left - 0.5**step) < math.sqrt(math.log(12 / ERROR_PROBABILITY) / (2 * (1 << 14)))
@@ -101,13 +101,13 @@ def test_weights_that_have_arrived_are_dropped_and_counted() -> None:
 
 
 def test_exact_weights_take_the_steps_that_the_paper_reports() -> None:
-    study = RandomWalk()
+    study = RandomWalkStudy()
     low, high = (run for run in study.runs(study.settings()) if run.method == EXACT)
     assert (low.floor, high.floor) == study.settings().minima
     assert exact_steps(low.schedule(low.steps), low.levels) == pytest.approx(4600, abs=5)
 
 
 def test_levels_that_are_not_equally_far_apart_raise_an_error() -> None:
-    study = RandomWalk()
+    study = RandomWalkStudy()
     with pytest.raises(ValueError, match=r"levels: must be in \[1, 64\], where they are equally far apart; got 65"):
         study.runs(replace(study.settings(), levels=65))

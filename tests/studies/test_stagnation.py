@@ -11,7 +11,7 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies.stagnation import Stagnation
+from qsim.studies.stagnation import StagnationStudy
 from qsim.studies.stagnation.claims import claims
 from qsim.studies.stagnation.findings import Findings
 from qsim.studies.stagnation.least_squares import (
@@ -23,9 +23,9 @@ from qsim.studies.stagnation.least_squares import (
     NEAREST,
     ONE,
     STOCHASTIC,
+    DescendingWeights,
     Descent,
     Problems,
-    Weights,
     problems,
 )
 
@@ -115,7 +115,7 @@ def test_lipschitz_constants_bound_gradients(gradient: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_is_what_the_paper_writes(method: str) -> None:
     data = problems(2, 30, 3, 0.0, "bf16", 3)
-    weights = Weights(data, Descent(method, "bf16", ALL, 0.125, seed=0))
+    weights = DescendingWeights(data, Descent(method, "bf16", ALL, 0.125, seed=0))
     loss = weights.step()
     assert torch.allclose(loss, data.y.square().mean(1) / 2)
     residuals = -data.y if method != COMPUTE else qsim.quantize(-data.y, "bf16")
@@ -136,14 +136,14 @@ def test_one_sample_a_step_goes_through_the_samples_at_random() -> None:
     drawn = problems(1, 6, 2, 0.0, "bf16", 4)
     # Labels that identify the sample.
     data = Problems(drawn.x * 0, torch.arange(6.0, dtype=torch.float64)[None], drawn.optimum)
-    weights = Weights(data, Descent(EXACT, "bf16", ONE, 0.1, seed=0))
+    weights = DescendingWeights(data, Descent(EXACT, "bf16", ONE, 0.1, seed=0))
     seen = {round(math.sqrt(2 * weights.step().item())) for _ in range(200)}
     # One of six would remain unseen once in 10**15.
     assert seen == set(range(6))
 
 
 def test_settings_ask_for_runs_of_their_own() -> None:
-    study = Stagnation()
+    study = StagnationStudy()
     runs = study.runs(study.settings())
     assert len(set(runs)) == len(runs)
     assert {run.method for run in runs} == set(METHODS)
@@ -153,7 +153,7 @@ def test_settings_ask_for_runs_of_their_own() -> None:
 
 
 def test_rates_beyond_the_theorems_are_refused() -> None:
-    study = Stagnation()
+    study = StagnationStudy()
     run = replace(study.runs(study.quick())[0], rate=1.5)
     with pytest.raises(ValueError, match=r"rate: the theorems hold up to 1/L, here 0\.\d+ with the gradient of all; got 1.5"):
         study.measure(run, torch.device("cpu"))

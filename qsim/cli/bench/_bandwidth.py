@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import qsim
-from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.cli.bench._tables import Column, Row, tenths, thousandths
 from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import Format, holds
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 
 
-def quantize(settings: Settings) -> Iterator[Row]:
+def quantize(settings: BenchSettings) -> Iterator[Row]:
     """Round into an existing tensor, so that no allocation is timed."""
     for source, target in settings.dtypes:
         x = settings.normal(DTYPES[source])
@@ -39,7 +39,7 @@ def quantize(settings: Settings) -> Iterator[Row]:
                 yield {**row, **beside_copy(call, x.nbytes + out.nbytes, settings)}
 
 
-def codes(settings: Settings) -> Iterator[Row]:
+def codes(settings: BenchSettings) -> Iterator[Row]:
     """Encode and decode."""
     for source in dict.fromkeys(source for source, _ in settings.dtypes):
         yield from _encode(settings, source)
@@ -47,7 +47,7 @@ def codes(settings: Settings) -> Iterator[Row]:
         yield from _decode(settings, target)
 
 
-def _encode(settings: Settings, source: str) -> Iterator[Row]:
+def _encode(settings: BenchSettings, source: str) -> Iterator[Row]:
     x = settings.normal(DTYPES[source])
     for name, fmt in settings.formats.items():
         moved = x.nbytes + qsim.encode(x, fmt, check=False).nbytes
@@ -59,7 +59,7 @@ def _encode(settings: Settings, source: str) -> Iterator[Row]:
                 yield {**row, "work": "encode" if check else "encode, check=False", **beside_copy(call, moved, settings)}
 
 
-def _decode(settings: Settings, target: str) -> Iterator[Row]:
+def _decode(settings: BenchSettings, target: str) -> Iterator[Row]:
     for name, fmt in settings.formats.items():
         row = {"part": "codes", "work": "decode", "format": name, "rounding": "-", "dtypes": f"codes→{target}"}
         if refused := _refusal(name, fmt, "codes", target):
@@ -80,7 +80,7 @@ def _refusal(name: str, fmt: Format, source: str, target: str) -> Row | None:
     return {"refused": True, "note": f"unsupported: {target} cannot hold every value of {name}"}
 
 
-def beside_copy(call: Call, moved: int, settings: Settings) -> Mapping[str, float]:
+def beside_copy(call: Call, moved: int, settings: BenchSettings) -> Mapping[str, float]:
     """Time a call alternating with a copy of as many bytes.
 
     Args:

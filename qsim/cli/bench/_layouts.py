@@ -10,23 +10,23 @@ from torch import Tensor
 
 import qsim
 from qsim.cli.bench._bandwidth import beside_copy
-from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.cli.bench._tables import Row
 from qsim.formats import holds
 
 #: Creates a tensor with about the given number of elements.
-Layout = Callable[[Settings, torch.dtype], Tensor]
+Layout = Callable[[BenchSettings, torch.dtype], Tensor]
 
 
 def _channels_last(channels: int, size: int) -> Layout:
-    def lay(settings: Settings, dtype: torch.dtype) -> Tensor:
+    def lay(settings: BenchSettings, dtype: torch.dtype) -> Tensor:
         images = max(1, settings.elements // (channels * size * size))
         return settings.normal(dtype, images * channels * size * size).view(images, size, size, channels).movedim(-1, 1)
 
     return lay
 
 
-def _transposed(settings: Settings, dtype: torch.dtype) -> Tensor:
+def _transposed(settings: BenchSettings, dtype: torch.dtype) -> Tensor:
     columns = min(4096, settings.elements)
     return settings.normal(dtype, settings.elements // columns * columns).view(-1, columns).t()
 
@@ -40,7 +40,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def layouts(settings: Settings) -> Iterator[Row]:
+def layouts(settings: BenchSettings) -> Iterator[Row]:
     """Round to the first of the formats."""
     name, fmt = next(iter(settings.formats.items()))
     for source, target in settings.dtypes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from qsim.cli.bench._calls import CALLS
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, tenths, thousandths
 
 MIB = 2**20
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 
 
-def memory(settings: Settings) -> Iterator[Row]:
+def memory(settings: BenchSettings) -> Iterator[Row]:
     """The memory of the user calls."""
     for name in CALLS:
         row = {"part": "memory", "work": name, "elements": settings.elements}
@@ -41,7 +41,7 @@ def memory(settings: Settings) -> Iterator[Row]:
         yield {**row, "in_out_mib": moved / MIB, "extra_mib": extra / MIB, "ratio": extra / moved}
 
 
-def _cuda_growth(name: str, settings: Settings) -> tuple[int, int]:
+def _cuda_growth(name: str, settings: BenchSettings) -> tuple[int, int]:
     """The bytes of input and output, and the bytes that torch's allocator handed out beyond them."""
     work = CALLS[name]
     given = work.prepare(settings.normal())
@@ -63,7 +63,7 @@ def in_new_process(name: str, elements: int) -> tuple[int, int]:
 
 def _cpu_growth(name: str, elements: int) -> tuple[int, int]:
     """The bytes of input and output, and the growth of the process beyond them. Only in a new process."""
-    settings = Settings(torch.device("cpu"), elements, {}, {}, (), 1)
+    settings = BenchSettings(torch.device("cpu"), elements, {}, {}, (), 1)
     work = CALLS[name]
     ballast = torch.ones(_BALLAST)
     work.call(work.prepare(settings.normal(elements=2)))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qsim.studies.learners.gpt import GPT, Size
+from qsim.studies.learners.gpt import GPT, GPTSize
 
 
 @dataclass(frozen=True)
-class GPTSize:
+class GPTBenchSize:
     """The size of a GPT and of its batches."""
 
     layers: int
@@ -25,7 +25,7 @@ class GPTSize:
 
 
 @dataclass(frozen=True)
-class ConvSize:
+class ConvBenchSize:
     """The size of a convolutional net and of its batches."""
 
     width: int
@@ -36,17 +36,17 @@ class ConvSize:
 
 
 SIZES = {
-    "medium": (GPTSize(24, 16, 1024, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
-    "small": (GPTSize(12, 12, 768, 50304, 1024, 16), ConvSize(64, 3, 10, 32, 512)),
-    "tiny": (GPTSize(2, 2, 64, 256, 64, 4), ConvSize(8, 1, 10, 16, 16)),
+    "medium": (GPTBenchSize(24, 16, 1024, 50304, 1024, 16), ConvBenchSize(64, 3, 10, 32, 512)),
+    "small": (GPTBenchSize(12, 12, 768, 50304, 1024, 16), ConvBenchSize(64, 3, 10, 32, 512)),
+    "tiny": (GPTBenchSize(2, 2, 64, 256, 64, 4), ConvBenchSize(8, 1, 10, 16, 16)),
 }
 
 
 class LanguageModel(GPT):
     """A GPT that returns its loss, in the dtype in which it computes."""
 
-    def __init__(self, size: GPTSize) -> None:
-        super().__init__(Size(size.layers, size.width, size.heads), size.vocabulary, size.context)
+    def __init__(self, size: GPTBenchSize) -> None:
+        super().__init__(GPTSize(size.layers, size.width, size.heads), size.vocabulary, size.context)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The mean loss of the next tokens."""
@@ -56,7 +56,7 @@ class LanguageModel(GPT):
 class ConvNet(nn.Module):
     """A residual net for small images."""
 
-    def __init__(self, size: ConvSize) -> None:
+    def __init__(self, size: ConvBenchSize) -> None:
         super().__init__()
         widths = [size.width << stage for stage in range(3)]
         self.stem = nn.Conv2d(3, widths[0], 3, padding=1, bias=False)

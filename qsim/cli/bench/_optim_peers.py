@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from qsim.cli.bench._optim_work import LEARNING_RATE, MakeOptimizer, Tensors, adamw, moved, started
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._optim_work import LEARNING_RATE, MakeOptimizer, ParameterSet, adamw, moved, started
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, hundredths, tenths, thousandths
 from qsim.cli.bench._timing import interleaved
 
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Mode:
+class PeerMode:
     """A mode of a peer's steps.
 
     Attributes:
@@ -51,7 +51,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerOptimizer:
     """An optimizer to compare with.
 
     Attributes:
@@ -67,7 +67,7 @@ class Peer:
     package: str
     module: str
     name: str
-    modes: Sequence[Mode]
+    modes: Sequence[PeerMode]
     devices: Sequence[str] = ("cpu", "cuda")
 
     def load(self) -> Callable[..., torch.optim.Optimizer]:
@@ -77,27 +77,29 @@ class Peer:
 
 
 PEERS = {
-    "torch": Peer(
-        "torch, fused", "torch", "torch.optim", "AdamW", [Mode(update, "bf16", {"fused": True}) for update in ("nearest", "stochastic")]
+    "torch": PeerOptimizer(
+        "torch, fused", "torch", "torch.optim", "AdamW", [PeerMode(update, "bf16", {"fused": True}) for update in ("nearest", "stochastic")]
     ),
-    "torchao": Peer("torchao", "torchao", "torchao.optim", "_AdamW", [Mode("stochastic", "bf16", {"bf16_stochastic_round": True})]),
-    "optimi": Peer("optimi", "torch-optimi", "optimi", "AdamW", [Mode("kahan", "bf16", {"kahan_sum": True})]),
-    "d9d": Peer(
+    "torchao": PeerOptimizer(
+        "torchao", "torchao", "torchao.optim", "_AdamW", [PeerMode("stochastic", "bf16", {"bf16_stochastic_round": True})]
+    ),
+    "optimi": PeerOptimizer("optimi", "torch-optimi", "optimi", "AdamW", [PeerMode("kahan", "bf16", {"kahan_sum": True})]),
+    "d9d": PeerOptimizer(
         "d9d",
         "d9d",
         "d9d.optim.stochastic",
         "StochasticAdamW",
         [
-            Mode("stochastic", "bf16", {"state_dtype": torch.bfloat16}, state_rounding="stochastic"),
+            PeerMode("stochastic", "bf16", {"state_dtype": torch.bfloat16}, state_rounding="stochastic"),
             # Stored in float32, the dtype in which they are computed.
-            Mode("stochastic", "fp32", {"state_dtype": torch.float32}),
+            PeerMode("stochastic", "fp32", {"state_dtype": torch.float32}),
         ],
         ("cuda",),
     ),
 }
 
 
-def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> Iterator[Row]:
+def peers(settings: BenchSettings, sets: Sequence[ParameterSet], names: Sequence[str]) -> Iterator[Row]:
     """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for peer in [PEERS[name] for name in names]:
         row = {"part": "peers", "peer": peer.label}
@@ -114,7 +116,7 @@ def peers(settings: Settings, sets: Sequence[Tensors], names: Sequence[str]) -> 
                 yield {**row, **_duel(partial(make, lr=LEARNING_RATE, **mode.options), mode, tensors, settings)}
 
 
-def _duel(make: MakeOptimizer, mode: Mode, tensors: Tensors, settings: Settings) -> Row:
+def _duel(make: MakeOptimizer, mode: PeerMode, tensors: ParameterSet, settings: BenchSettings) -> Row:
     ours = adamw(mode.update, mode.states, state_rounding=mode.state_rounding)
     their, our = started(make, tensors, settings), started(ours, tensors, settings)
     their_time, our_time = interleaved((their.step, our.step), settings.clock, settings.repeats)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from qsim.cli.bench._bandwidth import beside_copy
 from qsim.cli.bench._launches import launches
-from qsim.cli.bench._optim_work import Tensors, Work
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._optim_work import OptimizerWork, ParameterSet
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, tenths, thousandths, whole
 from qsim.cli.bench._timing import host_time
 
@@ -32,7 +32,7 @@ COLUMNS = (
 )
 
 
-def steps(settings: Settings, sets: Sequence[Tensors], works: Sequence[Work]) -> list[Row]:
+def steps(settings: BenchSettings, sets: Sequence[ParameterSet], works: Sequence[OptimizerWork]) -> list[Row]:
     """Measure each work on each set of tensors."""
     pairs = [(tensors, work) for tensors in sets for work in works]
     rows = [_timed(tensors, work, settings) for tensors, work in pairs]
@@ -43,7 +43,7 @@ def steps(settings: Settings, sets: Sequence[Tensors], works: Sequence[Work]) ->
     return rows
 
 
-def _timed(tensors: Tensors, work: Work, settings: Settings) -> Row:
+def _timed(tensors: ParameterSet, work: OptimizerWork, settings: BenchSettings) -> Row:
     call, bytes_moved = work.prepare(tensors, settings)
     row: Row = {"part": "steps", "tensors": tensors.label, "count": len(tensors.shapes), "elements": tensors.elements}
     row |= {"algorithm": work.algorithm, "update": work.update, "states": work.states, "launches": None, "host_microseconds": None}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from qsim.cli.bench._settings import DTYPES, Settings, count_text
+from qsim.cli.bench._settings import DTYPES, BenchSettings, count_text
 from qsim.cli.bench._timing import Call
-from qsim.studies.learners.gpt import Block, Size
+from qsim.studies.learners.gpt import GPTSize, TransformerBlock
 
 #: So low that a few hundred steps leave the weights near their initial values.
 LEARNING_RATE = 1e-5
@@ -25,7 +25,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class Tensors:
+class ParameterSet:
     """Parameters that are updated together.
 
     Attributes:
@@ -41,11 +41,11 @@ class Tensors:
         """The total number of elements."""
         return sum(map(prod, self.shapes))
 
-    def normal(self, settings: Settings, dtype: torch.dtype) -> list[Tensor]:
+    def normal(self, settings: BenchSettings, dtype: torch.dtype) -> list[Tensor]:
         """Tensors of these shapes with normally distributed values."""
         return [settings.normal(dtype, prod(shape)).view(shape) for shape in self.shapes]
 
-    def parameters(self, settings: Settings) -> list[nn.Parameter]:
+    def parameters(self, settings: BenchSettings) -> list[nn.Parameter]:
         """Parameters in bfloat16, with gradients."""
         parameters = [nn.Parameter(x) for x in self.normal(settings, torch.bfloat16)]
         for parameter in parameters:
@@ -54,17 +54,17 @@ class Tensors:
         return parameters
 
 
-def one(elements: int) -> Tensors:
+def one(elements: int) -> ParameterSet:
     """One tensor.
 
     Example:
         >>> one(2**27).label
         '1 of 2^27'
     """
-    return Tensors(f"1 of {count_text(elements)}", [(elements,)])
+    return ParameterSet(f"1 of {count_text(elements)}", [(elements,)])
 
 
-def gpt(size: str) -> Tensors:
+def gpt(size: str) -> ParameterSet:
     """The parameters of a GPT's blocks, without embeddings.
 
     Example:
@@ -74,13 +74,13 @@ def gpt(size: str) -> Tensors:
     """
     name, layers, width = GPTS[size]
     with torch.device("meta"):
-        block = Block(Size(1, width, 16))
+        block = TransformerBlock(GPTSize(1, width, 16))
     shapes = [tuple(parameter.shape) for parameter in block.parameters()] * layers
-    return Tensors(f"{len(shapes)} of {name}", shapes)
+    return ParameterSet(f"{len(shapes)} of {name}", shapes)
 
 
 @dataclass(frozen=True)
-class Work:
+class OptimizerWork:
     """An optimizer step or a copy to measure.
 
     Attributes:
@@ -93,10 +93,10 @@ class Work:
     algorithm: str
     update: str
     states: str
-    prepare: Callable[[Tensors, Settings], tuple[Call, int]]
+    prepare: Callable[[ParameterSet, BenchSettings], tuple[Call, int]]
 
 
-def started(make: MakeOptimizer, tensors: Tensors, settings: Settings) -> torch.optim.Optimizer:
+def started(make: MakeOptimizer, tensors: ParameterSet, settings: BenchSettings) -> torch.optim.Optimizer:
     """A new optimizer after its first step, which creates its states."""
     optimizer = make(tensors.parameters(settings))
     optimizer.step()
@@ -118,7 +118,7 @@ def adamw(update: str, states: str, weight: str | None = None, state_rounding: s
     return partial(qsim.optim.AdamW, lr=LEARNING_RATE, **options)  # type: ignore[arg-type]
 
 
-def _copies(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
+def _copies(tensors: ParameterSet, settings: BenchSettings) -> tuple[Call, int]:
     sources = tensors.normal(settings, torch.float32)
     targets = [torch.empty_like(source, dtype=torch.bfloat16) for source in sources]
 
@@ -129,18 +129,18 @@ def _copies(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
     return copy, sum(x.nbytes for x in (*sources, *targets))
 
 
-def _work(algorithm: str, update: str, states: str, make: MakeOptimizer) -> Work:
-    def prepare(tensors: Tensors, settings: Settings) -> tuple[Call, int]:
+def _work(algorithm: str, update: str, states: str, make: MakeOptimizer) -> OptimizerWork:
+    def prepare(tensors: ParameterSet, settings: BenchSettings) -> tuple[Call, int]:
         optimizer = started(make, tensors, settings)
         return optimizer.step, moved(optimizer)
 
-    return Work(algorithm, update, states, prepare)
+    return OptimizerWork(algorithm, update, states, prepare)
 
 
 _SGD = partial(qsim.optim.SGD, lr=LEARNING_RATE, momentum=0.9, update="stochastic", state=torch.bfloat16)
 
 #: The works to measure, by their names on the command line.
-WORK: dict[str, list[Work]] = {
+WORK: dict[str, list[OptimizerWork]] = {
     "adamw": [
         _work("AdamW", update, states, adamw(update, states))
         for update in ("stochastic", "kahan", "nearest")
@@ -149,5 +149,5 @@ WORK: dict[str, list[Work]] = {
     "adamw-moments": [_work("AdamW, stochastic moments", "stochastic", "bf16", adamw("stochastic", "bf16", state_rounding="stochastic"))],
     "adamw-e4m3": [_work("AdamW, E4M3 weights", "stochastic", "bf16", adamw("stochastic", "bf16", "e4m3"))],
     "sgd": [_work("SGD, momentum", "stochastic", "bf16", _SGD)],
-    "copy": [Work("fp32→bf16 copy", "stochastic", "-", _copies)],
+    "copy": [OptimizerWork("fp32→bf16 copy", "stochastic", "-", _copies)],
 }

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 import qsim
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, hundredths, tenths, thousandths
 from qsim.cli.bench._timing import Call, interleaved
 from qsim.formats import Float
@@ -62,7 +62,7 @@ def _load_d9d() -> Callable[..., torch.Tensor]:
     return copy_fp32_to_bf16_stochastic_  # type: ignore[no-any-return]
 
 
-def _qpytorch(float_quantize: Callable[..., torch.Tensor], settings: Settings) -> Iterator[Duel]:
+def _qpytorch(float_quantize: Callable[..., torch.Tensor], settings: BenchSettings) -> Iterator[Duel]:
     x = settings.normal()
     for name, fmt in settings.formats.items():
         for rounding in settings.roundings:
@@ -73,7 +73,7 @@ def _qpytorch(float_quantize: Callable[..., torch.Tensor], settings: Settings) -
                 yield Duel("QPyTorch", name, rounding, "fp32→fp32", 2 * x.nbytes, theirs, ours)
 
 
-def _torchao(to_bfloat16: Callable[..., torch.Tensor], settings: Settings) -> Iterator[Duel]:
+def _torchao(to_bfloat16: Callable[..., torch.Tensor], settings: BenchSettings) -> Iterator[Duel]:
     x = settings.normal()
     duel = partial(Duel, format="bf16", rounding="stochastic", dtypes="fp32→bf16", bytes=x.nbytes * 3 // 2, ours=_to_bfloat16(x))
     yield duel("torchao", theirs=partial(to_bfloat16, x))
@@ -82,7 +82,7 @@ def _torchao(to_bfloat16: Callable[..., torch.Tensor], settings: Settings) -> It
         yield duel("torchao, compiled", theirs=partial(torch.compile(to_bfloat16), x))
 
 
-def _d9d(copy: Callable[..., torch.Tensor], settings: Settings) -> Iterator[Duel]:
+def _d9d(copy: Callable[..., torch.Tensor], settings: BenchSettings) -> Iterator[Duel]:
     x = settings.normal()
 
     def theirs() -> object:
@@ -96,7 +96,7 @@ def _to_bfloat16(x: torch.Tensor) -> Call:
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerPackage:
     """A package to compare with.
 
     Attributes:
@@ -108,18 +108,18 @@ class Peer:
 
     package: str
     load: Callable[[], Callable[..., torch.Tensor]]
-    duels: Callable[[Callable[..., torch.Tensor], Settings], Iterator[Duel]]
+    duels: Callable[[Callable[..., torch.Tensor], BenchSettings], Iterator[Duel]]
     devices: Sequence[str] = ("cpu", "cuda")
 
 
 PEERS = {
-    "qpytorch": Peer("qtorch", _load_qpytorch, _qpytorch),
-    "torchao": Peer("torchao", _load_torchao, _torchao),
-    "d9d": Peer("d9d", _load_d9d, _d9d, ("cuda",)),
+    "qpytorch": PeerPackage("qtorch", _load_qpytorch, _qpytorch),
+    "torchao": PeerPackage("torchao", _load_torchao, _torchao),
+    "d9d": PeerPackage("d9d", _load_d9d, _d9d, ("cuda",)),
 }
 
 
-def peers(settings: Settings, names: Sequence[str]) -> Iterator[Row]:
+def peers(settings: BenchSettings, names: Sequence[str]) -> Iterator[Row]:
     """Time qsim alternating with each of the peers; missing ones are listed with the package to install."""
     for name in names:
         peer = PEERS[name]
@@ -136,7 +136,7 @@ def peers(settings: Settings, names: Sequence[str]) -> Iterator[Row]:
             yield _row(duel, settings)
 
 
-def _row(duel: Duel, settings: Settings) -> Row:
+def _row(duel: Duel, settings: BenchSettings) -> Row:
     theirs, ours = interleaved((duel.theirs, duel.ours), settings.clock, settings.repeats)
     row = {"part": "peers", "peer": duel.label, "format": duel.format, "rounding": duel.rounding, "dtypes": duel.dtypes}
     times = {"peer_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "gb_per_s": duel.bytes / ours / 1e9}

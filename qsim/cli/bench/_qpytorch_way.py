@@ -34,7 +34,7 @@ class QPyTorchLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
-        return _Product.apply(input, self.weight, self.bias, self.roundings)  # type: ignore[no-any-return,no-untyped-call]
+        return _QPyTorchProduct.apply(input, self.weight, self.bias, self.roundings)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _rounding(point: Quantizer | str | None, float_quantize: Round) -> Callable[[Tensor], Tensor]:
@@ -46,7 +46,7 @@ def _rounding(point: Quantizer | str | None, float_quantize: Round) -> Callable[
     raise ValueError(f"QPyTorch rounds to floating-point formats, nearest or stochastically: it does not support {point!r}")
 
 
-class _Product(torch.autograd.Function):
+class _QPyTorchProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, w: Tensor, bias: Tensor | None, roundings: Any) -> Tensor:
         act, weight, *ctx.roundings = roundings

@@ -24,7 +24,7 @@ _COUNT = re.compile(r"(\d+)(?:(?:\^|\*\*)(\d+))?")
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """The settings of a measurement.
 
     Attributes:

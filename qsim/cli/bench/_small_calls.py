@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from qsim.cli.bench._calls import CALLS
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, hundredths, tenths
 from qsim.cli.bench._timing import host_time
 
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def host(settings: Settings) -> Iterator[Row]:
+def host(settings: BenchSettings) -> Iterator[Row]:
     """The host time of the user calls: each creates its result, and draws its seed if needed."""
     elements = ELEMENTS[settings.device.type]
     x = settings.normal(elements=elements)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import qsim
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, tenths, thousandths, whole
 
 #: Five exponent widths, each with ten mantissa widths.
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-def sweep(settings: Settings) -> Iterator[Row]:
+def sweep(settings: BenchSettings) -> Iterator[Row]:
     """Round one tensor to every format, twice. Kernels that this process has compiled before are not compiled or counted again."""
     x = settings.normal(elements=ELEMENTS)
     for rounding in settings.roundings:
@@ -41,7 +41,7 @@ def sweep(settings: Settings) -> Iterator[Row]:
         yield {**row, "kernels": kernels, "first_seconds": first, "seconds": again, "ratio": first / again}
 
 
-def _seconds(x: Tensor, rounding: str, settings: Settings) -> float:
+def _seconds(x: Tensor, rounding: str, settings: BenchSettings) -> float:
     settings.clock.wait()
     begin = time.perf_counter()
     for fmt in FORMATS:

@@ -35,7 +35,7 @@ _grouped_mm = getattr(F, "grouped_mm", torch._grouped_mm)
 
 
 @dataclass(frozen=True)
-class Size:
+class ExpertsSize:
     """The experts of one layer, and the number of rows that they share."""
 
     experts: int
@@ -50,7 +50,7 @@ class Size:
 class Experts(nn.Module):
     """Gated experts, as in Mixtral, for rows sorted by expert."""
 
-    def __init__(self, size: Size, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, size: ExpertsSize, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.gate_up = nn.Parameter(_normal(size.experts, size.width, 2 * size.inner, device=device, dtype=dtype))
         self.down = nn.Parameter(_normal(size.experts, size.inner, size.width, device=device, dtype=dtype))
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(size: Size, conditions: Conditions, *, compiles: bool) -> Iterator[Row]:
+def measure(size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Iterator[Row]:
     """Measure one size, eager and compiled."""
     torch.manual_seed(0)
     native = Experts(size, conditions.device, conditions.dtype)
@@ -99,7 +99,7 @@ def measure(size: Size, conditions: Conditions, *, compiles: bool) -> Iterator[R
         yield {"size": str(size), "how": how, "their_milliseconds": theirs * 1e3, "milliseconds": own * 1e3, "ratio": own / theirs}
 
 
-def _step(model: nn.Module, size: Size, conditions: Conditions, *, compiles: bool) -> Call:
+def _step(model: nn.Module, size: ExpertsSize, conditions: Conditions, *, compiles: bool) -> Call:
     """A forward and backward pass, with all gradients recomputed."""
     x, g = (torch.randn(size.rows, size.width, device=conditions.device, dtype=conditions.dtype) for _ in range(2))
     x.requires_grad_()
@@ -120,7 +120,7 @@ def _normal(experts: int, inputs: int, outputs: int, *, device: torch.device, dt
     return torch.randn(experts, inputs, outputs, device=device, dtype=dtype) / math.sqrt(inputs)
 
 
-def _sizes(text: str) -> list[Size]:
+def _sizes(text: str) -> list[ExpertsSize]:
     """Parse the sizes of experts.
 
     Example:
@@ -132,5 +132,5 @@ def _sizes(text: str) -> list[Size]:
         found = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", word)
         if not found or not all(map(int, found.groups())):
             raise ValueError(f"--sizes: {word!r} is not a size: write 8x16384x4096x14336, for experts, rows, width and inner width")
-        sizes.append(Size(*map(int, found.groups())))
+        sizes.append(ExpertsSize(*map(int, found.groups())))
     return sizes

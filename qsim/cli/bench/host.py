@@ -42,7 +42,7 @@ CALLS = (Column("work", "work"), Column("calls between files", "calls", whole))
 
 
 @dataclass(frozen=True)
-class Work:
+class HostSettings:
     """The settings of the measurement.
 
     Attributes:
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     if args.trace and args.compile:
         raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
     points = {name: point for name, point in _points().items() if name in names}
-    work = Work(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
+    work = HostSettings(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
     rows = list(traced(work, points)) if args.trace else [*layers(work, points), *quantized(work)]
     if args.compile:
         rows += layers(replace(work, layers=args.layers, compiled=True), points)
@@ -101,7 +101,7 @@ def _points() -> dict[str, FivePoint]:
     return own | {name: recipes.resolve(name).points for name in ("fp8_hybrid", "mxfp4", "nvfp4")}
 
 
-def layers(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+def layers(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Layers compared with torch's own."""
     clock, kind = clock_of(work.device), "compiled" if work.compiled else "layer"
     native, _ = _step(work, None)
@@ -112,7 +112,7 @@ def layers(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
         yield _row(title, theirs, seconds, ours, work) | {"first_seconds": first}
 
 
-def quantized(work: Work) -> Iterator[Row]:
+def quantized(work: HostSettings) -> Iterator[Row]:
     """`quantize` of a small tensor compared with `torch.mul`."""
     x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
     for name, rounding in (("e4m3", "nearest"), ("e4m3", "stochastic"), ("mxfp4", "nearest"), ("nvfp4", "nearest")):
@@ -124,7 +124,7 @@ def quantized(work: Work) -> Iterator[Row]:
         yield _row(f"quantize {name}, {rounding}", theirs, seconds, ours, work) | {"first_seconds": None}
 
 
-def traced(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+def traced(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Count the calls from one file into another."""
     for name, chosen in points.items():
         yield {"work": f"layer, {name}", "calls": calls_between_files(_step(work, chosen)[0])}
@@ -133,13 +133,13 @@ def traced(work: Work, points: Mapping[str, FivePoint]) -> Iterator[Row]:
         yield {"work": f"quantize {name}", "calls": calls_between_files(lambda name=name: qsim.quantize(x, name))}  # type: ignore[misc]
 
 
-def _row(title: str, theirs: float, seconds: float, call: Call, work: Work) -> Row:
+def _row(title: str, theirs: float, seconds: float, call: Call, work: HostSettings) -> Row:
     count = launches(call) if work.device.type == "cuda" else None
     times = {"microseconds": seconds * 1e6, "their_microseconds": theirs * 1e6, "ratio": seconds / theirs}
     return {"work": title, **times, "launches": count}
 
 
-def _step(work: Work, points: FivePoint | None) -> tuple[Call, float | None]:
+def _step(work: HostSettings, points: FivePoint | None) -> tuple[Call, float | None]:
     """A forward and backward pass with new gradients, and the duration of the first one if it compiles."""
     size, device, dtype = (INPUTS, OUTPUTS, True), work.device, work.dtype
     parts: list[nn.Module] = []

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """A layer and the number of its input rows."""
 
     tokens: int
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> Iterator[Row]:
+def measure(shape: LayerShape, conditions: Conditions, bias: bool, peers: bool) -> Iterator[Row]:
     """Measure one shape, called and replayed, against torch's own layer and QPyTorch."""
     place = (bias, conditions.device, conditions.dtype)
     native = nn.Linear(shape.inputs, shape.outputs, *place)
@@ -87,7 +87,7 @@ def measure(shape: Shape, conditions: Conditions, bias: bool, peers: bool) -> It
         yield _row(shape, "eager", "QPyTorch", [theirs, steps[1]], conditions)
 
 
-def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
+def _step(layer: nn.Linear, shape: LayerShape, dtype: torch.dtype) -> Call:
     """A forward and backward pass, with all gradients recomputed."""
     device = layer.weight.device
     x = torch.randn(shape.tokens, shape.inputs, device=device, dtype=dtype, requires_grad=True)
@@ -101,14 +101,14 @@ def _step(layer: nn.Linear, shape: Shape, dtype: torch.dtype) -> Call:
     return step
 
 
-def _row(shape: Shape, how: str, against: str, steps: list[Call], conditions: Conditions) -> Row:
+def _row(shape: LayerShape, how: str, against: str, steps: list[Call], conditions: Conditions) -> Row:
     theirs, ours = sustained(steps, clock_of(conditions.device), conditions.seconds)
     ratio = ours / theirs if against == "torch" else theirs / ours
     times = {"their_milliseconds": theirs * 1e3, "milliseconds": ours * 1e3, "ratio": ratio}
     return {"shape": str(shape), "how": how, "against": against, **times}
 
 
-def _shapes(text: str) -> list[Shape]:
+def _shapes(text: str) -> list[LayerShape]:
     """Parse the shapes of layers.
 
     Example:
@@ -120,5 +120,5 @@ def _shapes(text: str) -> list[Shape]:
         found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", word)
         if not found or not all(map(int, found.groups())):
             raise ValueError(f"--shapes: {word!r} is not a shape: write 16384x4096x4096, for tokens, inputs and outputs")
-        shapes.append(Shape(*map(int, found.groups())))
+        shapes.append(LayerShape(*map(int, found.groups())))
     return shapes

@@ -15,7 +15,7 @@ from functools import partial
 
 from qsim.cli.bench import _optim_peers, _optim_steps, _settings
 from qsim.cli.bench._optim_work import GPTS, WORK, gpt, one
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, render
 
 #: The parts in the order in which they run: peers come first, before a profiler has been active.
@@ -67,10 +67,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace) -> Settings:
+def _read(args: argparse.Namespace) -> BenchSettings:
     device = _settings.device(args.device)
     elements, repeats = ("2^27", "20") if device.type == "cuda" else ("2^20", "5")
-    return Settings(
+    return BenchSettings(
         device=device,
         elements=_settings.count(args.elements or elements, "--elements"),
         formats={},

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from qsim.cli.bench import _bandwidth, _layouts, _memory, _peers, _settings, _small_calls, _sweep
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._tables import Column, Row, render
 
 #: The parts in the order in which they run: the sweep comes first, before anything else has compiled its kernels.
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     settings = _read(args)
     peers = _settings.among(args.peers or _ALL_PEERS, "--peers", list(_peers.PEERS))
     parts = _chosen(args)
-    measured: dict[str, tuple[Callable[[Settings], Iterator[Row]], Sequence[Column]]] = {
+    measured: dict[str, tuple[Callable[[BenchSettings], Iterator[Row]], Sequence[Column]]] = {
         "sweep": (_sweep.sweep, _sweep.COLUMNS),
         "quantize": (_bandwidth.quantize, _bandwidth.COLUMNS),
         "codes": (_bandwidth.codes, _bandwidth.COLUMNS),
@@ -64,10 +64,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(args: argparse.Namespace) -> Settings:
+def _read(args: argparse.Namespace) -> BenchSettings:
     device = _settings.device(args.device)
     elements = args.elements or ("2^28" if device.type == "cuda" else "2^22")
-    return Settings(
+    return BenchSettings(
         device=device,
         elements=_settings.count(elements, "--elements"),
         formats=_settings.formats(args.formats),

@@ -14,7 +14,7 @@ from functools import partial
 import qsim
 from qsim.cli.bench import _settings
 from qsim.cli.bench._bandwidth import beside_copy
-from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, thousandths
 from qsim.scaling.block import NAMED, Block
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the measurement."""
     device = _settings.device(args.device)
-    settings = Settings(
+    settings = BenchSettings(
         device=device,
         elements=_settings.count(args.elements or ("2^27" if device.type == "cuda" else "2^20"), "--elements"),
         formats={},
@@ -74,7 +74,7 @@ def blocks(text: str) -> dict[str, Block]:
     return {name: NAMED[name] for name in _settings.among(text, "--formats", list(NAMED))}
 
 
-def measure(formats: Mapping[str, Block], settings: Settings) -> Iterator[Row]:
+def measure(formats: Mapping[str, Block], settings: BenchSettings) -> Iterator[Row]:
     """Measure every format, in all its directions, with every rounding, for every pair of dtypes."""
     for source, target in settings.dtypes:
         columns = min(_COLUMNS, settings.elements)

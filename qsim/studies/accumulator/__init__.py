@@ -67,7 +67,7 @@ class Run:
     seed: int
 
 
-class Accumulator(Study[Settings, Run]):
+class AccumulatorStudy(Study[Settings, Run]):
     """Measure sums of E4M3 products in every named unit and in 16-bit sums, and train a GPT in FP8 with them."""
 
     name = "accumulator"
@@ -114,9 +114,9 @@ class Accumulator(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Errors against length, and the loss with each accumulator."""
         from qsim.studies.accumulator.findings import Findings
-        from qsim.studies.accumulator.report import Writer
+        from qsim.studies.accumulator.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def adders(settings: Settings) -> list[str]:

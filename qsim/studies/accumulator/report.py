@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qsim.plot import figures
-from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, Accumulator, adders
+from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, AccumulatorStudy, adders
 from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
 from qsim.studies.accumulator.findings import SAME, Findings, shown
-from qsim.studies.learners.gpt import Size, parameters
+from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import Interval, bars, mean, percent
@@ -32,7 +32,7 @@ _LABELS = {
 _DRAWN = (CHAIN, PROMOTED, NARROW, CHUNKED, WANG)
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -40,7 +40,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: Accumulator, found: Findings) -> None:
+    def __init__(self, study: AccumulatorStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:
@@ -74,7 +74,7 @@ class Writer:
     def _about_training(self) -> str:
         chosen = self._settings
         data = "the sources of Python's standard library" if chosen.data == "library" else chosen.data
-        size = parameters(Size(chosen.layers, chosen.width, chosen.heads), VOCABULARY, chosen.context)
+        size = parameters(GPTSize(chosen.layers, chosen.width, chosen.heads), VOCABULARY, chosen.context)
         return (
             f"**Training.** A GPT ({chosen.layers} blocks, width {chosen.width}, {chosen.heads} heads; {size:,} parameters) learns "
             f"{data}, byte by byte, in {chosen.steps} updates of {chosen.batch} sequences of {chosen.context} bytes by AdamW, with a "

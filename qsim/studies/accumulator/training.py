@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
-from qsim.studies.learners.gpt import GPT, Size, language_loss
+from qsim.studies.learners.gpt import GPT, GPTSize, language_loss
 from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at
 from qsim.studies.learners.text import VOCABULARY, text
 
@@ -55,7 +55,7 @@ def begun(run: Run, device: torch.device, accumulate: str = "") -> GPT:
         accumulate: Another accumulator than the run's.
     """
     torch.manual_seed(run.seed)
-    model = GPT(Size(run.layers, run.width, run.heads), VOCABULARY, run.context).to(device)
+    model = GPT(GPTSize(run.layers, run.width, run.heads), VOCABULARY, run.context).to(device)
     chosen = accumulate or run.accumulate
     if chosen != UNROUNDED:
         qsim.convert(model, points(chosen), exclude=["head"])

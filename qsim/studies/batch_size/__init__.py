@@ -96,7 +96,7 @@ def _backward(format: str, rounding: str) -> FivePoint:
     return FivePoint(act_bwd=rounds, grad=rounds)
 
 
-class BatchSize(Study[Settings, Run]):
+class BatchSizeStudy(Study[Settings, Run]):
     """Train a net at several batch sizes with a low-precision backward pass."""
 
     name = "batch-size"
@@ -149,9 +149,9 @@ class BatchSize(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Curves over the batch size, and the batch that compensates for one bit."""
         from qsim.studies.batch_size.findings import Findings
-        from qsim.studies.batch_size.report import Writer
+        from qsim.studies.batch_size.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def trained(settings: Settings, format: str, rounding: str, batch: int, scale: str, design: str, seed: int, micro_batches: int = 1) -> Run:

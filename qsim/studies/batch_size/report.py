@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from qsim.plot import figures
-from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSize
+from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings, points
 from qsim.studies.learners.examples import OWN, described, optimized
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -27,7 +27,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: BatchSize, found: Findings) -> None:
+    def __init__(self, study: BatchSizeStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:

@@ -59,7 +59,7 @@ class Run:
     seed: int
 
 
-class CancelledUpdates(Study[Settings, Run]):
+class CancelledUpdatesStudy(Study[Settings, Run]):
     """Train a net whose weights are rounded after each update, and count the updates that are lost."""
 
     name = "cancelled-updates"
@@ -117,9 +117,9 @@ class CancelledUpdates(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Shares over time, and accuracy against memory."""
         from qsim.studies.cancelled_updates.findings import Findings
-        from qsim.studies.cancelled_updates.report import Writer
+        from qsim.studies.cancelled_updates.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def made(settings: Settings, format: str, update: str, kahan_layers: int, seed: int) -> Run:

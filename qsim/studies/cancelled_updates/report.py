@@ -9,7 +9,7 @@ import torch
 
 import qsim
 from qsim.plot import figures
-from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdates, net
+from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdatesStudy, net
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.learners.images import DIGITS, images
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -28,7 +28,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: CancelledUpdates, found: Findings) -> None:
+    def __init__(self, study: CancelledUpdatesStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:

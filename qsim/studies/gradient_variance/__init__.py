@@ -66,7 +66,7 @@ class Run:
         return FivePoint(act_bwd=spec, grad=spec)
 
 
-class GradientVariance(Study[Settings, Run]):
+class GradientVarianceStudy(Study[Settings, Run]):
     """Measure bias and variance of the last layer's gradients."""
 
     name = "gradient-variance"
@@ -119,9 +119,9 @@ class GradientVariance(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Variances over batch size and bits, and the bias of weights compared with its bound."""
         from qsim.studies.gradient_variance.findings import Findings
-        from qsim.studies.gradient_variance.report import Writer
+        from qsim.studies.gradient_variance.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def _check(settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from qsim.studies.gradient_variance import GradientVariance, figures
+from qsim.studies.gradient_variance import GradientVarianceStudy, figures
 from qsim.studies.gradient_variance.claims import claims
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.learners.images import described
@@ -12,7 +12,7 @@ from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import bars, percent
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -20,7 +20,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: GradientVariance, found: Findings) -> None:
+    def __init__(self, study: GradientVarianceStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:

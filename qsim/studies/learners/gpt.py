@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Size:
+class GPTSize:
     """The size of a GPT."""
 
     layers: int
@@ -20,14 +20,14 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(2, 64, 2),
-    "mini": Size(4, 128, 4),
-    "small": Size(12, 768, 12),
-    "medium": Size(24, 1024, 16),
+    "tiny": GPTSize(2, 64, 2),
+    "mini": GPTSize(4, 128, 4),
+    "small": GPTSize(12, 768, 12),
+    "medium": GPTSize(24, 1024, 16),
 }
 
 
-def size(name: str) -> Size:
+def size(name: str) -> GPTSize:
     """A size by its name: `"small"` and `"medium"` are GPT-2's.
 
     Raises:
@@ -38,10 +38,10 @@ def size(name: str) -> Size:
     return SIZES[name]
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then a perceptron with one hidden layer."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: GPTSize) -> None:
         super().__init__()
         self.heads = size.heads
         self.before_attention = nn.LayerNorm(size.width)
@@ -75,11 +75,11 @@ class GPT(nn.Module):
         torch.Size([4, 32, 256])
     """
 
-    def __init__(self, size: Size, vocabulary: int, context: int) -> None:
+    def __init__(self, size: GPTSize, vocabulary: int, context: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, size.width)
         self.positions = nn.Embedding(context, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(size) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
@@ -100,7 +100,7 @@ class GPT(nn.Module):
         return logits
 
 
-def parameters(size: Size, vocabulary: int, context: int) -> int:
+def parameters(size: GPTSize, vocabulary: int, context: int) -> int:
     """The number of parameters of a GPT.
 
     Example:

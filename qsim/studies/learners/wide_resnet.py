@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two convolutions, each after normalization and ReLU, with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -43,7 +43,10 @@ class WideResNet(nn.Module):
         self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         stack = []
         for group, (inputs, outputs) in enumerate(pairwise(widths)):
-            stack += [_Block(inputs, outputs, 1 if group == 0 else 2), *(_Block(outputs, outputs, 1) for _ in range(blocks - 1))]
+            stack += [
+                _ResidualBlock(inputs, outputs, 1 if group == 0 else 2),
+                *(_ResidualBlock(outputs, outputs, 1) for _ in range(blocks - 1)),
+            ]
         self.blocks = nn.Sequential(*stack)
         self.norm = nn.BatchNorm2d(widths[-1])
         self.head = nn.Linear(widths[-1], classes)

@@ -81,7 +81,7 @@ class Run:
         return GPTTraining(self.size, self.method, self.rate, self.steps, self.batch, self.context, self.clip, self.seed)
 
 
-class LearningRate(Study[Settings, Run]):
+class LearningRateStudy(Study[Settings, Run]):
     """Train a small transformer at learning rates that double until it learns nothing."""
 
     name = "learning-rate"

@@ -11,7 +11,7 @@ import numpy as np
 from qsim.plot import figures
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described
 from qsim.studies.learners.text import VOCABULARY
-from qsim.studies.learning_rate import LearningRate, Run, Settings, toy, trained
+from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, bars, below, difference, mean, percent, positive
@@ -26,7 +26,7 @@ _NOTHING = math.log(VOCABULARY)
 class Findings:
     """The results of a study, grouped by method and rate."""
 
-    def __init__(self, study: LearningRate, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: LearningRateStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings, self.rates = study, settings, settings.rates
         self._of = {result.run: result for result in results}
         self.frequencies = float(self._of[trained(settings, settings.methods[0], self.rates[0], 0)]["frequencies"])

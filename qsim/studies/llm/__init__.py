@@ -49,7 +49,7 @@ class Settings:
         return self.rates[len(self.rates) // 2]
 
 
-class LLM(Study[Settings, Run]):
+class LLMStudy(Study[Settings, Run]):
     """Train a GPT in BF16 and in mixed precision.
 
     Time and memory are measured, so runs must not overlap: leave `--workers` at one for each GPU, and let nothing else run
@@ -98,9 +98,9 @@ class LLM(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Perplexity, time and memory of the methods, and the effect of more bits."""
         from qsim.studies.llm.findings import Findings
-        from qsim.studies.llm.report import Writer
+        from qsim.studies.llm.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def run_of(settings: Settings, method: str, rate: float, seed: int, states: str, gradients: str) -> Run:

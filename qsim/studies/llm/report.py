@@ -9,7 +9,7 @@ import matplotlib
 
 from qsim.plot import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
-from qsim.studies.llm import LLM, METHODS, MORE_BITS
+from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, Findings, in_percent, shown
 from qsim.studies.llm.training import O1, O2
@@ -28,7 +28,7 @@ _KEPT = {
 }
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -36,7 +36,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: LLM, found: Findings) -> None:
+    def __init__(self, study: LLMStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
 
     def report(self) -> Report:

@@ -60,7 +60,7 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(run.seed)
     with device:
         model = GPT(size(run.size), run.vocabulary, run.context)
-    updates = Updates(run, model)
+    updates = WeightUpdater(run, model)
     order = torch.Generator().manual_seed(run.seed)
     curve, seconds = [], 0.0
     for first, last in pairwise([0, *_looks(run)]):
@@ -79,7 +79,7 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     }
 
 
-class Updates:
+class WeightUpdater:
     """Update a model's weights with clipped gradients, by AdamW as a method does it.
 
     Weights get the method's dtype; all methods begin with the same values, which BF16 can represent.
@@ -133,7 +133,7 @@ class Updates:
                 torch._foreach_copy_(self.weights, self.moved)
 
 
-def _learn(run: Run, model: nn.Module, updates: Updates, found: Text, order: torch.Generator, rate: float) -> None:
+def _learn(run: Run, model: nn.Module, updates: WeightUpdater, found: Text, order: torch.Generator, rate: float) -> None:
     for part in found.batch(run.batch, run.context, order).chunk(run.micro_batches):
         (_loss(run, model, part) / run.micro_batches).backward()
     updates.step(rate)

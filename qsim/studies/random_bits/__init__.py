@@ -63,7 +63,7 @@ class Run:
         return Stochastic(self.bits, correction=self.correction)
 
 
-class RandomBits(Study[Settings, Run]):
+class RandomBitsStudy(Study[Settings, Run]):
     """Train with few random bits, and measure the bias of the rounding itself."""
 
     name = "random-bits"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qsim.plot import figures
 from qsim.studies.learners.images import described
-from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBits, Run, Settings
+from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, bars, difference, mean, percent, positive, within
@@ -24,7 +24,7 @@ _OF_CONTRACT = "this library's contract"
 class Findings:
     """The results of a study, grouped by the place of the rounding, its format and its bits."""
 
-    def __init__(self, study: RandomBits, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: RandomBitsStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         self._of = {(r.run.what, r.run.format, r.run.bits, r.run.correction, r.run.seed): r for r in results}
         self.places = [*((BACKWARD, name) for name in settings.formats), (UPDATE, settings.weights)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies.choices import choice
-from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, Updates, exact_steps
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps
 from qsim.studies.report import Report
 from qsim.studies.result import Result
 from qsim.studies.study import Study
@@ -58,12 +58,12 @@ class Run:
     seed: int
 
     @property
-    def schedule(self) -> Updates:
+    def schedule(self) -> UpdateSchedule:
         """The update of each step."""
-        return Updates(self.updates, self.first, self.floor, self.length)
+        return UpdateSchedule(self.updates, self.first, self.floor, self.length)
 
 
-class RandomWalk(Study[Settings, Run]):
+class RandomWalkStudy(Study[Settings, Run]):
     """Count the steps of weights to a level, with exact updates and with stochastic rounding."""
 
     name = "random-walk"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalk, Run, Settings
+from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalkStudy, Run, Settings
 from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
@@ -26,7 +26,7 @@ _WITHIN = "yes if all are within 4.9 standard errors of it, which chance exceeds
 
 
 @dataclass(frozen=True)
-class Way:
+class WalkGroup:
     """The weights of all seeds that walk in one way.
 
     Attributes:
@@ -82,18 +82,18 @@ class Way:
 class Findings:
     """The results of a study, grouped by way."""
 
-    def __init__(self, study: RandomWalk, settings: Settings, results: Sequence[Result[Run]]) -> None:
+    def __init__(self, study: RandomWalkStudy, settings: Settings, results: Sequence[Result[Run]]) -> None:
         self.study, self.settings = study, settings
         ways: dict[tuple[object, ...], list[Result[Run]]] = {}
         for result in results:
             run = result.run
             ways.setdefault((run.optimizer, run.updates, run.first, run.floor, run.method), []).append(result)
-        found = [Way(seeds) for seeds in ways.values()]
+        found = [WalkGroup(seeds) for seeds in ways.values()]
         self.next_level = [way for way in found if way.run.optimizer == "sgd"]
         self.stochastic = [way for way in found if way.run.optimizer == "adam" and way.run.method == STOCHASTIC]
         self.exact = [way for way in found if way.run.method == EXACT]
 
-    def of(self, updates: str) -> list[Way]:
+    def of(self, updates: str) -> list[WalkGroup]:
         """The ways to the next level with one kind of updates."""
         return [way for way in self.next_level if way.run.updates == updates]
 
@@ -255,6 +255,6 @@ class Findings:
         )
 
 
-def _error(way: Way) -> float:
+def _error(way: WalkGroup) -> float:
     """The standard error of a mean, by the closed form."""
     return math.sqrt(moments(way.late)[1] / (way.run.weights * len(way.results)))

@@ -20,7 +20,7 @@ _GRAIN = 2.0**-16
 
 
 @dataclass(frozen=True)
-class Updates:
+class UpdateSchedule:
     """Updates of a weight at each step, in units of the distance between levels.
 
     Attributes:

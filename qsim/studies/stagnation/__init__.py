@@ -12,7 +12,7 @@ import torch
 from qsim.studies.choices import choice
 from qsim.studies.report import Report
 from qsim.studies.result import Result
-from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, Descent, Problems, Weights, problems
+from qsim.studies.stagnation.least_squares import ALL, METHODS, NEAREST, ONE, DescendingWeights, Descent, Problems, problems
 from qsim.studies.study import Study
 
 #: The number of points of a curve, and the significant digits that are stored of every number.
@@ -56,7 +56,7 @@ class Run:
         return Descent(self.method, self.format, self.gradient, self.rate, self.seed)
 
 
-class Stagnation(Study[Settings, Run]):
+class StagnationStudy(Study[Settings, Run]):
     """Measure how close weights come to the optimum, compared with the limit of Theorem 1 for round-to-nearest."""
 
     name = "stagnation"
@@ -96,7 +96,7 @@ class Stagnation(Study[Settings, Run]):
         largest = 1 / data.lipschitz(run.gradient).max().item()
         if run.rate > largest:
             raise ValueError(f"rate: the theorems hold up to 1/L, here {largest:.3g} with the gradient of {run.gradient}; got {run.rate:g}")
-        weights = Weights(data, run.descent)
+        weights = DescendingWeights(data, run.descent)
         points = sorted({round(step) for step in np.linspace(1, run.steps, _POINTS)})
         lowest = torch.full((run.problems,), torch.inf, dtype=torch.float64, device=device)
         loss, since = torch.zeros_like(lowest), 0
@@ -124,9 +124,9 @@ class Stagnation(Study[Settings, Run]):
     def report(self, settings: Settings, results: Sequence[Result[Run]]) -> Report:
         """Distances compared with the theorems' bounds."""
         from qsim.studies.stagnation.findings import Findings
-        from qsim.studies.stagnation.report import Writer
+        from qsim.studies.stagnation.report import ReportWriter
 
-        return Writer(self, Findings(settings, results)).report()
+        return ReportWriter(self, Findings(settings, results)).report()
 
 
 def _stored(values: torch.Tensor) -> list[float]:

@@ -85,7 +85,7 @@ class Descent:
     seed: int
 
 
-class Weights:
+class DescendingWeights:
     """The weights of some problems during their descent from zero.
 
     Args:

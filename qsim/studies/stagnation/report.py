@@ -8,7 +8,7 @@ import numpy as np
 
 from qsim.plot import figures
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.stagnation import Stagnation
+from qsim.studies.stagnation import StagnationStudy
 from qsim.studies.stagnation.bounds import Array
 from qsim.studies.stagnation.claims import claims
 from qsim.studies.stagnation.findings import Findings, geometric
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FLOOR = 1e-5
 
 
-class Writer:
+class ReportWriter:
     """Write the report.
 
     Args:
@@ -30,7 +30,7 @@ class Writer:
         found: The findings from its runs.
     """
 
-    def __init__(self, study: Stagnation, found: Findings) -> None:
+    def __init__(self, study: StagnationStudy, found: Findings) -> None:
         self._study, self._found, self._settings = study, found, found.settings
         self._shown = found.settings.rates[-1]
 

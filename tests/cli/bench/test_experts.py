@@ -10,7 +10,7 @@ import torch
 import qsim
 from qsim.cli import main
 from qsim.cli.bench import experts
-from qsim.cli.bench.experts import Experts, Size
+from qsim.cli.bench.experts import Experts, ExpertsSize
 
 EXPERTS = ("bench", "experts", "--device", "cpu", "--seconds", "0.001")
 
@@ -19,7 +19,7 @@ def test_experts_are_compared_with_torchs(capsys: pytest.CaptureFixture[str], mo
     """Both run the same model on the same number of rows; one of them rounds both products."""
     seen: list[float] = []
 
-    def step(model: torch.nn.Module, size: Size, *rest: object, **options: object) -> object:
+    def step(model: torch.nn.Module, size: ExpertsSize, *rest: object, **options: object) -> object:
         ends = torch.tensor([1, size.rows], dtype=torch.int32)
         seen.append(qsim.coverage(model, torch.randn(size.rows, size.width), ends, backward=False).share)
         return lambda: None
@@ -33,7 +33,7 @@ def test_experts_are_compared_with_torchs(capsys: pytest.CaptureFixture[str], mo
 
 
 def test_every_expert_gets_its_rows_and_every_gradient_is_computed_again(capsys: pytest.CaptureFixture[str]) -> None:
-    model = Experts(Size(2, 5, 4, 8), torch.device("cpu"), torch.float32)
+    model = Experts(ExpertsSize(2, 5, 4, 8), torch.device("cpu"), torch.float32)
     x, ends = torch.randn(5, 4), torch.tensor([2, 5], dtype=torch.int32)
     y = model(x, ends)
     for i, (start, end) in enumerate(((0, 2), (2, 5))):

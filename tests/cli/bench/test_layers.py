@@ -16,7 +16,7 @@ import qsim
 from qsim import FivePoint, Float
 from qsim.cli import main
 from qsim.cli.bench import _models, linear, train
-from qsim.cli.bench._models import ConvSize, GPTSize
+from qsim.cli.bench._models import ConvBenchSize, GPTBenchSize
 from qsim.cli.bench._timing import Call, Clock
 
 LINEAR = ("linear", "--device", "cpu", "--shapes", "8x4x2,6x8x8", "--seconds", "0.001")
@@ -33,7 +33,7 @@ def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models whose steps are all fast."""
-    monkeypatch.setitem(_models.SIZES, "tiny", (GPTSize(1, 2, 8, 16, 8, 2), ConvSize(4, 1, 3, 8, 2)))
+    monkeypatch.setitem(_models.SIZES, "tiny", (GPTBenchSize(1, 2, 8, 16, 8, 2), ConvBenchSize(4, 1, 3, 8, 2)))
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
     found = bench(capsys, *LINEAR, *words)
     up = qsim.Quantizer("e5m2", "up")
     assert [type(layer) for layer, _ in seen] == [nn.Linear, qsim.nn.Linear]
-    assert all(rest == (linear.Shape(5, 4, 3), torch.bfloat16) for _, rest in seen)
+    assert all(rest == (linear.LayerShape(5, 4, 3), torch.bfloat16) for _, rest in seen)
     for layer, _ in seen:
         assert layer.bias is None
         assert layer.weight.dtype == torch.bfloat16
@@ -134,7 +134,7 @@ def test_options_reach_the_layers(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_a_step_of_a_layer_computes_every_gradient_again() -> None:
     layer = nn.Linear(4, 2)
-    step = linear._step(layer, linear.Shape(8, 4, 2), torch.float32)
+    step = linear._step(layer, linear.LayerShape(8, 4, 2), torch.float32)
     step()
     assert layer.weight.grad is not None
     first = layer.weight.grad.clone()

@@ -16,12 +16,12 @@ from torch.autograd import DeviceType
 import qsim
 from qsim.cli import main
 from qsim.cli.bench import _launches, _optim_peers, _optim_steps, _optim_work
-from qsim.cli.bench._optim_work import GPTS, WORK, Tensors, gpt, one
-from qsim.cli.bench._settings import Settings
+from qsim.cli.bench._optim_work import GPTS, WORK, ParameterSet, gpt, one
+from qsim.cli.bench._settings import BenchSettings
 from qsim.cli.bench._timing import Call, Clock
 
 TINY = ("--device", "cpu", "--elements", "2^6", "--repeats", "2")
-CPU = Settings(torch.device("cpu"), 64, {}, {}, (), 2)
+CPU = BenchSettings(torch.device("cpu"), 64, {}, {}, (), 2)
 
 #: Update, states and bytes per weight: all are read and written, except the gradient, which is only read.
 ADAMW = [
@@ -180,12 +180,12 @@ def test_on_a_gpu_launches_are_counted_after_everything_has_been_timed(monkeypat
         def call(number: int = number) -> int:
             return number
 
-        def prepare(tensors: Tensors, settings: Settings, call: Call = call, number: int = number) -> tuple[Call, int]:
+        def prepare(tensors: ParameterSet, settings: BenchSettings, call: Call = call, number: int = number) -> tuple[Call, int]:
             return call, 100 * number
 
-        works.append(_optim_work.Work(name, "stochastic", "bf16", prepare))
+        works.append(_optim_work.OptimizerWork(name, "stochastic", "bf16", prepare))
 
-    def beside_copy(call: Call, moved: int, settings: Settings) -> dict[str, float]:
+    def beside_copy(call: Call, moved: int, settings: BenchSettings) -> dict[str, float]:
         events.append("timed")
         return {"bytes": moved, "seconds": 0.5}
 
@@ -297,13 +297,13 @@ def test_torchs_fused_adamw_is_always_there(capsys: pytest.CaptureFixture[str]) 
 
 def test_both_sides_have_parameters_of_their_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[torch.Tensor]] = []
-    make = Tensors.parameters
+    make = ParameterSet.parameters
 
-    def parameters(self: Tensors, settings: Settings) -> Any:
+    def parameters(self: ParameterSet, settings: BenchSettings) -> Any:
         seen.append(make(self, settings))
         return seen[-1]
 
-    monkeypatch.setattr(Tensors, "parameters", parameters)
+    monkeypatch.setattr(ParameterSet, "parameters", parameters)
     bench(capsys, "--only", "peers", "--peers", "torch", "--tensors", "one")
     (theirs,), (ours,), *_ = seen
     assert theirs.data_ptr() != ours.data_ptr()

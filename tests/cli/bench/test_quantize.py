@@ -14,7 +14,7 @@ from qsim.cli import main
 from qsim.cli.bench import _memory, _peers, _sweep
 from qsim.cli.bench._calls import CALLS
 from qsim.cli.bench._layouts import LAYOUTS
-from qsim.cli.bench._settings import DTYPES, Settings
+from qsim.cli.bench._settings import DTYPES, BenchSettings
 from qsim.formats import holds
 
 MIB = 2**20
@@ -78,7 +78,7 @@ def test_layouts_are_measured_for_the_first_format_in_every_order(capsys: pytest
     assert [(row["work"], row["format"], row["dtypes"]) for row in rows] == [
         (layout, "e4m3", dtypes) for dtypes in ("fp32→bf16", "bf16→bf16") for layout in LAYOUTS
     ]
-    tiny = Settings(torch.device("cpu"), 2**6, {}, {}, (), 1)
+    tiny = BenchSettings(torch.device("cpu"), 2**6, {}, {}, (), 1)
     for layout, lay in LAYOUTS.items():
         count = lay(tiny, torch.float32).numel()
         assert {row["bytes"] for row in rows if row["work"] == layout} == {6 * count, 4 * count}
