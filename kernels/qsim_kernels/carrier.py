@@ -54,7 +54,7 @@ DOUBLE = Carrier(52, 1023)
 NOISE_BITS = 33
 
 
-class Plan(NamedTuple):
+class GridBits(NamedTuple):
     """A grid in the bits of a carrier.
 
     Attributes:
@@ -120,7 +120,7 @@ def counts_wide(grid: Grid, coding: Coding) -> bool:
     return coding.twos_complement and (is_flat(grid) or grid.mantissa > SINGLE.mantissa + 1)
 
 
-def bits_that_matter(how: Plan, rule: Rule) -> int:
+def bits_that_matter(how: GridBits, rule: Rule) -> int:
     """The number of a rounding's random bits that can change a result.
 
     Where at most 16 bits of every pattern are rounded away, as from float32 to bfloat16, later random bits would be added to zeros.
@@ -130,7 +130,7 @@ def bits_that_matter(how: Plan, rule: Rule) -> int:
 
 
 @lru_cache(maxsize=4096)
-def plan(grid: Grid, wide: bool) -> Plan:
+def grid_bits(grid: Grid, wide: bool) -> GridBits:
     """Express a grid in the bits of a carrier.
 
     Args:
@@ -146,7 +146,7 @@ def plan(grid: Grid, wide: bool) -> Plan:
     field = exponent + carrier.bias
     signed = grid.min < 0
     overflow = carrier.infinity if grid.infinity else carrier.nan
-    return Plan(
+    return GridBits(
         carrier=carrier,
         shift=carrier.mantissa - mantissa,
         low=field if gradual and not flat else 0,

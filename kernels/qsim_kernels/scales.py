@@ -62,7 +62,7 @@ class Scales(NamedTuple):
     grid: Grid
 
 
-class Making(NamedTuple):
+class ScalesWithoutGrid(NamedTuple):
     """`Scales` without their grid, which is formatted separately."""
 
     rule: int
@@ -74,13 +74,13 @@ class Making(NamedTuple):
 
 def spell_scales(scales: Scales) -> tuple[str, str]:
     """Format scales as two texts: how they are made, and their grid."""
-    return spell(Making(*scales[:-1])), spell(scales.grid)
+    return spell(ScalesWithoutGrid(*scales[:-1])), spell(scales.grid)
 
 
 @lru_cache(maxsize=4096)
 def read_scales(making: str, grid: str) -> Scales:
     """Parse the output of `spell_scales`."""
-    made: Making = read(Making, making)
+    made: ScalesWithoutGrid = read(ScalesWithoutGrid, making)
     return Scales(*made, read(Grid, grid))
 
 
@@ -88,7 +88,7 @@ def read_scales(making: str, grid: str) -> Scales:
 SMALLEST = 2.0**-127
 
 
-class Tiles(NamedTuple):
+class TileSizes(NamedTuple):
     """Which elements share a scale; see the module docstring.
 
     Attributes:
@@ -111,7 +111,7 @@ class Tiles(NamedTuple):
         return (min(matrices, 1) if self.across else matrices), -(-self.rows // self.height), -(-self.columns // self.width)
 
     @classmethod
-    def of(cls, numbers: Sequence[int]) -> Tiles:
+    def of(cls, numbers: Sequence[int]) -> TileSizes:
         """Tiles from an operator's arguments."""
         rows, columns, height, width, across = numbers
         return cls(rows, columns, height, width, bool(across))

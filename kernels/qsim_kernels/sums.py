@@ -41,7 +41,7 @@ scales, and the sum of a block in units of `2**(E - fraction)`.
 **Promoted.** A fresh `inner` sum for each `every` products, and a last one for the rest; their results are added in float32 with
 round-to-nearest, in order, to a total that starts at +0.
 
-**Scales.** The operator `qsim::accumulate_scaled` computes `BlockScaled` sums with their scales. It also computes a `Promoted` sum of
+**Scales.** The operator `qsim::accumulate_scaled` computes `BlockScaledSum`s with their scales. It also computes a `PromotedSum` of
 operands that were divided by scales, float32 numbers `p[m, i]` of the left operand and `q[n, i]` of the right one for short sum `i`. Its
 result `c` is multiplied by the float32 product of both and added to the total with one rounding: `t = fl(t + fl(p * q) * c)`, a fused
 multiply-add. Short sum `i` of `n` results then owns the random numbers from `offset + i * n * noise_indices(inner, every)`, and counts
@@ -56,7 +56,7 @@ numbers as such; short ones come first, and each product continues behind the ra
 for `i` below `S = noise_indices(sum, K)`, a multiple of 8. Its roundings use them in the order in which they are described above: term
 `j` of `n` uses `roundings_per_term` of them from `roundings_per_term * j`, first the product's if that is rounded. With `order=PAIRWISE`
 these are the product's and the term's own, and the last is that of the tree's addition whose right operand begins with term `j + 1`. A
-`Promoted` sum counts on through its inner sums, each of which takes as many as a full one does.
+`PromotedSum` counts on through its inner sums, each of which takes as many as a full one does.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ from qsim_kernels.grid import Grid, Mode, Rule, read, spell
 
 
 class Order(IntEnum):
-    """In which order a `Rounded` sum adds its terms."""
+    """In which order a `RoundedSum` adds its terms."""
 
     SEQUENTIAL = 0
     PAIRWISE = 1
     KAHAN = 2
 
 
-class Rounded(NamedTuple):
+class RoundedSum(NamedTuple):
     """A sum that is rounded after each term; see the module docstring.
 
     Attributes:
@@ -100,7 +100,7 @@ class Rounded(NamedTuple):
     low_b: int
 
 
-class Aligned(NamedTuple):
+class AlignedSum(NamedTuple):
     """A sum of aligned and truncated products; see the module docstring.
 
     Attributes:
@@ -120,7 +120,7 @@ class Aligned(NamedTuple):
     low_b: int
 
 
-class TwoStep(NamedTuple):
+class TwoStepSum(NamedTuple):
     """A sum of products that are added before the running sum; see the module docstring.
 
     Attributes:
@@ -140,7 +140,7 @@ class TwoStep(NamedTuple):
     low_b: int
 
 
-class BlockScaled(NamedTuple):
+class BlockScaledSum(NamedTuple):
     """A sum of aligned and truncated products with scales; see the module docstring.
 
     Attributes:
@@ -162,7 +162,7 @@ class BlockScaled(NamedTuple):
     low_scale: int
 
 
-class Promoted(NamedTuple):
+class PromotedSum(NamedTuple):
     """A float32 sum of short sums; see the module docstring.
 
     Attributes:
@@ -170,35 +170,35 @@ class Promoted(NamedTuple):
         every: The number of products in each, a multiple of the inner chunk or block.
     """
 
-    inner: Rounded | Aligned
+    inner: RoundedSum | AlignedSum
     every: int
 
 
-Sum = Rounded | Aligned | TwoStep | BlockScaled | Promoted
+Sum = RoundedSum | AlignedSum | TwoStepSum | BlockScaledSum | PromotedSum
 #: Sums that are computed in plain torch on GPUs.
-PLAIN = (TwoStep, BlockScaled)
+PLAIN = (TwoStepSum, BlockScaledSum)
 
 #: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
 SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
 MOST_FRACTION, MOST_BLOCK = 40, 256
 #: The least exponent to which products are aligned, as measured on an H200 with products of bfloat16 and TF32.
 LEAST_EXPONENT = -133
-#: Limits for grids of `Rounded` sums: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs the bits of its
+#: Limits for grids of `RoundedSum`s: an exact sum is known to 53 bits and whether there is more. Stochastic rounding needs the bits of its
 #: random numbers below those of the grid's mantissa.
 MOST_MANTISSA, MOST_MANTISSA_AND_NOISE = 49, 51
 
 #: The sum of a chunk's products, with the operands' own `low_a` and `low_b`: the bfloat16 and float16 unit of an H100.
-CHUNK_SUM = Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), block=16, fraction=25, low_a=-126, low_b=-126)
+CHUNK_SUM = AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), block=16, fraction=25, low_a=-126, low_b=-126)
 
 
-def chunk_sum(how: Rounded) -> Aligned:
+def chunk_sum(how: RoundedSum) -> AlignedSum:
     """The sum of a chunk's products."""
     return CHUNK_SUM._replace(low_a=how.low_a, low_b=how.low_b)
 
 
 def is_single(how: Sum) -> bool:
     """Whether float32 holds every value of a sum; otherwise it is computed and returned in float64."""
-    if not isinstance(how, Rounded):
+    if not isinstance(how, RoundedSum):
         return True
     step = min(how.grid.least, 2.0 ** (how.grid.exponent - how.grid.mantissa))
     # A grid of integers in two's complement counts its sign as a bit of the mantissa.
@@ -208,18 +208,18 @@ def is_single(how: Sum) -> bool:
 
 def is_stochastic(how: Sum) -> bool:
     """Whether a sum draws random bits."""
-    if isinstance(how, Promoted):
+    if isinstance(how, PromotedSum):
         return is_stochastic(how.inner)
-    rules = [how.rule, how.product_rule] if isinstance(how, Rounded) else []
+    rules = [how.rule, how.product_rule] if isinstance(how, RoundedSum) else []
     return any(rule is not None and rule.mode == Mode.STOCHASTIC for rule in rules)
 
 
-def roundings_per_term(how: Rounded) -> int:
+def roundings_per_term(how: RoundedSum) -> int:
     """The number of a sum's roundings for each of its terms."""
     return (how.product is not None) + {Order.SEQUENTIAL: 1, Order.PAIRWISE: 2, Order.KAHAN: 4}[Order(how.order)]
 
 
-def terms(how: Rounded, length: int) -> int:
+def terms(how: RoundedSum, length: int) -> int:
     """The number of terms in a sum over `length` products."""
     return -(-length // how.chunk)
 
@@ -228,14 +228,14 @@ def noise_indices(how: Sum, length: int) -> int:
     """The number of random numbers that an element of a product over `length` elements owns: `S`, a multiple of 8, or 0 for none."""
     if not is_stochastic(how):
         return 0
-    if isinstance(how, Promoted):
+    if isinstance(how, PromotedSum):
         return -(-length // how.every) * noise_indices(how.inner, how.every)
-    assert isinstance(how, Rounded)  # only these draw random bits
+    assert isinstance(how, RoundedSum)  # only these draw random bits
     return -(-roundings_per_term(how) * terms(how, length) // 8) * 8
 
 
 class _RoundedNumbers(NamedTuple):
-    """The numbers of `Rounded` without its grids and rules, which are formatted separately."""
+    """The numbers of `RoundedSum` without its grids and rules, which are formatted separately."""
 
     chunk: int
     order: int
@@ -244,7 +244,7 @@ class _RoundedNumbers(NamedTuple):
 
 
 class _AlignedNumbers(NamedTuple):
-    """The numbers of `Aligned` without its grid."""
+    """The numbers of `AlignedSum` without its grid."""
 
     mode: int
     block: int
@@ -254,13 +254,13 @@ class _AlignedNumbers(NamedTuple):
 
 
 class _PromotedNumbers(NamedTuple):
-    """The numbers of `Promoted` without its inner sum."""
+    """The numbers of `PromotedSum` without its inner sum."""
 
     every: int
 
 
 _BAR = " | "
-_NAMES = {TwoStep: "two-step", BlockScaled: "block-scaled"}
+_NAMES = {TwoStepSum: "two-step", BlockScaledSum: "block-scaled"}
 
 
 @lru_cache(maxsize=1024)
@@ -268,15 +268,15 @@ def spell_sum(how: Sum) -> str:
     """Format a sum as text for the operator.
 
     Example:
-        >>> from qsim_kernels.sums import CHUNK_SUM, Promoted, spell_sum
-        >>> spell_sum(Promoted(CHUNK_SUM, 128)).split(" | ")[:2]
+        >>> from qsim_kernels.sums import CHUNK_SUM, PromotedSum, spell_sum
+        >>> spell_sum(PromotedSum(CHUNK_SUM, 128)).split(" | ")[:2]
         ['promoted every=128', 'aligned mode=3 block=16 fraction=25 low_a=-126 low_b=-126']
     """
-    if isinstance(how, Promoted):
+    if isinstance(how, PromotedSum):
         return f"promoted {spell(_PromotedNumbers(how.every))}{_BAR}{spell_sum(how.inner)}"
     if isinstance(how, PLAIN):
         return f"{_NAMES[type(how)]} {spell(how)}"
-    if isinstance(how, Aligned):
+    if isinstance(how, AlignedSum):
         return f"aligned {spell(_AlignedNumbers(*how[1:]))}{_BAR}{spell(how.grid)}"
     parts = [f"rounded {spell(_RoundedNumbers(*how[4:]))}", spell(how.grid), spell(how.rule)]
     if how.product is not None and how.product_rule is not None:
@@ -301,17 +301,17 @@ def read_sum(text: str) -> Sum:
     match kind, len(rest):
         case "promoted", 2 | 3 | 4 | 5:
             inner = read_sum(_BAR.join(rest))
-            assert isinstance(inner, (Rounded, Aligned))
-            return Promoted(inner, *read(_PromotedNumbers, numbers))
+            assert isinstance(inner, (RoundedSum, AlignedSum))
+            return PromotedSum(inner, *read(_PromotedNumbers, numbers))
         case "aligned", 1:
-            return Aligned(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
+            return AlignedSum(read(Grid, rest[0]), *read(_AlignedNumbers, numbers))
         case "two-step", 0:
-            return TwoStep(*read(TwoStep, numbers))
+            return TwoStepSum(*read(TwoStepSum, numbers))
         case "block-scaled", 0:
-            return BlockScaled(*read(BlockScaled, numbers))
+            return BlockScaledSum(*read(BlockScaledSum, numbers))
         case "rounded", 2 | 4:
             product = (read(Grid, rest[2]), read(Rule, rest[3])) if len(rest) == 4 else (None, None)
-            return Rounded(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))
+            return RoundedSum(read(Grid, rest[0]), read(Rule, rest[1]), *product, *read(_RoundedNumbers, numbers))
     raise ValueError(
         f"a sum is spelt 'rounded …', 'aligned …', 'two-step …', 'block-scaled …' or 'promoted …', with its grids and rules, got {text!r}"
     )

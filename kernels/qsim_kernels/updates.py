@@ -1,7 +1,7 @@
 """The plain numbers that describe one step of an optimizer to the kernels.
 
-An `Adam` or an `SGD` says how a gradient becomes an update, `Roundings` what is rounded on the way. Both are passed to the operators as
-text, like the numbers of `qsim_kernels.grid`.
+An `Algorithm` says how a gradient becomes an update, `Roundings` what is rounded on the way. Both are passed to the operators as text,
+like the numbers of `qsim_kernels.grid`.
 
 Everything is float32 and in a fixed order, each operation rounded separately: the numbers of a step are part of the contract and the same
 on every device. The scalars of a step, a learning rate divided by a bias correction for example, are computed in float64 and rounded to
@@ -23,7 +23,7 @@ from qsim_kernels.grid import Grid, Rule, read
 ROLES = 3
 
 
-class Adam(NamedTuple):
+class AdamAlgorithm(NamedTuple):
     """Adam's update, with `g` the gradient, `m` and `v` the moments, `w` the weight and `t` the step.
 
     `m = beta1 * m + (1 - beta1) * g`, `v = beta2 * v + (1 - beta2) * (g * g)` and, in float32,
@@ -48,15 +48,15 @@ class Adam(NamedTuple):
     amsgrad: bool
 
 
-class SGD(NamedTuple):
+class SGDAlgorithm(NamedTuple):
     """The update of stochastic gradient descent: `m = momentum * m + (1 - dampening) * g`, in the first step `m = g`, and `w - lr * m`.
 
     Attributes:
         momentum: Decay of the momentum, 0 for none.
         dampening: The fraction of a gradient that does not enter the momentum.
         decay: Weight decay.
-        decoupled: See `Adam`.
-        maximize: See `Adam`.
+        decoupled: See `AdamAlgorithm`.
+        maximize: See `AdamAlgorithm`.
         nesterov: Whether the update is `g + momentum * m`.
     """
 
@@ -66,6 +66,10 @@ class SGD(NamedTuple):
     decoupled: bool
     maximize: bool
     nesterov: bool
+
+
+#: How a gradient becomes an update.
+Algorithm = AdamAlgorithm | SGDAlgorithm
 
 
 class Roundings(NamedTuple):
@@ -168,9 +172,9 @@ def read_roundings(grid: str, rule: str, inner: str, inner_rule: str, state: str
     )
 
 
-def read_algorithm(text: str) -> Adam | SGD:
+def read_algorithm(text: str) -> Algorithm:
     """Parse an algorithm from its text; the name of the first number distinguishes the two."""
-    found: Adam | SGD = read(Adam, text) if text.startswith("beta1=") else read(SGD, text)
+    found: Algorithm = read(AdamAlgorithm, text) if text.startswith("beta1=") else read(SGDAlgorithm, text)
     return found
 
 

@@ -77,7 +77,7 @@ class Aligned(Accumulator):
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         mode = Mode[self.rounding.upper()]
         lows = (smallest_exponent_of(fmt, self.operands) for fmt in (a, b))
-        return sums.Aligned(self.out.grid, int(mode), self.block, self.fraction, *lows)
+        return sums.AlignedSum(self.out.grid, int(mode), self.block, self.fraction, *lows)
 
     def _rows(self) -> list[tuple[str, str]]:
         taken = "any that float32 holds" if self.operands is None else ", ".join(map(brief, self.operands))

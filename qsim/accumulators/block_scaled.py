@@ -95,7 +95,7 @@ class BlockScaled(Accumulator):
         if max(self._bits_of_terms(a, b), self._bits_of_units(a, b)) > _EXACT_BITS:
             added = "added exactly" if self.exact else f"multiplied exactly by scales in {brief(self.scale)}"
             raise ValueError(f"products of {brief(a)} and {brief(b)} are too wide to be {added}")
-        return sums.BlockScaled(self.block, self.fraction, self.group, self.exact, low_a, low_b, self.scale.grid.exponent)
+        return sums.BlockScaledSum(self.block, self.fraction, self.group, self.exact, low_a, low_b, self.scale.grid.exponent)
 
     def _bits_of_terms(self, a: Format, b: Format) -> int:
         """The bits of a product, or of an exact sum of products, times its scales."""

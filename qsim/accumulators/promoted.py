@@ -70,8 +70,8 @@ class Promoted(Accumulator):
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         inner = self.inner.sum_of(a, b)
-        assert isinstance(inner, (sums.Rounded, sums.Aligned))
-        return sums.Promoted(inner, self.every)
+        assert isinstance(inner, (sums.RoundedSum, sums.AlignedSum))
+        return sums.PromotedSum(inner, self.every)
 
 
 def _resolve_inner(inner: Accumulator | str) -> Rounded | Aligned:

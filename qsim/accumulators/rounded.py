@@ -117,7 +117,7 @@ class Rounded(Accumulator):
         if self.product is not None:
             saturates = self.overflow == "saturate"
             grid, rule = self.product.grid, self.rounding.rule("saturate" if saturates else _usual_overflow(self.product))
-        return sums.Rounded(
+        return sums.RoundedSum(
             self.format.grid,
             self.rounding.rule(self.overflow),
             grid,

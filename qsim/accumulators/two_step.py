@@ -73,7 +73,7 @@ class TwoStep(Accumulator):
 
     def sum_of(self, a: Format, b: Format) -> sums.Sum:  # noqa: D102 (documented above)
         lows = (smallest_exponent_of(fmt, self.operands) for fmt in (a, b))
-        return sums.TwoStep(self.block, self.fraction, self.second, self.apart, *lows)
+        return sums.TwoStepSum(self.block, self.fraction, self.second, self.apart, *lows)
 
     def _rows(self) -> list[tuple[str, str]]:
         taken = "any that float32 holds" if self.operands is None else ", ".join(map(brief, self.operands))

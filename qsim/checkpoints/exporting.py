@@ -16,7 +16,7 @@ from qsim.checkpoints import architectures
 from qsim.checkpoints.examples import input_amaxes
 from qsim.checkpoints.experts import Expert, experts
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
-from qsim.checkpoints.layouts.plans import LayerPlan, Layout
+from qsim.checkpoints.layouts.plans import CheckpointLayout, LayerPlan
 from qsim.checkpoints.layouts.weights import LayoutError, check_part
 from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
 from qsim.checkpoints.layouts.write_torchao import TorchAO
@@ -32,7 +32,7 @@ from qsim.text.columns import aligned
 #: The number of an expert in the name of its layer.
 _EXPERT = re.compile(r"(?<=\.experts)\.\d+\.")
 #: The layouts by name.
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (CompressedTensors(), TorchAO())}
+LAYOUTS: dict[str, CheckpointLayout] = {layout.name: layout for layout in (CompressedTensors(), TorchAO())}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def export(
     return Export(Path(folder), layout, tuple(rows))
 
 
-def _write(writer: ShardWriter, layout: Layout, name: str, plan: LayerPlan) -> tuple[str, str, str]:
+def _write(writer: ShardWriter, layout: CheckpointLayout, name: str, plan: LayerPlan) -> tuple[str, str, str]:
     """Write one layer's weight; its row of the table."""
     try:
         tensors, note = layout.tensors(name, plan, plan.coded())
@@ -177,7 +177,7 @@ def _layers(model: nn.Module, state: Mapping[str, Tensor], excluded: set[str], *
 
 
 def _plan(
-    layout: Layout,
+    layout: CheckpointLayout,
     layers: Mapping[str, FivePointModule],
     stacked: Mapping[str, Expert],
     amaxes: Mapping[str, Tensor],
@@ -200,7 +200,7 @@ def _plan(
 
 
 def _tried(
-    layout: Layout,
+    layout: CheckpointLayout,
     layers: Mapping[str, FivePointModule],
     stacked: Mapping[str, Expert],
     amaxes: Mapping[str, Tensor],
@@ -223,7 +223,7 @@ def _tried(
     return plans, refused
 
 
-def _plan_of_expert(layout: Layout, expert: Expert, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
+def _plan_of_expert(layout: CheckpointLayout, expert: Expert, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
     if not layout.holds_experts:
         raise LayoutError("it is an expert of a stack, which the layout does not take apart")
     plan = layout.plan(expert.layer, input_amax, weight_only=weight_only)

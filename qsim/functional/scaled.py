@@ -13,7 +13,7 @@ from qsim.formats import Format
 from qsim.functional.arguments import Spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.scales import Noise, Restore, Tiles as KernelTiles
+from qsim_kernels.scales import Noise, Restore, TileSizes
 
 
 class Share(Protocol):
@@ -32,7 +32,7 @@ class Share(Protocol):
 Scaled = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-class Layout(NamedTuple):
+class ScaleLayout(NamedTuple):
     """The layout and parameters of scales for a tensor of a shape, in the form that the operators take.
 
     Attributes:
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     """
 
     is_local: bool
-    tiles: KernelTiles
+    tiles: TileSizes
     numbers: Sequence[int]
     making: tuple[str, str]
     turn: Sequence[int] = ()
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     largest: tuple[str, str] = ("", "")
 
     @classmethod
-    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: KernelTiles, turn: Sequence[int] = ()) -> Layout:
+    def of(cls, scaling: Scaling, element: Format, shape: Sequence[int], tiles: TileSizes, turn: Sequence[int] = ()) -> ScaleLayout:
         """The layout of a tensor of a shape, whose elements are rounded to a format."""
         is_local, making = isinstance(scaling, (Blocks, Tiles)), scaling.spelling(element)
         if scaling.outer is None:
@@ -63,20 +63,20 @@ class Layout(NamedTuple):
         return cls(is_local, tiles, _numbers(tiles), making, turn, whole, scaling.outer.spelling(element, scaling.format))
 
 
-def layout_of(scaling: Scaling, element: Format, shape: torch.Size) -> Layout:
+def scale_layout(scaling: Scaling, element: Format, shape: torch.Size) -> ScaleLayout:
     """The layout of a tensor that is scaled along its own dimensions.
 
     Raises:
         IndexError: If the tensor lacks the dimensions.
     """
     if torch.compiler.is_compiling() or not scaling.is_directed:
-        return Layout.of(scaling, element, shape, scaling.tiles(shape))  # delayed scales check their history
-    return _known_layout(scaling, element, shape)
+        return ScaleLayout.of(scaling, element, shape, scaling.tiles(shape))  # delayed scales check their history
+    return _known_scale_layout(scaling, element, shape)
 
 
 @lru_cache(maxsize=4096)
-def _known_layout(scaling: Scaling, element: Format, shape: torch.Size) -> Layout:
-    return Layout.of(scaling, element, shape, scaling.tiles(shape))
+def _known_scale_layout(scaling: Scaling, element: Format, shape: torch.Size) -> ScaleLayout:
+    return ScaleLayout.of(scaling, element, shape, scaling.tiles(shape))
 
 
 def quantize_scaled(
@@ -87,7 +87,7 @@ def quantize_scaled(
     noise: Noise,
     dtype: torch.dtype,
     restore: Restore = Restore.ALL,
-    layout: Layout | None = None,
+    layout: ScaleLayout | None = None,
     share: Share | None = None,
     known: Tensor | None = None,
 ) -> Scaled:
@@ -106,7 +106,7 @@ def quantize_scaled(
         known: The scales, if they were made before.
     """
     if layout is None:
-        layout = layout_of(scaling, spelt.format, x.shape)
+        layout = scale_layout(scaling, spelt.format, x.shape)
     own, turn, (seed, stream, offset) = layout.numbers, layout.turn, noise
     rounding = (seed, spelt.grid, spelt.rule, stream, offset, dtype, int(restore))
     under = None
@@ -124,7 +124,7 @@ def quantize_scaled(
     return ops.quantize_scaled(x, known, under, own, turn, *rounding), known, under
 
 
-def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, layout: Layout, share: Share | None) -> Tensor:
+def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, layout: ScaleLayout, share: Share | None) -> Tensor:
     """The scales of a whole tensor or of channels: what many elements share is known when all have been read, so they are read again."""
     if isinstance(scaling, Given):
         return x.new_full(layout.tiles.counts(x.numel()), scaling.value, dtype=torch.float32)
@@ -136,6 +136,6 @@ def _scales(ops: Operators, x: Tensor, scaling: Scaling, under: Tensor | None, l
     return ops.scales(scaling.used(amaxes), under, *layout.making)  # type: ignore[no-any-return]
 
 
-def _numbers(tiles: KernelTiles) -> list[int]:
+def _numbers(tiles: TileSizes) -> list[int]:
     """Tiles as operators take them: what torch.compile writes into a graph is neither a NamedTuple nor a truth value among sizes."""
     return [*tiles[:4], int(tiles.across)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from qsim.functional.arguments import Spelling
-from qsim.functional.scaled import Layout, quantize_scaled
+from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
 from qsim_kernels.ops.direct import Operators, operators
 from qsim_kernels.scales import Noise
@@ -41,7 +41,7 @@ def rounded_under_scales(
     x: Tensor,
     spelt: Spelling,
     scaling: Scaling,
-    layout: Layout | None,
+    layout: ScaleLayout | None,
     noise: Noise,
     dtype: torch.dtype,
 ) -> Tensor:

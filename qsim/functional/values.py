@@ -8,7 +8,7 @@ from torch import Tensor
 from qsim.formats import Format
 from qsim.functional.arguments import check_input, check_out, draw, overlaps, refuse_dtype
 from qsim.functional.resolving import resolved
-from qsim.functional.scaled import layout_of, quantize_scaled
+from qsim.functional.scaled import quantize_scaled, scale_layout
 from qsim.functional.straight_through import rounded, rounded_under_scales
 from qsim.functional.tracing import not_scriptable
 from qsim.rounding import Overflow, Rounding
@@ -78,7 +78,7 @@ def quantize(
     target = x.dtype if dtype is None else dtype
     if target not in spelt.holders:
         refuse_dtype(spelt, target, "out" if out is not None else "x" if dtype is None else "dtype")
-    layout = None if scale is None else layout_of(scale, spelt.format, x.shape)
+    layout = None if scale is None else scale_layout(scale, spelt.format, x.shape)
     drawn = None
     if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
         drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)

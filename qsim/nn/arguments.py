@@ -13,7 +13,7 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
-from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.product.plans import ProductPlan, ProductSetting, plan_of
 from qsim.nn.product.scaled_checks import check_matmul
 from qsim.nn.transforms import check_transforms
 from qsim.random.streams import own_rank
@@ -49,7 +49,7 @@ def _checked_plan(points: object, product: Product, a: Tensor, w: Tensor, bias: 
     if two_inputs and points.is_scaled:
         check_matmul(points)
     x, weight, shift, dtype = operands(a, w, bias, points, two_inputs=two_inputs)
-    plan = plan_of(Setting(points, product, two_inputs, dtype=dtype), x, weight)
+    plan = plan_of(ProductSetting(points, product, two_inputs, dtype=dtype), x, weight)
     return plan if dtype is None else replace(plan, casts=(x.dtype, weight.dtype, dtype if shift is None else shift.dtype))
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.dispatch import planned
-from qsim.nn.product.convolution import Convolution
+from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
@@ -182,7 +182,7 @@ def _conv(
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = Convolution(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
+    product = ConvolutionProduct(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
     plan = plan_for(points, product, batched, weight, bias)
     assert plan is not None  # there is something to round

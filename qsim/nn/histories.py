@@ -103,7 +103,7 @@ class Recorded(Whole):
         super().__init__(scaling.format, scaling.rule, scaling.margin)
         object.__setattr__(self, "history", history)
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         self.history.check()
         return super().tiles(shape)
 

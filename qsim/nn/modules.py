@@ -142,7 +142,7 @@ class Linear(FivePointModule, nn.Linear):
         return functional.linear(input, self.weight, self.bias, points, stream=self.stream if points.weight_is_stochastic else 0)
 
 
-class _Convolution(FivePointModule):
+class _ConvolutionModule(FivePointModule):
     """Base class of convolutions: torch's classes compute in `_conv_forward`, after every kind of padding."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -157,7 +157,7 @@ class _Convolution(FivePointModule):
         return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream)
 
 
-class Conv1d(_Convolution, nn.Conv1d):
+class Conv1d(_ConvolutionModule, nn.Conv1d):
     """`torch.nn.Conv1d` rounded at five points.
 
     Example:
@@ -168,7 +168,7 @@ class Conv1d(_Convolution, nn.Conv1d):
     """
 
 
-class Conv2d(_Convolution, nn.Conv2d):
+class Conv2d(_ConvolutionModule, nn.Conv2d):
     """`torch.nn.Conv2d` rounded at five points.
 
     Example:
@@ -179,7 +179,7 @@ class Conv2d(_Convolution, nn.Conv2d):
     """
 
 
-class Conv3d(_Convolution, nn.Conv3d):
+class Conv3d(_ConvolutionModule, nn.Conv3d):
     """`torch.nn.Conv3d` rounded at five points.
 
     Example:

@@ -45,7 +45,7 @@ def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: Product
     """`planned_product` under a transform: the same roundings and products."""
     _check_levels(plan)
     with without_autocast(a.device):
-        return _Product.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
+        return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _check_levels(plan: ProductPlan) -> None:
@@ -58,7 +58,7 @@ def _check_levels(plan: ProductPlan) -> None:
         raise _error("under vmap, layers with scales of whole tensors or rows")
 
 
-class _Product(torch.autograd.Function):
+class _ProductUnderTransform(torch.autograd.Function):
     """The product with its backward pass, which rounds again instead of keeping codes."""
 
     generate_vmap_rule = True

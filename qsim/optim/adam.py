@@ -194,9 +194,9 @@ class AdamW(Adam):
 
 @lru_cache(maxsize=256)
 def spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool, maximize: bool, amsgrad: bool) -> str:
-    """`updates.Adam` as text."""
+    """`updates.AdamAlgorithm` as text."""
     numbers = (float(beta1), float(beta2), float(eps), float(decay))
-    return spell(updates.Adam(*numbers, bool(decoupled), bool(maximize), bool(amsgrad)))
+    return spell(updates.AdamAlgorithm(*numbers, bool(decoupled), bool(maximize), bool(amsgrad)))
 
 
 def _in_format(number: float, setting: UpdateSetting) -> float:

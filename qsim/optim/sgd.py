@@ -120,4 +120,4 @@ class SGD(LowPrecisionOptimizer):
 
 @lru_cache(maxsize=256)
 def _spelt(momentum: float, dampening: float, decay: float, decoupled: bool, maximize: bool, nesterov: bool) -> str:
-    return spell(updates.SGD(float(momentum), float(dampening), float(decay), bool(decoupled), bool(maximize), bool(nesterov)))
+    return spell(updates.SGDAlgorithm(float(momentum), float(dampening), float(decay), bool(decoupled), bool(maximize), bool(nesterov)))

@@ -99,7 +99,7 @@ class Scaling:
         """Whether elements share a scale along one direction of a tensor, so that another direction has other scales."""
         return True
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:
         """The groups of elements that share a scale, for a tensor of a shape.
 
         Raises:
@@ -194,7 +194,7 @@ class Whole(Scaling):
     def is_directed(self) -> bool:  # noqa: D102 (documented above)
         return False
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         return tiles_of_whole(shape)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)

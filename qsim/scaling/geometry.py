@@ -1,4 +1,4 @@
-"""Which elements of a tensor share a scale, as `qsim_kernels.scales.Tiles`."""
+"""Which elements of a tensor share a scale, as `qsim_kernels.scales.TileSizes`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from qsim.formats.base import check_integer
 from qsim_kernels import scales as numbers
 
 
-def tiles_of_whole(shape: Sequence[int]) -> numbers.Tiles:
+def tiles_of_whole(shape: Sequence[int]) -> numbers.TileSizes:
     """The single tile of `Tensor()`."""
     count = math.prod(shape)
-    return numbers.Tiles(1, count, 1, max(count, 1), False)
+    return numbers.TileSizes(1, count, 1, max(count, 1), False)
 
 
-def tiles_of_channels(dim: int, shape: Sequence[int]) -> numbers.Tiles:
+def tiles_of_channels(dim: int, shape: Sequence[int]) -> numbers.TileSizes:
     """The tiles of `Channel(dim)`."""
     dim = dim_of("Channel", dim, shape)
     inner = math.prod(shape[dim + 1 :])
-    return numbers.Tiles(shape[dim], inner, 1, max(inner, 1), True)
+    return numbers.TileSizes(shape[dim], inner, 1, max(inner, 1), True)
 
 
-def tiles_of_blocks(size: int, dim: int, shape: Sequence[int]) -> numbers.Tiles:
+def tiles_of_blocks(size: int, dim: int, shape: Sequence[int]) -> numbers.TileSizes:
     """The tiles of `Blocks(size, dim)`."""
     shape = shape or (1,)
     dim = dim_of("Blocks", dim, shape)
     inner = math.prod(shape[dim + 1 :])
     if dim == len(shape) - 1:
-        return numbers.Tiles(1, shape[dim], 1, size, False)
-    return numbers.Tiles(shape[dim], inner, size, 1, False)
+        return numbers.TileSizes(1, shape[dim], 1, size, False)
+    return numbers.TileSizes(shape[dim], inner, size, 1, False)
 
 
 def check_dim(owner: str, dim: object) -> int:

@@ -76,7 +76,7 @@ class Delayed(Whole):
         super().__init__(format, rule, margin)
         object.__setattr__(self, "history", check_integer("Delayed", "history", history, 1, 2**20))
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         raise ValueError(_HOMELESS)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)

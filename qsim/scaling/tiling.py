@@ -42,7 +42,7 @@ class Channel(Scaling):
         super().__init__(format, rule, margin, outer)
         object.__setattr__(self, "dim", check_dim("Channel", dim))
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         return tiles_of_channels(self.dim, shape)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
@@ -85,7 +85,7 @@ class Blocks(Scaling):
         object.__setattr__(self, "size", check_integer("Blocks", "size", size, 1, 2**31))
         object.__setattr__(self, "dim", check_dim("Blocks", dim))
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         return tiles_of_blocks(self.size, self.dim, shape)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
@@ -134,9 +134,9 @@ class Tiles(Scaling):
     def is_directed(self) -> bool:  # noqa: D102 (documented above)
         return self.height != self.width
 
-    def tiles(self, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         self._check_matrices(shape)
-        return numbers.Tiles(shape[-2], shape[-1], self.height, self.width, False)
+        return numbers.TileSizes(shape[-2], shape[-1], self.height, self.width, False)
 
     def extent(self, shape: Sequence[int]) -> tuple[int, ...]:  # noqa: D102 (documented above)
         self._check_matrices(shape)

@@ -14,7 +14,7 @@ from qsim.accumulators import Aligned, BlockScaled, Promoted, Rounded, TwoStep, 
 from qsim.formats import format as resolve_format
 from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
-from qsim_kernels.sums import BlockScaled as BlockScaledSum, Sum, is_single, noise_indices
+from qsim_kernels.sums import BlockScaledSum as BlockScaledSum, Sum, is_single, noise_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -165,7 +165,7 @@ def test_kernels_are_the_reference(setting: str) -> None:
     else:
         # The interpreter's time grows with tiles and steps: one tile, and more than one block, chunk or short sum.
         length = 37 if "promoted" in setting else 19
-        compare(kernels, setting, 8.0, 0.003, (), length, tile=kernels.Tile(8, 8, 1))
+        compare(kernels, setting, 8.0, 0.003, (), length, tile=kernels.ResultTile(8, 8, 1))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -174,7 +174,7 @@ def test_tiles_and_batches_do_not_change_kernels() -> None:
     how, formats = sum_of("stochastic")
     a, b = operands(formats, 1.0, 0.0, (2,))
     wanted = computed(reference, a[:, :3, :9], b[:, :9], how)
-    assert_same_bits(computed(kernels, a[:, :3, :9], b[:, :9], how, tile=kernels.Tile(2, 4, 1)), wanted)
+    assert_same_bits(computed(kernels, a[:, :3, :9], b[:, :9], how, tile=kernels.ResultTile(2, 4, 1)), wanted)
 
 
 @pytest.mark.parametrize("setting", ["fp8", "fp16", "stochastic", "chunks"])

@@ -17,7 +17,7 @@ import qsim
 from qsim import rounding
 from qsim.formats import E4M3, Format, holders
 from qsim_kernels import reference
-from qsim_kernels.carrier import fits_single, plan
+from qsim_kernels.carrier import fits_single, grid_bits
 from qsim_kernels.grid import Coding, Grid, Rule, read
 from qsim_kernels.reference import ElementNoise, chunks
 from support import inputs, oracle
@@ -192,7 +192,7 @@ def test_threads_that_need_the_same_rounding_first_get_numbers_at_one_place(monk
     both, found, loop = threading.Barrier(2, timeout=60), [], compiled.rounding._loop
     grid, rule = read(Grid, qsim.Float(3, 9).spelling[0]), read(Rule, qsim.Stochastic(7).spelling["saturate"])
     monkeypatch.setattr("qsim_kernels.compiled.rounding._loop", lambda *given: (both.wait(), loop(*given))[1])
-    threads = [threading.Thread(target=lambda: found.append(compiled.strip(plan(grid, wide=False), rule))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(compiled.strip(grid_bits(grid, wide=False), rule))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

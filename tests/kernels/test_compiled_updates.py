@@ -7,14 +7,14 @@ import torch
 
 from qsim_kernels import reference
 from support.comparing import same_bits
-from support.update_cases import CASES, Case, run
+from support.update_cases import CASES, UpdateCase, run
 
 compiled = pytest.importorskip("qsim_kernels.compiled.updates", reason="needs numba")
 LARGE = ((300, 900), (7,))
 
 
-@pytest.mark.parametrize("case", [*CASES, *(Case(name, sizes=LARGE) for name in ("AdamW", "AMSGrad"))], ids=str)
-def test_loops_do_what_the_reference_does(case: Case) -> None:
+@pytest.mark.parametrize("case", [*CASES, *(UpdateCase(name, sizes=LARGE) for name in ("AdamW", "AMSGrad"))], ids=str)
+def test_loops_do_what_the_reference_does(case: UpdateCase) -> None:
     due, found = (run(update, case, torch.device("cpu")) for update in (reference.update, compiled.update))
     assert len(due) == len(found)
     assert all(map(same_bits, due, found))

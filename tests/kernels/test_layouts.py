@@ -26,7 +26,7 @@ import triton.language as tl
 from qsim_kernels import triton as kernels
 from qsim_kernels.triton.device.transposed import places_of
 from qsim_kernels.triton.host import layouts
-from qsim_kernels.triton.host.layouts import Order, Transposed, layout_of, memory_of, tile_of
+from qsim_kernels.triton.host.layouts import ElementOrder, Transposed, launch_layout, memory_of, tile_of
 
 # The interpreter computes with NumPy, which warns about NaN and infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -186,7 +186,7 @@ def test_small_matrices_are_copied_rather_than_given_a_program_each() -> None:
     how = rule("stochastic", "saturate")
     for shape, is_copied in (((50, 4, 4), True), ((3, 16, 15), True), ((3, 16, 16), False), ((1, 16, 16), False)):
         x = torch.rand(shape, device=DEVICE).mT.contiguous().mT
-        assert (layout_of(Order.GROUPS, x.shape, x.stride(), x.stride()) is None) == is_copied
+        assert (launch_layout(ElementOrder.GROUPS, x.shape, x.stride(), x.stride()) is None) == is_copied
         found, expected = torch.empty_like(x), torch.empty_like(x)
         kernels.quantize_into(found, x, seed(), E4M3.grid, how, 3, 0)
         reference.quantize_into(expected, x, seed(), E4M3.grid, how, 3, 0)
@@ -204,7 +204,7 @@ def _note_places(places, inside, first, program, rows: tl.int64, columns: tl.int
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 2**31 + 65), (2**31 + 65, 3)])
 def test_places_of_matrices_beyond_32_bits(rows: int, columns: int) -> None:
-    tile = tile_of(Transposed(rows, columns), Order.GROUPS)
+    tile = tile_of(Transposed(rows, columns), ElementOrder.GROUPS)
     size = tile.rows * tile.columns
     places, inside = torch.empty(size, dtype=torch.int64, device=DEVICE), torch.empty(size, dtype=torch.int32, device=DEVICE)
     first = torch.empty(tile.columns, dtype=torch.int64, device=DEVICE)
@@ -221,7 +221,7 @@ def test_places_of_matrices_beyond_32_bits(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("columns", [2, 3, 17, 64, 65, 4096])
 @pytest.mark.parametrize("aligned", [False, True])
 def test_tiles(rows: int, columns: int, aligned: bool) -> None:
-    tile = tile_of(Transposed(rows, columns), Order.GROUPS if aligned else Order.INDEX)
+    tile = tile_of(Transposed(rows, columns), ElementOrder.GROUPS if aligned else ElementOrder.INDEX)
     assert tile.rows * tile.columns <= 2048
     assert tile.columns == 64 or tile.columns >= columns
     assert tile.rows % 16 == 0

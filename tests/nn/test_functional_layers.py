@@ -9,7 +9,20 @@ from torch.nn import functional as F
 from qsim import FivePoint
 from qsim.nn import functional
 from support.comparing import same_bits
-from support.functional_cases import CONV, LINEAR, MATMUL, POINTS, TRANSPOSED, Case, cases, check, operands, oracle, results, rounded
+from support.functional_cases import (
+    CONV,
+    LINEAR,
+    MATMUL,
+    POINTS,
+    TRANSPOSED,
+    FunctionCase,
+    cases,
+    check,
+    operands,
+    oracle,
+    results,
+    rounded,
+)
 
 pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 
@@ -17,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("plain_arithmetic")
 @cases
 @pytest.mark.parametrize("points", [None, FivePoint()], ids=["none", "identity"])
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_without_points_is_torchs_own(case: Case, points: FivePoint | None, device: torch.device) -> None:
+def test_without_points_is_torchs_own(case: FunctionCase, points: FivePoint | None, device: torch.device) -> None:
     leaves = operands(case, device)
     own, torchs = results(lambda *tensors: case.own(points, *tensors), leaves), results(case.torchs, leaves)
     assert all(same_bits(a, b) for a, b in zip(own, torchs, strict=True))
@@ -26,20 +39,20 @@ def test_without_points_is_torchs_own(case: Case, points: FivePoint | None, devi
 @cases
 @pytest.mark.parametrize("name", POINTS)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_is_torchs_of_rounded_operands(case: Case, name: str, device: torch.device) -> None:
+def test_is_torchs_of_rounded_operands(case: FunctionCase, name: str, device: torch.device) -> None:
     check(case, operands(case, device), POINTS[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("case", [LINEAR[2], MATMUL[6], MATMUL[9], CONV[5], TRANSPOSED[2]], ids=str)
-def test_keeps_other_dtypes(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_keeps_other_dtypes(case: FunctionCase, dtype: torch.dtype, device: torch.device) -> None:
     # The points apply whatever the model's dtype; a product is rounded to it once.
     check(case, operands(case, device, dtype), POINTS["hybrid"])
 
 
 @pytest.mark.parametrize("case", [LINEAR[2], MATMUL[3], CONV[4], TRANSPOSED[0]], ids=str)
 @pytest.mark.parametrize("name", ["act", "weight", "act_bwd", "weight_bwd", "grad"])
-def test_every_point_shows(case: Case, name: str, device: torch.device) -> None:
+def test_every_point_shows(case: FunctionCase, name: str, device: torch.device) -> None:
     # The bounds above are tight enough to detect any single missing point.
     if case.two_inputs and name.startswith("weight"):
         return

@@ -15,12 +15,12 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
-from support.module_cases import NEAREST, NOISY, Case, cases, few
+from support.module_cases import NEAREST, NOISY, ModuleCase, cases, few
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 
 
-def by_functions(case: Case, points: FivePoint, module: nn.Module) -> list[Tensor]:
+def by_functions(case: ModuleCase, points: FivePoint, module: nn.Module) -> list[Tensor]:
     """The result of a case with qsim.nn.functional, following torch's documentation of the module."""
     m: Any = module
 
@@ -56,7 +56,7 @@ def by_functions(case: Case, points: FivePoint, module: nn.Module) -> list[Tenso
 
 
 @cases
-def test_is_torchs_module(case: Case) -> None:
+def test_is_torchs_module(case: ModuleCase) -> None:
     own, torchs = case.own(NEAREST), case.torchs()
     assert isinstance(own, getattr(nn, case.name))
     assert own.state_dict().keys() == torchs.state_dict().keys()
@@ -70,12 +70,12 @@ def test_is_torchs_module(case: Case) -> None:
 
 @cases
 @pytest.mark.parametrize("points", [None, FivePoint()], ids=["none", "identity"])
-def test_without_points_it_is_torchs_bit_for_bit(case: Case, points: FivePoint | None) -> None:
+def test_without_points_it_is_torchs_bit_for_bit(case: ModuleCase, points: FivePoint | None) -> None:
     assert all(map(same_bits, case.run(case.own(points)), case.run(case.torchs())))
 
 
 @cases
-def test_with_points_it_is_the_functions_bit_for_bit(case: Case) -> None:
+def test_with_points_it_is_the_functions_bit_for_bit(case: ModuleCase) -> None:
     own, torchs = case.run(case.own(NEAREST)), case.run(case.torchs())
     assert all(map(same_bits, own, by_functions(case, NEAREST, case.own(NEAREST))))
     assert [x.shape for x in own] == [x.shape for x in torchs]
@@ -84,7 +84,7 @@ def test_with_points_it_is_the_functions_bit_for_bit(case: Case) -> None:
 
 
 @few
-def test_noise_follows_the_seed_alone(case: Case) -> None:
+def test_noise_follows_the_seed_alone(case: ModuleCase) -> None:
     first, second = (case.run(case.own(NOISY)) for _ in range(2))
     assert all(map(same_bits, first, second))
     assert all(map(same_bits, first, by_functions(case, NOISY, case.own(NOISY))))
@@ -96,7 +96,7 @@ def test_noise_follows_the_seed_alone(case: Case) -> None:
 
 @few
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_device_and_dtype_are_arguments_too(case: Case, dtype: torch.dtype) -> None:
+def test_device_and_dtype_are_arguments_too(case: ModuleCase, dtype: torch.dtype) -> None:
     kind = getattr(qsim.nn, case.name)
     module = kind(*case.arguments, **case.options, device="cpu", dtype=dtype, points=kind.own_points(NEAREST))
     x = case.input().detach()
@@ -105,7 +105,7 @@ def test_device_and_dtype_are_arguments_too(case: Case, dtype: torch.dtype) -> N
 
 
 @few
-def test_shapes_follow_on_the_meta_device(case: Case) -> None:
+def test_shapes_follow_on_the_meta_device(case: ModuleCase) -> None:
     module = case.own(NOISY).to("meta")
     expected = case.torchs()(case.input(), **case.call)
     result = module(case.input().to("meta"), **case.call)

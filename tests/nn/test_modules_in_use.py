@@ -17,7 +17,7 @@ import qsim
 from qsim import Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
-from support.module_cases import FEW, NEAREST, NOISY, Case, few
+from support.module_cases import FEW, NEAREST, NOISY, ModuleCase, few
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in ("Using padding='same'", "`torch.jit.script")]
 
@@ -31,7 +31,7 @@ def _loaded(module: nn.Module) -> Any:
 
 @few
 @pytest.mark.parametrize("made_again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _loaded], ids=["copy", "pickle", "save"])
-def test_survives_being_copied(case: Case, made_again: Callable[[nn.Module], Any]) -> None:
+def test_survives_being_copied(case: ModuleCase, made_again: Callable[[nn.Module], Any]) -> None:
     module = case.own(NOISY)
     module.stream = 5
     other = made_again(module)
@@ -50,7 +50,7 @@ def test_functional_call_takes_other_parameters() -> None:
 
 
 @few
-def test_gradients_of_gradients_are_refused(case: Case) -> None:
+def test_gradients_of_gradients_are_refused(case: ModuleCase) -> None:
     module = case.own(NEAREST)
     value = module(case.input(), **case.call)
     # After a sum the gradient of the value has no history of its own: torch's own check would not notice.
@@ -60,7 +60,7 @@ def test_gradients_of_gradients_are_refused(case: Case) -> None:
 
 
 @few
-def test_evaluation_rounds_as_configured(case: Case) -> None:
+def test_evaluation_rounds_as_configured(case: ModuleCase) -> None:
     module = case.own(NOISY)
     trained = case.run(module)
     assert all(map(same_bits, case.run(module.eval()), trained))
@@ -83,7 +83,7 @@ def test_hooks_see_what_passes() -> None:
 
 
 @few
-def test_checkpointing_replays_the_noise(case: Case) -> None:
+def test_checkpointing_replays_the_noise(case: ModuleCase) -> None:
     module, x = case.own(NOISY), case.input()
 
     def gradients(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -98,7 +98,7 @@ def test_checkpointing_replays_the_noise(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", FEW[:4], ids=str)
-def test_autocast_rounds_operands_as_they_are_and_gives_what_autocast_gives(case: Case) -> None:
+def test_autocast_rounds_operands_as_they_are_and_gives_what_autocast_gives(case: ModuleCase) -> None:
     module, x = case.own(NEAREST), case.input()
     with torch.autocast("cpu", torch.bfloat16):
         value, native = module(x, **case.call), case.torchs()(x, **case.call)

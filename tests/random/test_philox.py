@@ -10,11 +10,11 @@ import torch
 from qsim.random import philox4x32, random_bits, stream
 from qsim_kernels.reference.philox import block_words, philox
 from support.bounds import check_share
-from support.random123 import ANSWERS, Answer
+from support.random123 import ANSWERS, KnownAnswer
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["zeros", "ones", "pi"])
-def test_known_answers(answer: Answer) -> None:
+def test_known_answers(answer: KnownAnswer) -> None:
     assert philox4x32(answer.counter, answer.key) == answer.words
     # Other implementations have the counter as a block and a stream, and the key as a seed.
     blocks = philox(answer.block, 1, answer.seed, answer.stream, torch.device("cpu"))

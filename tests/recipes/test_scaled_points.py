@@ -12,7 +12,7 @@ import qsim
 from qsim import FivePoint, Quantizer
 from qsim.formats import E2M1, E4M3, FP32, Int
 from qsim.nn import functional
-from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.carriers import ProductCarrier, carrier
 from qsim.nn.product.directions import LINEAR
 from qsim.nn.product.sites import Site, values_of
 from qsim.random.places import WHOLE
@@ -138,23 +138,23 @@ def values(fmt: object, **scale: object) -> Site:
 @pytest.mark.parametrize(
     ("point", "on_cuda"),
     [
-        (values("mxfp4"), Carrier(torch.bfloat16)),
-        (values("mxfp8_e4m3"), Carrier(torch.bfloat16)),
-        (values("mxint8"), Carrier(torch.bfloat16)),
-        (values("nvfp4"), Carrier(torch.bfloat16)),  # 2 and 4 significant bits
-        (values(E4M3, scale=Blocks(16, format="e4m3")), Carrier(torch.bfloat16)),  # 4 and 4
-        (values(E4M3, scale=Blocks(16, format="e3m4")), Carrier(torch.float32)),  # 4 and 5: TF32 represents them
-        (values(E2M1, scale=Blocks(16)), Carrier(torch.float32, exact=True)),  # 2 and 24
-        (values(E4M3, scale=Tensor()), Carrier(torch.bfloat16)),  # the scale stays outside
-        (values(E4M3, scale=Channel(0)), Carrier(torch.bfloat16)),
-        (values(Int(16), scale=Tensor()), Carrier(torch.float32, exact=True)),
-        (values("fp16", scale=Tensor()), Carrier(torch.float16)),
-        (values("fp16", scale=Blocks(16, format="e8m0")), Carrier(torch.float32)),  # whose range float16 lacks
-        (values(FP32, scale=Tensor()), Carrier(torch.float32, exact=True)),
+        (values("mxfp4"), ProductCarrier(torch.bfloat16)),
+        (values("mxfp8_e4m3"), ProductCarrier(torch.bfloat16)),
+        (values("mxint8"), ProductCarrier(torch.bfloat16)),
+        (values("nvfp4"), ProductCarrier(torch.bfloat16)),  # 2 and 4 significant bits
+        (values(E4M3, scale=Blocks(16, format="e4m3")), ProductCarrier(torch.bfloat16)),  # 4 and 4
+        (values(E4M3, scale=Blocks(16, format="e3m4")), ProductCarrier(torch.float32)),  # 4 and 5: TF32 represents them
+        (values(E2M1, scale=Blocks(16)), ProductCarrier(torch.float32, exact=True)),  # 2 and 24
+        (values(E4M3, scale=Tensor()), ProductCarrier(torch.bfloat16)),  # the scale stays outside
+        (values(E4M3, scale=Channel(0)), ProductCarrier(torch.bfloat16)),
+        (values(Int(16), scale=Tensor()), ProductCarrier(torch.float32, exact=True)),
+        (values("fp16", scale=Tensor()), ProductCarrier(torch.float16)),
+        (values("fp16", scale=Blocks(16, format="e8m0")), ProductCarrier(torch.float32)),  # whose range float16 lacks
+        (values(FP32, scale=Tensor()), ProductCarrier(torch.float32, exact=True)),
     ],
     ids=lambda value: str(value.quantizer.scale) if isinstance(value, Site) else "",
 )
-def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: Carrier) -> None:
+def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: ProductCarrier) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         operand = values_of(point, dtype)
         assert carrier(operand, operand, CUDA) == on_cuda
@@ -163,7 +163,7 @@ def test_carriers_hold_elements_times_their_blocks_scales(point: Site, on_cuda: 
 
 def test_a_float64_operand_is_not_cut_to_float32() -> None:
     operand = values_of(values(E2M1, scale=Blocks(16)), torch.float64)
-    assert carrier(operand, operand, CPU) == Carrier(torch.float64)
+    assert carrier(operand, operand, CPU) == ProductCarrier(torch.float64)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.sums import CHUNK_SUM, SINGLE_GRID, Aligned, Promoted, Sum
+from qsim_kernels.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
 
 #: The running sum of FP8 products: float32 without its ten last bits.
 _E8M13 = SINGLE_GRID._replace(
     mantissa=13, least=2.0**-139, max=(2.0 - 2.0**-13) * 2.0**127, min=-(2.0 - 2.0**-13) * 2.0**127
 )  # fmt: skip
-_FP8 = Aligned(_E8M13, int(Mode.TOWARD_ZERO), block=32, fraction=13, low_a=-6, low_b=-6)
+_FP8 = AlignedSum(_E8M13, int(Mode.TOWARD_ZERO), block=32, fraction=13, low_a=-6, low_b=-6)
 #: Products that are added before FP8 sums are promoted.
 _PROMOTED_EVERY = 128
 #: The dtypes of FP8 and of 16-bit operands by the exponents of their formats' smallest normal numbers.
@@ -69,8 +69,8 @@ def product_of(how: Sum) -> ChipProduct | None:
         >>> product_of(CHUNK_SUM).a, product_of(CHUNK_SUM._replace(fraction=24))
         (torch.bfloat16, None)
     """
-    inner, is_promoted = (how.inner, how.every == _PROMOTED_EVERY) if isinstance(how, Promoted) else (how, False)
-    if not isinstance(inner, Aligned):
+    inner, is_promoted = (how.inner, how.every == _PROMOTED_EVERY) if isinstance(how, PromotedSum) else (how, False)
+    if not isinstance(inner, AlignedSum):
         return None
     lows = inner.low_a, inner.low_b
     if inner == CHUNK_SUM._replace(low_a=lows[0], low_b=lows[1]) and inner is how and lows[0] == lows[1] and lows[0] in _HALF:

@@ -28,7 +28,7 @@ _UNITS = (16, 128)
 _ALIGNMENT = 16
 
 
-class Case(NamedTuple):
+class ChipCase(NamedTuple):
     """Everything on which the library's choice of a kernel depends.
 
     Attributes:
@@ -68,7 +68,7 @@ class Case(NamedTuple):
         return in_dtypes and [a.stride(), b.stride()] == strides and (bias is None or bias.stride() == (1,))
 
 
-class Way(NamedTuple):
+class ChipRoute(NamedTuple):
     """How the library computes a case.
 
     Attributes:
@@ -76,7 +76,7 @@ class Way(NamedTuple):
         is_direct: Whether it returns the result; otherwise it returns sums in float32, to which a bias is added before they are rounded.
     """
 
-    case: Case
+    case: ChipCase
     is_direct: bool
 
     def call(self, library: Library, one: Tensor) -> Multiply:
@@ -97,7 +97,7 @@ class VerifiedChip:
     def __init__(self, library: Library) -> None:
         self.library = library
         # How the library computes a case, or the reason why it does not.
-        self._known: dict[Case, Way | str] = {}
+        self._known: dict[ChipCase, ChipRoute | str] = {}
         # The calls for operands that need no copy, by everything that their case follows from.
         self._calls: dict[Hashable, Multiply] = {}
 
@@ -124,7 +124,7 @@ class VerifiedChip:
         left, right = way.case.stored(a, b)
         return call(left, right, bias=None if bias is None else _placed(bias.contiguous()))
 
-    def find(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None, emulate: Emulate) -> Way | str:
+    def find(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None, emulate: Emulate) -> ChipRoute | str:
         """How the library computes a product, which is compared with the emulator if it is the first; the reason if it does not.
 
         Args:
@@ -152,7 +152,7 @@ class VerifiedChip:
         found = self._known.get(case, f"no product of {case} has been compared with the emulator yet")
         return found if isinstance(found, str) else ""
 
-    def _case(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> Case | str:
+    def _case(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> ChipCase | str:
         product = product_of(read_sum(how))
         if product is None:
             return "no chip is known to add like this accumulator"
@@ -167,14 +167,14 @@ class VerifiedChip:
             return obstacle
         by_rows = (True, False) if product.is_fp8 else (_is_by_rows(a), _is_by_rows(b))
         dtypes = dtype or torch.float32, None if bias is None else bias.dtype
-        return Case(product, rows, length, columns, by_rows, *dtypes, a.device, self.library.settings(product))
+        return ChipCase(product, rows, length, columns, by_rows, *dtypes, a.device, self.library.settings(product))
 
-    def _compared(self, case: Case, emulate: Emulate) -> Way | str:
+    def _compared(self, case: ChipCase, emulate: Emulate) -> ChipRoute | str:
         """The first way that gives the emulator's bits; the reason if there is none."""
         adds = case.bias is None or case.product.adds_bias(case.bias, case.dtype)
-        ways = [Way(case, is_direct=True)] if adds and case.dtype in case.product.results else []
+        ways = [ChipRoute(case, is_direct=True)] if adds and case.dtype in case.product.results else []
         if case.dtype != torch.float32 or case.bias is not None:
-            ways.append(Way(case, is_direct=False))
+            ways.append(ChipRoute(case, is_direct=False))
         for way in ways:
             call = way.call(self.library, one_on(case.device))
             if all(_has_bits(call, case, emulate, unit) for unit in _UNITS):
@@ -193,7 +193,7 @@ def _multiplied_then_rounded(multiply: Multiply, dtype: torch.dtype, a: Tensor, 
     return finished(multiply(a, b), bias, dtype)
 
 
-def _has_bits(call: Multiply, case: Case, emulate: Emulate, unit: int) -> bool:
+def _has_bits(call: Multiply, case: ChipCase, emulate: Emulate, unit: int) -> bool:
     """Whether a call's results have the emulator's bits, for random operands."""
     a, b = trial(case.rows, case.columns, case.length, case.product, unit, case.device)
     row, column = spread(case.rows, case.device), spread(case.columns, case.device)

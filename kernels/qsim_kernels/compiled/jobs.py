@@ -8,11 +8,11 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.scales import ScaleRule, Scales
 
 
-class Work(NamedTuple):
+class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.
 
     Attributes:
@@ -139,11 +139,11 @@ class Job(NamedTuple):
         divisors: Address of what values are divided by: scales, times that of the whole tensor.
         scales: Address of the largest magnitudes, and of the scales that replace them.
         matrices: Number of matrices.
-        rows: See `scales.Tiles`.
-        columns: See `scales.Tiles`.
-        height: See `scales.Tiles`.
-        width: See `scales.Tiles`.
-        across: See `scales.Tiles`.
+        rows: See `scales.TileSizes`.
+        columns: See `scales.TileSizes`.
+        height: See `scales.TileSizes`.
+        width: See `scales.TileSizes`.
+        across: See `scales.TileSizes`.
         out_is_narrow: Whether results are bfloat16, not float32.
         x_is_narrow: The same for values.
         strip: Address of the loop that rounds a strip.
@@ -290,7 +290,7 @@ def making(scales: Scales, out: int, amaxes: int, under: float) -> bytes:
 
 @lru_cache(maxsize=256)
 def _making(scales: Scales) -> tuple[int, ...]:
-    how, is_up = plan(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
+    how, is_up = grid_bits(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
     limit = (0 if is_up else how.half) if how.zero else -1
     grid = how.shift, how.low, how.least, limit, how.parity, how.top, int(is_up)
     margin, largest, least = bits_of(math.ldexp(1.0, scales.margin)), bits_of(scales.largest), bits_of(scales.least)

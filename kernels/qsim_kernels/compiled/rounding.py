@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import SINGLE, Plan
+from qsim_kernels.carrier import SINGLE, GridBits
 from qsim_kernels.compiled.jobs import kept
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.grid import Mode, Rule
@@ -85,7 +85,7 @@ class Strip(NamedTuple):
 
 
 @cache
-def strip(how: Plan, rule: Rule) -> Strip:
+def strip(how: GridBits, rule: Rule) -> Strip:
     """The rounding onto a grid in float32's bits."""
     masks = _masks(rule.mode, how.half)
     if not how.zero:
@@ -96,7 +96,7 @@ def strip(how: Plan, rule: Rule) -> Strip:
     return Strip(_loop(how, rule).address, kept(numbers))
 
 
-def _loop(how: Plan, rule: Rule) -> Native:
+def _loop(how: GridBits, rule: Rule) -> Native:
     if rule.mode == Mode.STOCHASTIC:
         return _STOCHASTIC
     if rule.mode != Mode.NEAREST or not how.negative_zero:
@@ -107,7 +107,7 @@ def _loop(how: Plan, rule: Rule) -> Native:
     return _SPACED if is_spaced and (rule.saturate or how.is_open) else _DETERMINISTIC
 
 
-def _way(how: Plan, rule: Rule) -> int:
+def _way(how: GridBits, rule: Rule) -> int:
     """The fastest way to round stochastically onto a grid; see `loops.strips`."""
     is_symmetric = how.signed and how.negative_zero and how.top == how.bottom
     if not is_symmetric or rule.correction:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, plan
+from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.hadamard import hadamard
 from qsim_kernels.compiled.jobs import Job, address_of, making, packed
@@ -17,7 +17,7 @@ from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
-from qsim_kernels.scales import ElementRounding, Noise, Restore, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, Scales, TileSizes, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
@@ -29,7 +29,7 @@ _PART = 1 << 16
 _quantize_scaled = partial(reference.quantize_scaled_into, quantize=quantize_into)
 
 
-def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
     """Write the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
     if not out.numel():
         return
@@ -40,8 +40,8 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
     if out.numel() == 1 and x.numel() > _PART:
         # The magnitudes of parts first, so that threads can share them.
         parts = torch.empty(-(-x.numel() // _PART), dtype=torch.float32, device=out.device)
-        amaxes_into(parts, x, Tiles(1, x.numel(), 1, _PART, False), None, finite)
-        x, tiles = parts, Tiles(1, parts.numel(), 1, parts.numel(), False)
+        amaxes_into(parts, x, TileSizes(1, x.numel(), 1, _PART, False), None, finite)
+        x, tiles = parts, TileSizes(1, parts.numel(), 1, parts.numel(), False)
     job = _job(x, tiles)._replace(scales=out.data_ptr(), counted=SINGLE.infinity - 1 if finite else SINGLE.nan)
     _share(_AMAXES, job, _tile_rows(job))
 
@@ -63,7 +63,7 @@ def quantize_tiles_into(
     scales: Tensor | None,
     x: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
@@ -95,7 +95,7 @@ def quantize_scaled_into(
     x: Tensor,
     scales: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
     noise: Noise,
@@ -118,7 +118,7 @@ def quantize_scaled_into(
 
 def _in_loops(x: Tensor, out: Tensor, elements: ElementRounding) -> bool:
     """Whether the loops can round: in float32's bits."""
-    return torch.float64 not in (x.dtype, out.dtype) and plan(elements.grid, wide=False).carrier == SINGLE
+    return torch.float64 not in (x.dtype, out.dtype) and grid_bits(elements.grid, wide=False).carrier == SINGLE
 
 
 def _stored(x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _result(out: Tensor) -> Tensor:
     return out if out.dtype in _STORED and out.is_contiguous() else torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
 
-def _job(x: Tensor, tiles: Tiles) -> Job:
+def _job(x: Tensor, tiles: TileSizes) -> Job:
     """The values and their tiles, as a single row if all tiles follow each other: threads can then share any number of them."""
     rows, columns, height, width, across = tiles
     if height == 1 and columns % width == 0 and not across:
@@ -151,7 +151,7 @@ def _job(x: Tensor, tiles: Tiles) -> Job:
 
 def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, elements: ElementRounding, dtype: torch.dtype) -> Job:
     """Add how elements are rounded to a job; results must be finite in `dtype`."""
-    chosen = strip(plan(elements.grid, wide=False), elements.rule)
+    chosen = strip(grid_bits(elements.grid, wide=False), elements.rule)
     is_limited = elements.restore and elements.rule.saturate
     return job._replace(
         out=out.data_ptr(),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.compiled.jobs import address_of, bits_of, kept, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.threads import Loop
@@ -18,12 +18,12 @@ from qsim_kernels.reference import sums as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.sums import (
     SINGLE_GRID,
-    Aligned,
-    BlockScaled,
-    Promoted,
-    Rounded,
+    AlignedSum,
+    BlockScaledSum,
+    PromotedSum,
+    RoundedSum,
     Sum,
-    TwoStep,
+    TwoStepSum,
     chunk_sum,
     noise_indices,
     roundings_per_term,
@@ -44,7 +44,7 @@ _CPU = torch.device("cpu")
 _EMPTY = torch.empty(0, dtype=torch.int16, device=_CPU)
 
 
-class Product(NamedTuple):
+class ProductJob(NamedTuple):
     """A product of matrices, in the order in which `loops.sums` reads it; addresses are 0 where there is nothing.
 
     Attributes:
@@ -57,8 +57,8 @@ class Product(NamedTuple):
         columns: The number of columns of the result.
         length: The number of products in a sum.
         every: The number of products in a short sum; 0 for one sum that is not promoted.
-        unit: Address of a `loops.sums.Unit`.
-        course: Address of a `loops.sums.Course`.
+        unit: Address of `loops.sums.AlignedParameters`.
+        rounded: Address of `loops.sums.RoundedParameters`.
         seed: Of the random bits.
         stream: Which of the seed's streams.
         offset: Index of the first.
@@ -80,7 +80,7 @@ class Product(NamedTuple):
     length: int
     every: int
     unit: int
-    course: int = 0
+    rounded: int = 0
     seed: int = 0
     stream: int = 0
     offset: int = 0
@@ -107,54 +107,57 @@ def accumulate_into(
     if not out.numel() or not length:
         out.zero_()
         return
-    if isinstance(how, BlockScaled) and how.exact:
+    if isinstance(how, BlockScaledSum) and how.exact:
         reference.accumulate_into(out, a, b, seed, how, stream, offset, scales)
         return
-    if isinstance(how, (BlockScaled, TwoStep)):
+    if isinstance(how, (BlockScaledSum, TwoStepSum)):
         _in_unit(out, a, b, how, scales)
         return
-    inner, every = (how.inner, how.every) if isinstance(how, Promoted) else (how, 0)
-    unit = inner if isinstance(inner, Aligned) else chunk_sum(inner)
-    is_aligned = isinstance(inner, Aligned) or inner.chunk > 1
+    inner, every = (how.inner, how.every) if isinstance(how, PromotedSum) else (how, 0)
+    unit = inner if isinstance(inner, AlignedSum) else chunk_sum(inner)
+    is_aligned = isinstance(inner, AlignedSum) or inner.chunk > 1
     left, right = _as_double(a), _as_double(b.mT if is_aligned else b)
     of_left, of_right = (_exponents(left, unit.low_a), _exponents(right, unit.low_b)) if is_aligned else (_EMPTY, _EMPTY)
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
     operands = left.data_ptr(), right.data_ptr(), of_left.data_ptr(), of_right.data_ptr()
-    count, row, numbers = left.numel() // length, columns * length, _unit(unit)
-    product = Product(result.data_ptr(), *operands, rows, columns, length, every, address_of(numbers))
-    if isinstance(inner, Aligned):
+    count, row, numbers = left.numel() // length, columns * length, _aligned_numbers(unit)
+    product = ProductJob(result.data_ptr(), *operands, rows, columns, length, every, address_of(numbers))
+    if isinstance(inner, AlignedSum):
         _ALIGNED.share(packed(product), count, row)
     else:
         stride, short = noise_indices(how, length), noise_indices(inner, every) if every else 0
         width, threads = min(columns, max(1, _NUMBERS // max(stride, 1)), _WIDTH), torch.get_num_threads()
-        words, part, course = _ROWS * _WIDTH + stride * width + _SERVED, -(-count // threads), _course(inner)
+        words, part, own = _ROWS * _WIDTH + stride * width + _SERVED, -(-count // threads), _rounded_numbers(inner)
         room = torch.empty(threads * words, dtype=torch.int64, device=_CPU)
         random = 0 if seed is None else int(seed), stream, offset, stride, short
-        product = Product(*product[:10], address_of(course), *random, width, room.data_ptr(), words, part)
+        product = ProductJob(*product[:10], address_of(own), *random, width, room.data_ptr(), words, part)
         _ROUNDED.share(packed(product), count, row, part)
     if result is not out:
         out.copy_(result)
     out.copy_(one_nan(out))
 
 
-def _in_unit(out: Tensor, a: Tensor, b: Tensor, how: BlockScaled | TwoStep, scales: tuple[Tensor, Tensor] | None) -> None:
+def _in_unit(out: Tensor, a: Tensor, b: Tensor, how: BlockScaledSum | TwoStepSum, scales: tuple[Tensor, Tensor] | None) -> None:
     """Sums whose operands contain their scales, if they have some: factors of the values, whose exponents are added."""
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     operands, exponents = [_as_double(a), _as_double(b.mT)], []
     for i, low in enumerate((how.low_a, how.low_b)):
         exponents.append(_exponents(operands[i], low))
         if scales is not None:
-            assert isinstance(how, BlockScaled)
+            assert isinstance(how, BlockScaledSum)
             factors = _as_double(scales[i]).repeat_interleave(how.group, -1)[..., :length]
             exponents[i] += _exponents(factors, how.low_scale)
             operands[i] = (operands[i] * factors).contiguous()
     result = torch.empty_like(out, dtype=torch.float64)
-    if isinstance(how, TwoStep):
+    if isinstance(how, TwoStepSum):
         loop, unit = _TWO_STEP, packed((how.block, how.fraction, how.second, how.apart))
     else:
-        loop, unit = _ALIGNED, _unit(Aligned(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b))
+        loop, unit = (
+            _ALIGNED,
+            _aligned_numbers(AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b)),
+        )
     where = [x.data_ptr() for x in (*operands, *exponents)]
-    product = Product(result.data_ptr(), where[0], where[1], where[2], where[3], rows, columns, length, 0, address_of(unit))
+    product = ProductJob(result.data_ptr(), where[0], where[1], where[2], where[3], rows, columns, length, 0, address_of(unit))
     loop.share(packed(product), operands[0].numel() // length, columns * length)
     out.copy_(result)
     out.copy_(one_nan(out))
@@ -173,20 +176,20 @@ def _exponents(x: Tensor, low: int) -> Tensor:
 
 @cache
 def _onto(grid: Grid, rule: Rule) -> tuple[int, ...]:
-    how = plan(grid, wide=True)
+    how = grid_bits(grid, wide=True)
     patterns = how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under
     return *patterns, bits_of(how.scale), how.signed, how.negative_zero, how.zero, rule.bits, rule.correction, rule.saturate
 
 
 @cache
-def _unit(how: Aligned) -> bytes:
+def _aligned_numbers(how: AlignedSum) -> bytes:
     end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
     onto = _onto(how.grid, Rule(how.mode, 0, correction=False, saturate=False))
     return packed((how.mode == Mode.NEAREST, bits_of(end), how.grid.exponent, how.block, how.fraction, *onto))
 
 
 @cache
-def _course(how: Rounded) -> bytes:
+def _rounded_numbers(how: RoundedSum) -> bytes:
     product = 0, 0
     if how.product is not None and how.product_rule is not None:
         product = _rounding(how.product, how.product_rule)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, plan
+from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled.jobs import LookUp, packed
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
@@ -23,7 +23,7 @@ _LOOK_UP = Loop("tables", "look_up")
 
 def has_codes(grid: Grid, coding: Coding) -> bool:
     """Whether the codes of a grid's values can be looked up: codes take one byte, and bfloat16 holds the values exactly."""
-    how = plan(grid, wide=False)
+    how = grid_bits(grid, wide=False)
     return coding.bits <= BITS and how.carrier == SINGLE and how.shift >= 16
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, plan
+from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.jobs import Update, packed
 from qsim_kernels.compiled.rounding import strip
@@ -18,29 +18,34 @@ from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import ElementNoise, updates as reference
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.reference.updates import Place, Tensors, UpdateFunctions
-from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step
+from qsim_kernels.reference.updates import PlaceNumbers, UpdateFunctions, UpdateTensors
+from qsim_kernels.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, SGDAlgorithm, Step
 
 _ADAM, _SGD = Loop("updates", "adam"), Loop("updates", "sgd")
 _STORED = (torch.float32, torch.bfloat16)
 
 
-def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
     grids = roundings.grid, roundings.inner, roundings.state
-    if roundings.in_format or any(plan(grid, wide=False).carrier != SINGLE for grid in grids):
+    if roundings.in_format or any(grid_bits(grid, wide=False).carrier != SINGLE for grid in grids):
         reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam))
     else:
         reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam, _update_whole))
 
 
 def _update_whole(
-    x: Tensors, factors: Factors, key: Callable[[int], tuple[int, int]], place: Place, algorithm: Adam | SGD, roundings: Roundings
+    x: UpdateTensors,
+    factors: Factors,
+    key: Callable[[int], tuple[int, int]],
+    place: PlaceNumbers,
+    algorithm: Algorithm,
+    roundings: Roundings,
 ) -> None:
     """Update one parameter."""
-    held = Tensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
+    held = UpdateTensors(*(None if tensor is None else _held(tensor) for tensor in x))  # type: ignore[arg-type]
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
-    strips = [(*strip(plan(grid, wide=False), rule), int(rule.saturate)) for grid, rule in chosen]
+    strips = [(*strip(grid_bits(grid, wide=False), rule), int(rule.saturate)) for grid, rule in chosen]
     draws = Mode.STOCHASTIC in (roundings.rule.mode, roundings.state_rule.mode)
     state = held.first if held.first is not None else held.param
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
@@ -48,7 +53,7 @@ def _update_whole(
     factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
     keys = [number for role in range(ROLES) for number in map(_signed, key(role) if draws else (0, 0))]
     job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
-    (_ADAM if isinstance(algorithm, Adam) else _SGD).share(packed(job), held.param.numel())
+    (_ADAM if isinstance(algorithm, AdamAlgorithm) else _SGD).share(packed(job), held.param.numel())
     for tensor, result in zip(x, held, strict=True):
         if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
             tensor.copy_(one_nan(result.to(tensor.dtype)))
@@ -59,10 +64,10 @@ def _held(x: Tensor) -> Tensor:
     return x if x.dtype in _STORED and x.is_contiguous() else x.to(torch.float32).contiguous()
 
 
-def _flags(algorithm: Adam | SGD) -> int:
+def _flags(algorithm: Algorithm) -> int:
     """The bits of `Update.flags`."""
     decays = bool(algorithm.decay)
-    is_nesterov = isinstance(algorithm, SGD) and algorithm.nesterov
+    is_nesterov = isinstance(algorithm, SGDAlgorithm) and algorithm.nesterov
     return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2 | is_nesterov << 3
 
 

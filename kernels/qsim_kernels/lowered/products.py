@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim_kernels.chip.verified import CHIP
-from qsim_kernels.ops.accumulate import Given
+from qsim_kernels.ops.accumulate import AccumulateArguments
 
 
 def accumulate(*arguments: Any) -> Tensor | None:
     """The library's product where it has the emulator's bits; `None` for others, and where a compiler would look for another kernel."""
-    given = Given(*arguments)
+    given = AccumulateArguments(*arguments)
     asked = given.a, given.b, given.how, given.dtype, given.bias
     if given.chip == "never" or not all(map(_is_static, (given.a, given.b))) or _chooses_kernels():
         return None

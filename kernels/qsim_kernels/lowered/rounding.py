@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, Plan, plan
+from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.reference.rounding import as_values, checked, rounds_by_addition, signed
 
@@ -15,11 +15,11 @@ def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, 
     how = read(Rule, rule)
     if how.mode == Mode.STOCHASTIC:
         return None
-    values = plan(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
+    values = grid_bits(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
     return as_values(rounded(patterns(x, values), values, how), values, dtype)
 
 
-def rounded(bits: Tensor, values: Plan, how: Rule) -> Tensor:
+def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:
     """Round bit patterns of the carrier without random bits."""
     magnitude = bits & ~values.carrier.sign
     # NaN's patterns must not overflow: C++ compilers assume that integers never do, and would drop the NaN check.
@@ -33,7 +33,7 @@ def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, strea
     return None if values is None else (values, x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
 
 
-def patterns(x: Tensor, plan: Plan) -> Tensor:
+def patterns(x: Tensor, plan: GridBits) -> Tensor:
     """A tensor's values as bit patterns of a carrier."""
     if x.dtype == torch.float64:
         return x.view(torch.int64)

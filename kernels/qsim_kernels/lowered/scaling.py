@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.lowered.rounding import quantize, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
 from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
-from qsim_kernels.scales import Restore, Tiles, read_scales
+from qsim_kernels.scales import Restore, TileSizes, read_scales
 
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
     """The largest magnitude of each tile, if `_is_lowered`."""
-    where = Tiles.of(tiles)
+    where = TileSizes.of(tiles)
     return _amaxes(_as_single(x), where, finite) if _is_lowered(x, where, turn) else None
 
 
-def _amaxes(x: Tensor, tiles: Tiles, finite: bool) -> Tensor:
+def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
     magnitudes = x.abs()
     if finite:
         magnitudes = torch.where(magnitudes.isfinite(), magnitudes, 0.0)
@@ -55,7 +55,7 @@ def quantize_scaled(
     x: Tensor, scales: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], *rounding: Any
 ) -> Tensor | None:
     """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
-    where, how = Tiles.of(tiles), _Rounding(*rounding)
+    where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
     return _rounded_under(_as_single(x), scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
 
 
@@ -63,7 +63,7 @@ def quantize_tiles(
     x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], making: str, scale_grid: str, *rounding: Any
 ) -> tuple[Tensor, Tensor] | None:
     """Round a tensor under the scales of its own tiles, if `_is_lowered` and no random bits are needed."""
-    where, how = Tiles.of(tiles), _Rounding(*rounding)
+    where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
     if not _is_lowered(x, where, turn) or not how.is_lowered:
         return None
     single = _as_single(x)
@@ -71,7 +71,7 @@ def quantize_tiles(
     return _rounded_under(single, own, under, where, how), own.new_empty((0,)) if how.restore else own
 
 
-class _Rounding(NamedTuple):
+class _RoundingArguments(NamedTuple):
     """How an operator rounds the elements: its last arguments."""
 
     seed: Tensor | None
@@ -109,7 +109,7 @@ def _rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if dtype == torch.float32 else _as_single(x.to(dtype)).to(dtype)
 
 
-def _is_lowered(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
+def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
     """Whether a tensor is statically known to be nonempty with tiles of equal size, and no transform comes first."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
@@ -117,7 +117,7 @@ def _is_lowered(x: Tensor, tiles: Tiles, turn: Sequence[int]) -> bool:
     return not turn and x.dtype != torch.float64 and all(map(statically_known_true, conditions))
 
 
-def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles, how: _Rounding) -> Tensor:
+def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
     """Divide float32 values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
     inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
@@ -131,7 +131,7 @@ def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles
     return one_nan(values.to(how.dtype)).reshape(x.shape)
 
 
-def _cut(matrices: Tensor, tiles: Tiles) -> Tensor:
+def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:
     """View matrices as tiles: matrix, tile down, row in it, tile along, column in it."""
     rows, columns, height, width, _ = tiles
     return matrices.reshape(-1, rows // height, height, columns // width, width)
@@ -144,5 +144,5 @@ def _spread(scales: Tensor) -> Tensor:
 
 def _onto(x: Tensor, grid: Grid, how: Rule) -> Tensor:
     """Round positive float64 numbers onto a grid."""
-    values = plan(grid, wide=True)
+    values = grid_bits(grid, wide=True)
     return as_values(rounded(x.view(torch.int64), values, how), values, torch.float64)

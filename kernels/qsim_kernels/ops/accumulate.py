@@ -27,7 +27,7 @@ OPERANDS = (
 CHIP_MODES = ("auto", "never", "require")
 
 
-class Given(NamedTuple):
+class AccumulateArguments(NamedTuple):
     """The operator's arguments.
 
     Attributes:
@@ -88,14 +88,14 @@ class Implementation(OnBackend):
         chip: str = "auto",
         bias: Tensor | None = None,
     ) -> Tensor:
-        """The product of matrices `[…, M, K]` and `[…, K, N]` with equal batch dimensions; see `Given` and `qsim_kernels.sums`."""
+        """The product of matrices `[…, M, K]` and `[…, K, N]` with equal batch dimensions; see `AccumulateArguments`."""
         if chip != "never":
             product = CHIP.at_once(a, b, how, dtype, bias)
             if product is not None:
                 return product
-        return self._accumulated(Given(a, b, seed, how, stream, offset, dtype, chip, bias))
+        return self._accumulated(AccumulateArguments(a, b, seed, how, stream, offset, dtype, chip, bias))
 
-    def _accumulated(self, given: Given) -> Tensor:
+    def _accumulated(self, given: AccumulateArguments) -> Tensor:
         how = given.checked()
         if given.chip != "never" and given.a.numel() and given.b.numel():
             asked = given.a, given.b, given.how, given.dtype, given.bias
@@ -106,7 +106,7 @@ class Implementation(OnBackend):
                 raise RuntimeError(f"accumulate: chip='require': {found}")
         return finished(self._emulated(given, how), given.bias, given.dtype or _own_dtype(how))
 
-    def _emulated(self, given: Given, how: Sum) -> Tensor:
+    def _emulated(self, given: AccumulateArguments, how: Sum) -> Tensor:
         out = given.a.new_empty(given.shape, dtype=_own_dtype(how))
         self._backend.accumulate_into(out, given.a, given.b, given.seed, how, given.stream, given.offset)
         return out
@@ -114,7 +114,7 @@ class Implementation(OnBackend):
 
 def multiplied_by(*arguments: Any, **options: Any) -> str:
     """Who multiplied when the operator ran with these arguments: `chip`, `emulator`, or nobody on the meta device."""
-    given = Given(*arguments, **options)
+    given = AccumulateArguments(*arguments, **options)
     if given.a.is_meta:
         return ""
     return "emulator" if given.chip == "never" or CHIP.obstacle(given.a, given.b, given.how, given.dtype, given.bias) else "chip"
@@ -126,7 +126,7 @@ def _own_dtype(how: Sum) -> torch.dtype:
 
 
 def _fake(*arguments: Any) -> Tensor:
-    given = Given(*arguments)
+    given = AccumulateArguments(*arguments)
     return given.a.new_empty(given.shape, dtype=given.dtype or _own_dtype(given.checked()))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
-from qsim_kernels.sums import BlockScaled, Promoted, read_sum
+from qsim_kernels.sums import BlockScaledSum, PromotedSum, read_sum
 
 
 class Implementation(OnBackend):
@@ -47,7 +47,7 @@ class Implementation(OnBackend):
         """
         out, described = _result(a, b, scales_a, scales_b, shared, how)
         left, right = ChainScales(scales_a, *shared[:2]), ChainScales(scales_b, *shared[2:])
-        if isinstance(described, Promoted):
+        if isinstance(described, PromotedSum):
             accumulate_scaled_into(out, a, b, left, right, seed, described, stream, offset, chip)
             return out
         if chip == "require":
@@ -60,14 +60,14 @@ class Implementation(OnBackend):
 
 def _result(
     a: Tensor, b: Tensor, scales_a: Tensor, scales_b: Tensor, shared: Sequence[int], how: str
-) -> tuple[Tensor, Promoted | BlockScaled]:
+) -> tuple[Tensor, PromotedSum | BlockScaledSum]:
     """An empty result, and the sum's description; raise an error for operands or scales that do not fit."""
     if a.dim() < 2 or a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"accumulate_scaled: cannot multiply shapes {tuple(a.shape)} and {tuple(b.shape)}")
     described = read_sum(how)
-    if not isinstance(described, (Promoted, BlockScaled)):
+    if not isinstance(described, (PromotedSum, BlockScaledSum)):
         raise ValueError(f"accumulate_scaled: scales enter a promoted or a block-scaled sum, got {how!r}")
-    sums = -(-a.shape[-1] // (described.every if isinstance(described, Promoted) else described.group))
+    sums = -(-a.shape[-1] // (described.every if isinstance(described, PromotedSum) else described.group))
     operands = (("a", scales_a, a.shape[:-1], shared[:2]), ("b", scales_b, (*b.shape[:-2], b.shape[-1]), shared[2:]))
     for name, scales, kept, (lines, each) in operands:
         shape = (*kept[:-1], -(-kept[-1] // lines), -(-sums // each))

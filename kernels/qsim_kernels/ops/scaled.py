@@ -1,6 +1,6 @@
 """The operators that round under scales: schema, fake implementation, plain torch for every device.
 
-`tiles` are the numbers of `scales.Tiles`; `turn` those of `scales.Turn`, or none; `restore` is a `scales.Restore`.
+`tiles` are the numbers of `scales.TileSizes`; `turn` those of `scales.Turn`, or none; `restore` is a `scales.Restore`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
-from qsim_kernels.scales import ElementRounding, Restore, Tiles, Turn, read_scales
+from qsim_kernels.scales import ElementRounding, Restore, TileSizes, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (
@@ -29,9 +29,9 @@ for _schema in (
 
 
 @lru_cache(maxsize=4096)
-def _read_tiles(tiles: tuple[int, ...], turn: tuple[int, ...], shape: torch.Size) -> tuple[Tiles, Turn | None, tuple[int, int, int]]:
+def _read_tiles(tiles: tuple[int, ...], turn: tuple[int, ...], shape: torch.Size) -> tuple[TileSizes, Turn | None, tuple[int, int, int]]:
     """Which elements share a scale, the transform, and the number of scales of a tensor."""
-    where = Tiles.of(tiles)
+    where = TileSizes.of(tiles)
     return where, Turn(*turn) if turn else None, where.counts(shape.numel())
 
 
@@ -130,11 +130,11 @@ class Implementation(OnBackend):
         return out
 
 
-def _empty_scales(x: Tensor, tiles: Tiles, restore: int) -> Tensor:
+def _empty_scales(x: Tensor, tiles: TileSizes, restore: int) -> Tensor:
     return x.new_empty((0,) if restore else tiles.counts(x.numel()), dtype=torch.float32)
 
 
-def _empty_amaxes(x: Tensor, tiles: Tiles) -> Tensor:
+def _empty_amaxes(x: Tensor, tiles: TileSizes) -> Tensor:
     return x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
@@ -159,7 +159,7 @@ def _fake_turned(x: Tensor, turn: Sequence[int]) -> Tensor:
 
 
 def _fake_amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
-    return _empty_amaxes(x, Tiles.of(tiles))
+    return _empty_amaxes(x, TileSizes.of(tiles))
 
 
 def _fake_scales(amaxes: Tensor, *rest: Any) -> Tensor:
@@ -167,7 +167,7 @@ def _fake_scales(amaxes: Tensor, *rest: Any) -> Tensor:
 
 
 def _fake_scales_of_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> Tensor:
-    return _empty_scales(x, Tiles.of(tiles), 0)
+    return _empty_scales(x, TileSizes.of(tiles), 0)
 
 
 def _fake_quantize_scaled(x: Tensor, *rest: Any) -> Tensor:
@@ -175,7 +175,7 @@ def _fake_quantize_scaled(x: Tensor, *rest: Any) -> Tensor:
 
 
 def _fake_quantize_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=rest[-2]), _empty_scales(x, Tiles.of(tiles), rest[-1])
+    return x.new_empty(x.shape, dtype=rest[-2]), _empty_scales(x, TileSizes.of(tiles), rest[-1])
 
 
 def _fake_rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import Plan, counts_wide, plan
+from qsim_kernels.carrier import GridBits, counts_wide, grid_bits
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference.checksum import checksum
 from qsim_kernels.reference.chunks import pieces
@@ -41,7 +41,7 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
     """
-    how = plan(grid, wide=torch.float64 in (x.dtype, out.dtype))
+    how = grid_bits(grid, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
         patterns = _rounded(source, how, rule, number, stream, index)
@@ -67,7 +67,7 @@ def encode_into(
     Returns:
         Whether there is one, if `check` is set.
     """
-    how = plan(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
+    how = grid_bits(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):
@@ -113,13 +113,13 @@ def quantize_and_sum_into(
 
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     """Write the values of `codes` into `out`."""
-    how = plan(grid, wide=out.dtype == torch.float64)
+    how = grid_bits(grid, wide=out.dtype == torch.float64)
     mask = (1 << coding.bits) - 1
     for _, (source, target) in pieces(codes, out):
         target.copy_(as_values(values_of(source.to(torch.int64) & mask, grid, coding, how), how, out.dtype))
 
 
-def _rounded(source: Tensor, how: Plan, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
+def _rounded(source: Tensor, how: GridBits, rule: Rule, seed: int | None, stream: int, index: int) -> Tensor:
     """Round one piece's values, as a flat tensor of the carrier's bit patterns."""
     values = source.reshape(-1).to(float_dtype(how))
     noise = None if seed is None else ElementNoise(seed, stream, index, values.numel(), values.device)

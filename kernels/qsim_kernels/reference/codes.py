@@ -11,12 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import Plan
+from qsim_kernels.carrier import GridBits
 from qsim_kernels.grid import Coding, Grid
 from qsim_kernels.reference.rounding import float_dtype
 
 
-def codes_of(rounded: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
+def codes_of(rounded: Tensor, grid: Grid, coding: Coding, plan: GridBits) -> Tensor:
     """The codes of values of a grid; of a NaN without a code, that of the largest value.
 
     Args:
@@ -49,7 +49,7 @@ def codes_of(rounded: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
     return code if coding.nan < 0 else torch.where(nan, coding.nan, code)
 
 
-def values_of(codes: Tensor, grid: Grid, coding: Coding, plan: Plan) -> Tensor:
+def values_of(codes: Tensor, grid: Grid, coding: Coding, plan: GridBits) -> Tensor:
     """The values of codes, as bit patterns of the carrier.
 
     Args:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, GridBits, bits_that_matter
 from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.philox import ElementNoise, as_added, random_bits
 
 
-def float_dtype(plan: Plan) -> torch.dtype:
+def float_dtype(plan: GridBits) -> torch.dtype:
     """The carrier's float dtype."""
     return torch.float64 if plan.carrier == DOUBLE else torch.float32
 
 
-def as_values(bits: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
+def as_values(bits: Tensor, plan: GridBits, dtype: torch.dtype) -> Tensor:
     """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
     if dtype == torch.bfloat16:
         single = bits if plan.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
@@ -48,7 +48,7 @@ def one_nan(x: Tensor) -> Tensor:
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
-def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: ElementNoise | None) -> Tensor:
+def rounded(bits: Tensor, plan: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
     The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
@@ -76,7 +76,7 @@ def rounded(bits: Tensor, plan: Plan, rule: Rule, noise: ElementNoise | None) ->
     return least
 
 
-def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+def round_bits(bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier.
 
     Conditions are masks, integers with all bits set or none: integer arithmetic is several times faster than selecting by booleans.
@@ -95,7 +95,7 @@ def round_bits(bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Te
     return checked(rounded, magnitude, plan, rule)
 
 
-def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+def signed(magnitude: Tensor, bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round values, given their magnitudes too; the result for NaN is undefined."""
     rounded = _nearest_by_addition(magnitude, plan) if rounds_by_addition(plan, rule) else _rounded(magnitude, bits, plan, rule, noise)
     if plan.signed:
@@ -106,7 +106,7 @@ def signed(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tenso
     return rounded
 
 
-def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tensor:
+def checked(rounded: Tensor, magnitude: Tensor, plan: GridBits, rule: Rule) -> Tensor:
     """Put the canonical NaN wherever the input is NaN."""
     nan = magnitude > plan.carrier.infinity
     if not rule.saturate:
@@ -115,7 +115,7 @@ def checked(rounded: Tensor, magnitude: Tensor, plan: Plan, rule: Rule) -> Tenso
     return torch.where(nan, plan.carrier.nan, rounded)
 
 
-def rounds_by_addition(plan: Plan, rule: Rule) -> bool:
+def rounds_by_addition(plan: GridBits, rule: Rule) -> bool:
     """Whether `_nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
     if rule.mode != Mode.NEAREST or not rule.saturate:
         return False
@@ -123,7 +123,7 @@ def rounds_by_addition(plan: Plan, rule: Rule) -> bool:
     return plan.low > 0 and plan.top == plan.bottom and room
 
 
-def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
+def _nearest_by_addition(magnitude: Tensor, plan: GridBits) -> Tensor:
     """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
     mantissa = plan.carrier.mantissa
     carrier = float_dtype(plan)
@@ -132,7 +132,7 @@ def _nearest_by_addition(magnitude: Tensor, plan: Plan) -> Tensor:
     return within.view(carrier).add(power).sub_(power).view(within.dtype)
 
 
-def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+def _rounded(magnitude: Tensor, bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round magnitudes; the result for NaN is undefined."""
     negative = bits >> plan.carrier.last
     shift = _shift(magnitude, plan)
@@ -149,7 +149,7 @@ def _rounded(magnitude: Tensor, bits: Tensor, plan: Plan, rule: Rule, noise: Ten
     return _limit(rounded, magnitude, negative, plan, rule)
 
 
-def _shift(magnitude: Tensor, plan: Plan) -> Tensor | int:
+def _shift(magnitude: Tensor, plan: GridBits) -> Tensor | int:
     """The number of low bits to round away: constant, or growing the further a value is below the lowest binade with its own spacing."""
     if not plan.low:
         return plan.shift
@@ -159,7 +159,7 @@ def _shift(magnitude: Tensor, plan: Plan) -> Tensor | int:
 
 
 def _increment(
-    magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, plan: Plan, rule: Rule, noise: Tensor | None
+    magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, plan: GridBits, rule: Rule, noise: Tensor | None
 ) -> Tensor:
     """The number to add so that clearing the low bits, those not in the mask `kept`, leaves the neighbour that the rounding chooses."""
     ones = ~kept
@@ -186,7 +186,7 @@ def _increment(
     return aligned.to(magnitude.dtype).bitwise_right_shift_(mantissa - shift)
 
 
-def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, noise: Tensor | None) -> Tensor:
+def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Mask of the magnitudes below the smallest value that round to it instead of zero."""
     last = plan.carrier.last
     inexact = -magnitude >> last
@@ -211,7 +211,7 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule, no
     return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).to(magnitude.dtype).neg_()
 
 
-def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: Plan, rule: Rule) -> Tensor:
+def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: GridBits, rule: Rule) -> Tensor:
     """Replace values beyond the largest as the rule says."""
     if rule.saturate and plan.top == plan.bottom:
         return rounded.clamp_(max=plan.top)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.sums import added
-from qsim_kernels.sums import Promoted, noise_indices, spell_sum
+from qsim_kernels.sums import PromotedSum, noise_indices, spell_sum
 
 
 class ChainScales(NamedTuple):
@@ -46,7 +46,7 @@ def accumulate_scaled_into(
     scales_a: ChainScales,
     scales_b: ChainScales,
     seed: Tensor | None,
-    how: Promoted,
+    how: PromotedSum,
     stream: int,
     offset: int,
     chip: str,

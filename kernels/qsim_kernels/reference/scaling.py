@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim_kernels.carrier import DOUBLE, plan
+from qsim_kernels.carrier import DOUBLE, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import quantize_into
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
-from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaleRule, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaleRule, Scales, TileSizes, Turn
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
@@ -23,7 +23,7 @@ _LARGEST = torch.finfo(torch.float32).max
 _SINGLES = Grid(23, -126, 2.0**-149, _LARGEST, -_LARGEST, True, True, True)
 
 
-def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
     """Write the largest magnitude of each tile.
 
     Args:
@@ -67,7 +67,7 @@ def scales_of_tiles_into(
     out: Tensor,
     x: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     finite: bool,
     scales: Scales,
@@ -97,7 +97,7 @@ def quantize_tiles_into(
     scales: Tensor | None,
     x: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     making: Scales,
     elements: ElementRounding,
@@ -146,7 +146,7 @@ def quantize_scaled_into(
     x: Tensor,
     scales: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
     noise: Noise,
@@ -182,7 +182,7 @@ def quantize_scaled_into(
     out.copy_(one_nan(rounded.to(out.dtype)).view(out.shape))
 
 
-def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: Tiles) -> tuple[Tensor, Tensor]:
+def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -> tuple[Tensor, Tensor]:
     """A tensor divided by its scales, as matrices, and those scales times that of the whole tensor, if they are under one."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     whole = (scales if under is None else under_whole(scales, under)).to(dtype)
@@ -226,7 +226,7 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
         torch.add(product, bias, out=out)
 
 
-def spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
+def spread(scales: Tensor, x: Tensor, tiles: TileSizes) -> Tensor:
     """The scale of each element, as matrices."""
     rows, columns, height, width, _ = tiles
     wide = scales[:, :, None, :, None].expand(-1, -1, height, -1, width).reshape(len(scales), scales.shape[1] * height, -1)
@@ -235,7 +235,7 @@ def spread(scales: Tensor, x: Tensor, tiles: Tiles) -> Tensor:
 
 def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
     """Round positive float64 numbers onto a grid."""
-    how = plan(grid, wide=True)
+    how = grid_bits(grid, wide=True)
     return as_values(round_bits(x.view(torch.int64), how, rule, None), how, torch.float64)
 
 

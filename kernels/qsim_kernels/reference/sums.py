@@ -13,23 +13,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import CHUNK
 from qsim_kernels.reference.philox import ElementNoise
 from qsim_kernels.reference.rounding import one_nan, rounded
 from qsim_kernels.reference.units import Operands, aligned, block_scaled, two_step
-from qsim_kernels.sums import Aligned, BlockScaled, Order, Promoted, Rounded, Sum, TwoStep, chunk_sum, noise_indices, roundings_per_term
+from qsim_kernels.sums import (
+    AlignedSum,
+    BlockScaledSum,
+    Order,
+    PromotedSum,
+    RoundedSum,
+    Sum,
+    TwoStepSum,
+    chunk_sum,
+    noise_indices,
+    roundings_per_term,
+)
 
 
-class Bits(NamedTuple):
+class ElementBits(NamedTuple):
     """The random bits of a result's elements: the seed's stream, and the index of the next bits of each element."""
 
     seed: int
     stream: int
     where: Tensor
 
-    def after(self, count: int) -> Bits:
+    def after(self, count: int) -> ElementBits:
         """The bits behind the next `count` ones."""
         return self._replace(where=self.where + count)
 
@@ -54,7 +65,7 @@ def accumulate_into(
         how: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
-        scales: Those of a `BlockScaled` sum, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
+        scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
     """
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     count = math.prod(a.shape[:-2])  # torch does not allow -1 for matrices without elements
@@ -69,7 +80,7 @@ def accumulate_into(
             of_rows, of_columns = _summed_first(held[0][batches, lines].mT), _summed_first(held[1][batches].mT)
             operands = operands._replace(scales=(of_rows.unsqueeze(3), of_columns.unsqueeze(2)))
         where = torch.arange(first, first + piece.numel(), device=a.device) * stride + offset
-        found = _sum(operands, how, None if number is None else Bits(number, stream, where))
+        found = _sum(operands, how, None if number is None else ElementBits(number, stream, where))
         piece.copy_(one_nan(found.to(out.dtype)))
 
 
@@ -92,21 +103,21 @@ def _summed_first(x: Tensor) -> Tensor:
     return x.movedim(1, 0).to(torch.float64).contiguous()
 
 
-def _sum(operands: Operands, how: Sum, bits: Bits | None) -> Tensor:
+def _sum(operands: Operands, how: Sum, bits: ElementBits | None) -> Tensor:
     match how:
-        case Promoted():
+        case PromotedSum():
             return _promoted(operands, how, bits)
-        case Aligned():
+        case AlignedSum():
             return aligned(operands, how)
-        case TwoStep():
+        case TwoStepSum():
             return two_step(operands, how)
-        case BlockScaled():
+        case BlockScaledSum():
             return block_scaled(operands, how)
-        case Rounded():
+        case RoundedSum():
             return _rounded(operands, how, bits)
 
 
-def _promoted(operands: Operands, how: Promoted, bits: Bits | None) -> Tensor:
+def _promoted(operands: Operands, how: PromotedSum, bits: ElementBits | None) -> Tensor:
     total, count = operands.zeros().to(torch.float32), noise_indices(how.inner, how.every)
     for i, start in enumerate(range(0, operands.length, how.every)):
         inner = _sum(operands.part(start, how.every), how.inner, None if bits is None else bits.after(i * count))
@@ -114,11 +125,11 @@ def _promoted(operands: Operands, how: Promoted, bits: Bits | None) -> Tensor:
     return total.to(torch.float64)
 
 
-def _rounded(operands: Operands, how: Rounded, bits: Bits | None) -> Tensor:
+def _rounded(operands: Operands, how: RoundedSum, bits: ElementBits | None) -> Tensor:
     """A sum that is rounded after each term."""
     total, each = operands.zeros(), roundings_per_term(how)
 
-    def drawn(index: int) -> Bits | None:
+    def drawn(index: int) -> ElementBits | None:
         return None if bits is None else bits.after(index)
 
     def onto(x: Tensor, index: int) -> Tensor:
@@ -135,7 +146,7 @@ def _rounded(operands: Operands, how: Rounded, bits: Bits | None) -> Tensor:
     return total
 
 
-def _terms(operands: Operands, how: Rounded, drawn: Callable[[int], Bits | None]) -> Iterator[Tensor]:
+def _terms(operands: Operands, how: RoundedSum, drawn: Callable[[int], ElementBits | None]) -> Iterator[Tensor]:
     each = roundings_per_term(how)
     if how.chunk > 1:
         for start in range(0, operands.length, how.chunk):
@@ -188,11 +199,11 @@ def added(x: Tensor, y: Tensor) -> Tensor:
     return ((bits - is_beyond.to(torch.int64)) | missing.to(torch.int64)).view(torch.float64)
 
 
-def _onto(x: Tensor, grid: Grid, rule: Rule, bits: Bits | None) -> Tensor:
+def _onto(x: Tensor, grid: Grid, rule: Rule, bits: ElementBits | None) -> Tensor:
     """Round float64 numbers onto a grid."""
     noise = None
     if rule.mode == Mode.STOCHASTIC:
         assert bits is not None  # the operator asks for a seed
         noise = ElementNoise(bits.seed, bits.stream, bits.where, x.numel(), x.device)
     patterns = x.contiguous().view(-1).view(torch.int64)
-    return rounded(patterns, plan(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)
+    return rounded(patterns, grid_bits(grid, wide=True), rule, noise).view(torch.float64).view(x.shape)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.rounding import rounded
-from qsim_kernels.sums import LEAST_EXPONENT, SINGLE_GRID, Aligned, BlockScaled, TwoStep
+from qsim_kernels.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 
 #: The exponent of zero, below those of all products; and that of a sum of no products, from which all numbers are whole.
 _NONE, _LEAST_PRODUCT = -4096, -300
@@ -57,7 +57,7 @@ class Term(NamedTuple):
     exponent: Tensor
 
 
-def aligned(operands: Operands, how: Aligned) -> Tensor:
+def aligned(operands: Operands, how: AlignedSum) -> Tensor:
     """A sum of aligned and truncated products."""
     total = operands.zeros()
     for start in range(0, operands.length, how.block):
@@ -66,7 +66,7 @@ def aligned(operands: Operands, how: Aligned) -> Tensor:
     return total
 
 
-def block_scaled(operands: Operands, how: BlockScaled) -> Tensor:
+def block_scaled(operands: Operands, how: BlockScaledSum) -> Tensor:
     """The same with scales of groups of products."""
     total = operands.zeros()
     for start in range(0, operands.length, how.block):
@@ -76,7 +76,7 @@ def block_scaled(operands: Operands, how: BlockScaled) -> Tensor:
     return total
 
 
-def two_step(operands: Operands, how: TwoStep) -> Tensor:
+def two_step(operands: Operands, how: TwoStepSum) -> Tensor:
     """A sum whose products are added before the running sum."""
     total = operands.zeros()
     for start in range(0, operands.length, how.block):
@@ -113,7 +113,7 @@ def _products(operands: Operands, low_a: int, low_b: int) -> Iterator[Term]:
         yield Term(a * b, of_a + of_b)
 
 
-def _scaled(operands: Operands, first: int, how: BlockScaled) -> Iterator[Term]:
+def _scaled(operands: Operands, first: int, how: BlockScaledSum) -> Iterator[Term]:
     """The products of a group times its scales, or the sum of these."""
     part = operands.part(first, how.group)
     if how.exact:
@@ -163,4 +163,4 @@ def _limited(x: Tensor, grid: Grid, mode: int) -> Tensor:
 
 def _onto(x: Tensor, grid: Grid, mode: int) -> Tensor:
     rule = Rule(int(mode), 0, correction=False, saturate=False)
-    return rounded(x.contiguous().view(-1).view(torch.int64), plan(grid, wide=True), rule, None).view(torch.float64).view(x.shape)
+    return rounded(x.contiguous().view(-1).view(torch.int64), grid_bits(grid, wide=True), rule, None).view(torch.float64).view(x.shape)

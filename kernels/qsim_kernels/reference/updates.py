@@ -10,17 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import plan
+from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import ElementNoise, block_words
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
-from qsim_kernels.updates import ROLES, SGD, Adam, Factors, Roundings, Step, own_grid, power
+from qsim_kernels.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power
 
 _Rounder = Callable[[Tensor], Tensor]
 
 
-class Place(NamedTuple):
+class PlaceNumbers(NamedTuple):
     """The position of a share's elements in a whole tensor: see `qsim.random.places.Place`."""
 
     offset: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     stride: int
 
 
-class Tensors(NamedTuple):
+class UpdateTensors(NamedTuple):
     """The tensors that the update of one parameter reads and writes; `None` for those that an algorithm does not use."""
 
     param: Tensor
@@ -47,7 +47,7 @@ def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
-    how = plan(grid, wide=False)
+    how = grid_bits(grid, wide=False)
     if rule.saturate:
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(how)
@@ -75,10 +75,10 @@ def _root(x: Tensor) -> Tensor:
     return x.to(torch.float64).sqrt().to(torch.float32)
 
 
-def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
+def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
     """The numbers of a step, rounded from float64 to float32; in the format's arithmetic also rounded to the format."""
     decay = lr * algorithm.decay if algorithm.decoupled and not roundings.in_format else algorithm.decay
-    if isinstance(algorithm, SGD):
+    if isinstance(algorithm, SGDAlgorithm):
         keep, fresh = (algorithm.momentum, 1.0 - algorithm.dampening) if step > 1 else (0.0, 1.0)
         factors = [scale, keep, fresh, algorithm.momentum, 0.0, lr, 0.0, 0.0, 0.0, decay]
     else:
@@ -91,7 +91,7 @@ def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algo
     return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
 
 
-def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD, roundings: Roundings) -> Factors:
+def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
     """The numbers rounded to the format, and those derived from them in its arithmetic."""
 
     def q(x: float | Tensor) -> float:
@@ -101,7 +101,7 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Adam | SGD,
     found = Factors(scale, *rest)
     if algorithm.decoupled:
         found = found._replace(decay=q(_single(found.rate * found.decay)))
-    if isinstance(algorithm, SGD):
+    if isinstance(algorithm, SGDAlgorithm):
         return found
     assert products is not None
     beta1, beta2 = found.keep1, found.keep2
@@ -124,7 +124,7 @@ def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:
 class _Noises:
     """The noise of a piece's elements per role, for rules that need it."""
 
-    def __init__(self, key: Callable[[int], tuple[int, int]], place: Place, index: int, like: Tensor) -> None:
+    def __init__(self, key: Callable[[int], tuple[int, int]], place: PlaceNumbers, index: int, like: Tensor) -> None:
         self._key, self._place, self._index, self._like = key, place, index, like
 
     def __call__(self, rule: Rule, role: int) -> ElementNoise | None:
@@ -138,7 +138,9 @@ class _Noises:
         return ElementNoise(*self._key(role), offset + place // row * stride + place % row, count, device)
 
 
-def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam | SGD, roundings: Roundings, how: UpdateFunctions) -> None:
+def _update_piece(
+    x: UpdateTensors, factors: Factors, drawn: _Noises, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions
+) -> None:
     """Update consecutive elements of one parameter."""
     rounded = how.rounded
     weight = as_single(x.param)
@@ -151,7 +153,7 @@ def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam 
     if algorithm.decay and not algorithm.decoupled:
         grad = q(grad + q(weight * factors.decay))
     states: list[Tensor | None]
-    if isinstance(algorithm, SGD):
+    if isinstance(algorithm, SGDAlgorithm):
         change, states = _sgd(grad, x, factors, algorithm, q)
     else:
         change, states = how.adam(grad, x, factors, q, roundings.in_format)
@@ -168,7 +170,7 @@ def _update_piece(x: Tensors, factors: Factors, drawn: _Noises, algorithm: Adam 
         _add_compensated(x, weight, change, roundings, q, rounded)
 
 
-def _sgd(grad: Tensor, x: Tensors, factors: Factors, algorithm: SGD, q: _Rounder) -> tuple[Tensor, list[Tensor | None]]:
+def _sgd(grad: Tensor, x: UpdateTensors, factors: Factors, algorithm: SGDAlgorithm, q: _Rounder) -> tuple[Tensor, list[Tensor | None]]:
     """The update and the new momentum."""
     momentum = None
     if x.first is not None:
@@ -177,7 +179,7 @@ def _sgd(grad: Tensor, x: Tensors, factors: Factors, algorithm: SGD, q: _Rounder
     return q(grad * factors.rate), [momentum, None, None]
 
 
-def adam(grad: Tensor, x: Tensors, factors: Factors, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
+def adam(grad: Tensor, x: UpdateTensors, factors: Factors, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
     """The update and the new moments."""
     assert x.first is not None
     assert x.second is not None
@@ -193,7 +195,9 @@ def adam(grad: Tensor, x: Tensors, factors: Factors, q: _Rounder, in_format: boo
     return change, [first, second, largest]
 
 
-def _add_compensated(x: Tensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder, rounded: Callable[..., Tensor]) -> None:
+def _add_compensated(
+    x: UpdateTensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder, rounded: Callable[..., Tensor]
+) -> None:
     """Kahan's summation: the rounding error of a weight is added back in the next step."""
     assert x.compensation is not None
     added = q(-change - as_single(x.compensation))
@@ -215,13 +219,13 @@ class UpdateFunctions(NamedTuple):
 
     rounded: Callable[..., Tensor]
     adam: Callable[..., tuple[Tensor, list[Tensor | None]]]
-    whole: Callable[[Tensors, Factors, Callable[[int], tuple[int, int]], Place, Adam | SGD, Roundings], None] | None = None
+    whole: Callable[[UpdateTensors, Factors, Callable[[int], tuple[int, int]], PlaceNumbers, Algorithm, Roundings], None] | None = None
 
 
 PLAIN = UpdateFunctions(rounded, adam)
 
 
-def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:
+def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:
     """Update parameters by one step, following an algorithm and roundings."""
     if step.found_inf is not None and bool(step.found_inf):
         return
@@ -232,12 +236,12 @@ def update(step: Step, algorithm: Adam | SGD, roundings: Roundings, how: UpdateF
         done = int(step.steps[i])
         factors = factors_of(done, float(step.lr), scale, step.products[i] if step.products else None, algorithm, roundings)
         key = partial(_key, step.seed, done, step.streams[i])
-        tensors = Tensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
-        place = Place(*step.places[3 * i : 3 * i + 3])
+        tensors = UpdateTensors(param, step.grads[i], *(states[i] if states else None for states in of_elements))
+        place = PlaceNumbers(*step.places[3 * i : 3 * i + 3])
         if how.whole is not None:
             how.whole(tensors, factors, key, place, algorithm, roundings)
             continue
         for index, views in pieces(*(x for x in tensors if x is not None)):
             remaining = iter(views)
-            piece = Tensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
+            piece = UpdateTensors(*(None if x is None else next(remaining) for x in tensors))  # type: ignore[arg-type]
             _update_piece(piece, factors, _Noises(key, place, index, piece.param), algorithm, roundings, how)

@@ -54,7 +54,7 @@ class LayerPlan:
         return f"weight={short(self.original)}" + ("" if self.act is None else f", act={short(self.act)}")
 
 
-class Layout(Protocol):
+class CheckpointLayout(Protocol):
     """A layout of checkpoints."""
 
     name: str

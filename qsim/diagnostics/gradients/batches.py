@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from qsim.diagnostics.gradients.borrowed import borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, batches_of, check_arguments, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding, sampling, squared_bias
@@ -179,7 +179,7 @@ def batch_for(
     return BatchFactors(tuple(factors), _words(points), _words(like), _bound(points, like), level)
 
 
-def _settings(weights: Weights, given: Points) -> list[FivePoint]:
+def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
     """The points of each layer."""
     points, count = resolve_points(given), len(weights.layers)
     first, last = (given.first, given.last) if isinstance(given, Recipe) else (0, 0)

@@ -23,7 +23,7 @@ _SAME = 1e-4
 
 
 @dataclass(frozen=True)
-class Weights:
+class MeasuredWeights:
     """The weights whose gradients are measured: matrices, tables and kernels of converted layers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Weights:
     owned: dict[str, tuple[int, ...]]
 
 
-def weights_of(owner: str, model: nn.Module) -> Weights:
+def weights_of(owner: str, model: nn.Module) -> MeasuredWeights:
     """The weights of a converted model.
 
     Raises:
@@ -59,7 +59,7 @@ def weights_of(owner: str, model: nn.Module) -> Weights:
             owned[title] = tuple(places.setdefault(weight, len(places)) for weight in mine)
     if not places:
         raise ValueError(f"{owner}: no weight of a layer with points requires a gradient")
-    return Weights(tuple(title for title, _ in found), tuple(layer for _, layer in found), tuple(places), owned)
+    return MeasuredWeights(tuple(title for title, _ in found), tuple(layer for _, layer in found), tuple(places), owned)
 
 
 class Gradients:
@@ -74,7 +74,7 @@ class Gradients:
         state: The state of the borrowed model.
     """
 
-    def __init__(self, owner: str, model: nn.Module, loss: Loss, batches: Sequence[Any], weights: Weights, state: Borrowed) -> None:
+    def __init__(self, owner: str, model: nn.Module, loss: Loss, batches: Sequence[Any], weights: MeasuredWeights, state: Borrowed) -> None:
         self._owner, self._model, self._loss, self._batches = owner, model, loss, batches
         self._weights, self._state = weights, state
         self._passes = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qsim.diagnostics.gradients.borrowed import borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, Loss, Weights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, batches_of, check_arguments, weights_of
 from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
 from qsim.diagnostics.gradients.statistics import Moments, rounding, sampling, squared_bias
@@ -175,7 +175,7 @@ def gradient_error(
     return GradientErrors(errors, len(given), draws, level)
 
 
-def _settings(weights: Weights) -> dict[str, list[FivePoint]]:
+def _settings(weights: MeasuredWeights) -> dict[str, list[FivePoint]]:
     """The points of each layer, for each point that any layer has, on its own, and for all."""
     own = [layer.points for layer in weights.layers]
     names = [name for name in NAMES if any(quantizer_of(points, name) is not None for points in own)]

@@ -19,7 +19,7 @@ from qsim.functional.fpu.one_operator import once
 _MADE_OF_OTHERS = (F.multi_head_attention_forward, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-class CallsMode(TorchFunctionMode):
+class WholeFunctionMode(TorchFunctionMode):
     """Make functions that count as one operator round once, or not at all.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qsim import rounding as _rounding
 from qsim.formats import Format
-from qsim.functional.fpu.calls import CallsMode
+from qsim.functional.fpu.calls import WholeFunctionMode
 from qsim.functional.fpu.mode import RoundingMode
 from qsim.functional.fpu.names import kept
 from qsim.functional.fpu.output import Output, SeedSource
@@ -102,7 +102,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
             chosen = overflow or ("nonfinite" if found.has_inf else "saturate")
             self._output = Output(found, how, chosen, SeedSource(seed, stream, generator))
         self._mode = RoundingMode(self._output)
-        self._calls = CallsMode(self._mode, names)
+        self._calls = WholeFunctionMode(self._mode, names)
         self._keep = names
 
     def __enter__(self) -> fpu:

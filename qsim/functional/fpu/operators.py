@@ -42,7 +42,7 @@ _RUNNING = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedTensors:
     """The rounded tensors of one operator.
 
     Attributes:
@@ -73,7 +73,7 @@ def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 @cache
-def rounded_of(operator: OpOverload) -> Rounded | None:
+def rounded_of(operator: OpOverload) -> RoundedTensors | None:
     """The tensors of an operator to round; `None` if it is left alone."""
     schema = operator._schema
     namespace, _, name = schema.name.partition("::")
@@ -86,7 +86,7 @@ def rounded_of(operator: OpOverload) -> Rounded | None:
     known = {name for _, name in written}
     running = tuple((i, a.name) for i, a in arguments if a.name in _RUNNING and a.name not in known and "backward" not in name)
     training = next(((i, a.name) for i, a in arguments if a.name in ("training", "train")), None)
-    return Rounded(results, written, running, training) if results or written else None
+    return RoundedTensors(results, written, running, training) if results or written else None
 
 
 def _copies(operator: OpOverload, name: str) -> bool:

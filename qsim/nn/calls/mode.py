@@ -65,7 +65,7 @@ def _show_to_dynamo(function: Any) -> None:
 _ATTENTION = body(F.multi_head_attention_forward)
 
 
-class CallsMode(PausedInLayers):
+class ProductCallsMode(PausedInLayers):
     """Round products, and follow what becomes of parameters."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -90,4 +90,4 @@ class CallsMode(PausedInLayers):
 
 # Where Dynamo leaves code to Python, it compiles the method for one attribute of tensors, and takes that code for all others: let it only
 # trace the method into the code that calls it.
-set_code_exec_strategy(CallsMode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+set_code_exec_strategy(ProductCallsMode.__torch_function__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

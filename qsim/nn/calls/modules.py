@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from qsim.nn.calls.mode import CallsMode
+from qsim.nn.calls.mode import ProductCallsMode
 from qsim.nn.calls.running import running
 from qsim.nn.histories import RemembersAmaxes
 
-_mode = CallsMode()
+_mode = ProductCallsMode()
 
 
 class RoundsCalls(RemembersAmaxes):

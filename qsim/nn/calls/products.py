@@ -22,7 +22,7 @@ from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.grouped import GROUPED
-from qsim.nn.product.plans import Setting
+from qsim.nn.product.plans import ProductSetting
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Tiles
 
@@ -110,7 +110,7 @@ def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
     if own.points.is_scaled:  # the scale must not follow from rows after the last group
         a = torch.where((torch.arange(len(a), device=a.device) < ends[-1]).unsqueeze(1), a, 0)
     a, w, _, dtype = operands(a, w, None, own.points)
-    return five_point_product(a, w, None, Setting(own.points, GROUPED, dtype=dtype), own.stream, ends)
+    return five_point_product(a, w, None, ProductSetting(own.points, GROUPED, dtype=dtype), own.stream, ends)
 
 
 def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:

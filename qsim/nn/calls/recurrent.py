@@ -83,7 +83,7 @@ def layer(step: Step, input: Tensor, *rest: Any) -> tuple[Tensor, ...] | None:
     return result, *(torch.stack(parts) for parts in zip(*finals, strict=True))
 
 
-class Weights(NamedTuple):
+class RecurrentWeights(NamedTuple):
     """The weights of one layer in one direction, by torch's names."""
 
     w_ih: Tensor
@@ -93,14 +93,14 @@ class Weights(NamedTuple):
     w_hr: Tensor | None
 
 
-def _named(given: Sequence[Tensor], *, has_biases: bool) -> Weights:
+def _named(given: Sequence[Tensor], *, has_biases: bool) -> RecurrentWeights:
     w_ih, w_hh, *others = given
     b_ih, b_hh = others[:2] if has_biases else (None, None)
     projection = others[2:] if has_biases else others
-    return Weights(w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None)
+    return RecurrentWeights(w_ih, w_hh, b_ih, b_hh, projection[0] if projection else None)
 
 
-def _direction(steps: Sequence[Tensor], first: State, weights: Weights, step: Step) -> tuple[list[Tensor], State]:
+def _direction(steps: Sequence[Tensor], first: State, weights: RecurrentWeights, step: Step) -> tuple[list[Tensor], State]:
     """The hidden states of one layer in one direction, and the last state.
 
     Sequences of a packed batch end one after another, or begin so in the backward direction.

@@ -10,9 +10,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from qsim.nn.modules import Embedding
 from qsim.nn.product import bilinear
-from qsim.nn.product.convolution import Convolution
+from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import site_of_lookup
-from qsim.nn.product.plans import Setting, plan_of
+from qsim.nn.product.plans import ProductSetting, plan_of
 from qsim.nn.product.sums import spelled_lookup
 from qsim.recipes.five_point import FivePoint
 
@@ -31,9 +31,9 @@ def check_sums(module: nn.Module, points: FivePoint) -> None:
 def _product(module: nn.Module) -> tuple[bilinear.Product, int]:
     """The product of a layer, and the number of dimensions of its weight."""
     if not isinstance(module, _ConvNd):
-        return bilinear.Linear(), 2
+        return bilinear.LinearProduct(), 2
     ones, zeros = (1,) * len(module.kernel_size), (0,) * len(module.kernel_size)
-    return Convolution(ones, zeros, ones, zeros, module.groups, module.transposed), 2 + len(ones)
+    return ConvolutionProduct(ones, zeros, ones, zeros, module.groups, module.transposed), 2 + len(ones)
 
 
 def _error_of_lookup(points: FivePoint, dtype: torch.dtype) -> ValueError | None:
@@ -48,7 +48,7 @@ def _error_of_lookup(points: FivePoint, dtype: torch.dtype) -> ValueError | None
 def _error(product: tuple[bilinear.Product, int], points: FivePoint, dtype: torch.dtype) -> ValueError | None:
     operand: Tensor = torch.empty((0,) * product[1], dtype=dtype)
     try:
-        plan_of(Setting(points, product[0]), operand, operand)
+        plan_of(ProductSetting(points, product[0]), operand, operand)
     except ValueError as error:
         return error
     return None

@@ -12,14 +12,14 @@ from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.operands import Upstream
-from qsim.nn.product.plans import ProductPlan, Setting, plan_of
+from qsim.nn.product.plans import ProductPlan, ProductSetting, plan_of
 from qsim.nn.product.sites import beyond
 from qsim.random import seeds
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
 def five_point_product(
-    a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0, groups: Tensor | None = None
+    a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0, groups: Tensor | None = None
 ) -> Tensor:
     """A product whose operands are rounded forward and backward.
 

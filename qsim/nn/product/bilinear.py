@@ -53,7 +53,7 @@ class Product(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearProduct:
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
     gradient_first: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class Linear:
         return g.sum(0) if g.dim() == 2 else rows(g).sum(0)
 
 
-LINEAR = Linear()
+LINEAR = LinearProduct()
 
 
 def rows(x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Matmul:
+class MatmulProduct:
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
     gradient_first: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class Matmul:
         raise NotImplementedError
 
 
-MATMUL = Matmul()
+MATMUL = MatmulProduct()
 
 
 def _batched(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:

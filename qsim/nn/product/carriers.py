@@ -27,7 +27,7 @@ Values = tuple[Format | None, torch.dtype]
 
 
 @dataclass(frozen=True)
-class Carrier:
+class ProductCarrier:
     """The carrier of a product.
 
     Attributes:
@@ -50,7 +50,7 @@ def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
 
 
-def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> Carrier:
+def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> ProductCarrier:
     """The cheapest carrier of two operands, each given by a format that holds its values.
 
     Operands that are not rounded stay in their own dtype: then the product is torch's own.
@@ -62,12 +62,12 @@ def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | No
         narrow: The only 16-bit dtype allowed, or float32 if none is; any is by default.
     """
     if a[0] is None and b[0] is None:
-        return Carrier(torch.promote_types(a[1], b[1]))
+        return ProductCarrier(torch.promote_types(a[1], b[1]))
     kind = device.type if device.type in _CANDIDATES else "cpu"
     candidates = [dtype for dtype in _CANDIDATES[kind] if dtype.itemsize > 2 or narrow in (None, dtype)]
     dtype = next(dtype for dtype in candidates if _can_hold(dtype, *a) and _can_hold(dtype, *b))
     survive = _survives(_SHORTENED[kind], *a) and _survives(_SHORTENED[kind], *b)
-    return Carrier(dtype, dtype == torch.float32 and not survive)
+    return ProductCarrier(dtype, dtype == torch.float32 and not survive)
 
 
 def _survives(shortened: Float, fmt: Format | None, own: torch.dtype) -> bool:

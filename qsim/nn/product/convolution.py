@@ -16,7 +16,7 @@ from qsim.nn.product.unfolding import Multiply, Unfolding
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionProduct:
     """A convolution or a transposed one, of an input with a batch dimension, in one, two or three dimensions.
 
     Attributes:

@@ -32,7 +32,7 @@ class Direction:
     kept: int
     result: int
 
-    def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.Tiles:
+    def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.TileSizes:
         """Which elements of an operand share a scale."""
         if isinstance(scaling, Blocks):
             return tiles_of_blocks(scaling.size, self.summed, shape)
@@ -50,7 +50,7 @@ class Direction:
         """The number of neighbours along the sum that share a scale of blocks or tiles; 0 where short sums cannot have scales."""
         return 0
 
-    def chains(self, scales: Tensor, tiles: numbers.Tiles, shape: Sequence[int], chain: int) -> ChainScales:
+    def chains(self, scales: Tensor, tiles: numbers.TileSizes, shape: Sequence[int], chain: int) -> ChainScales:
         """The scales of blocks or tiles of a tensor of a shape for short sums of `chain` products."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class Direction:
         """The dimensions that form the rows, and those that form the columns, of the operand as a matrix."""
         return [0], range(1, dims)
 
-    def _channels(self, shape: Sequence[int]) -> numbers.Tiles:
+    def _channels(self, shape: Sequence[int]) -> numbers.TileSizes:
         return tiles_of_channels(self.kept, shape)
 
     def _matrix(self, shape: Sequence[int]) -> Sequence[int]:
@@ -88,7 +88,7 @@ class MatrixDirection(Direction):
             return scaling.size
         return (scaling.width if self.summed == -1 else scaling.height) if isinstance(scaling, Tiles) else 0
 
-    def chains(self, scales: Tensor, tiles: numbers.Tiles, shape: Sequence[int], chain: int) -> ChainScales:  # noqa: D102 (documented above)
+    def chains(self, scales: Tensor, tiles: numbers.TileSizes, shape: Sequence[int], chain: int) -> ChainScales:  # noqa: D102 (documented above)
         if self.summed == -1:
             # Blocks along the last dimension are tiles of matrices of one row each.
             held = scales.view(*shape[:-1], scales.shape[2]) if tiles.rows == 1 else scales.view(*shape[:-2], *scales.shape[1:])
@@ -105,14 +105,14 @@ class MatrixDirection(Direction):
     def matrix_dims(self, dims: int, merges: bool) -> tuple[Sequence[int], Sequence[int]]:  # noqa: D102 (documented above)
         return range(dims - 1) if merges else [dims - 2], [dims - 1]
 
-    def _channels(self, shape: Sequence[int]) -> numbers.Tiles:
+    def _channels(self, shape: Sequence[int]) -> numbers.TileSizes:
         if len(shape) == 2:
             return tiles_of_channels(self.kept, shape)
         rows, columns = shape[-2:]
         return (
-            numbers.Tiles(1, columns, 1, max(columns, 1), False)
+            numbers.TileSizes(1, columns, 1, max(columns, 1), False)
             if self.summed == -1
-            else numbers.Tiles(rows, columns, max(rows, 1), 1, False)
+            else numbers.TileSizes(rows, columns, max(rows, 1), 1, False)
         )
 
     def _matrix(self, shape: Sequence[int]) -> Sequence[int]:
@@ -123,7 +123,7 @@ class MatrixDirection(Direction):
 class OwnDirection(Direction):
     """The dimensions of a tensor outside of products: those of its scaling."""
 
-    def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.Tiles:  # noqa: D102 (documented above)
+    def tiles(self, scaling: Scaling, shape: Sequence[int]) -> numbers.TileSizes:  # noqa: D102 (documented above)
         return scaling.tiles(shape)
 
 

@@ -15,7 +15,7 @@ from qsim_kernels.ops.direct import DISPATCHED
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
+class GroupedProduct:
     """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host does not read where torch multiplies.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
@@ -50,7 +50,7 @@ class Grouped:
         raise NotImplementedError
 
 
-GROUPED = Grouped()
+GROUPED = GroupedProduct()
 
 
 def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:

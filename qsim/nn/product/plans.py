@@ -12,8 +12,8 @@ from torch.torch_version import TorchVersion
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
-from qsim.nn.product.bilinear import Linear, Matmul, Product
-from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
+from qsim.nn.product.carriers import ProductCarrier, carrier
 from qsim.nn.product.chip import CodedUpstream, coded, takes_codes
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
@@ -63,7 +63,7 @@ class Shares(NamedTuple):
     result: SharedOperand | None
 
 
-class Setting(NamedTuple):
+class ProductSetting(NamedTuple):
     """The configuration of a product, without its tensors.
 
     Attributes:
@@ -108,7 +108,7 @@ class ProductPlan:
         casts: The dtypes to which autocast casts the operands and the bias first; `None` where it is off.
     """
 
-    setting: Setting
+    setting: ProductSetting
     ops: Operators
     dtype: torch.dtype
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -116,7 +116,7 @@ class ProductPlan:
     second: Operand
     grad: Site
     grad_w: Site
-    carriers: tuple[Carrier, Carrier, Carrier]
+    carriers: tuple[ProductCarrier, ProductCarrier, ProductCarrier]
     adds_bias: bool
     upstream: type[Upstream]
     rounds_gradient_once: bool
@@ -153,13 +153,19 @@ class ProductPlan:
 _TAKES_POINTS = TorchVersion(torch.__version__) >= "2.13"
 
 
-def plan_of(setting: Setting, a: Tensor, w: Tensor) -> ProductPlan:
+def plan_of(setting: ProductSetting, a: Tensor, w: Tensor) -> ProductPlan:
     """The plan of a product of two tensors, cached on the points."""
     ops, device = operators(a, w), a.device
     compiles = ops is DISPATCHED and torch.compiler.is_compiling()
     rank = own_rank() if setting.points.is_stochastic else 0
     kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
-    if compiles and _TAKES_POINTS and isinstance(setting.product, (Linear, Matmul)) and setting.draws is None and setting.shares is None:
+    if (
+        compiles
+        and _TAKES_POINTS
+        and isinstance(setting.product, (LinearProduct, MatmulProduct))
+        and setting.draws is None
+        and setting.shares is None
+    ):
         name = _plan_in_graphs(setting.points, setting.product, setting.two_inputs, setting.dtype, *kind[1:])
         if name:
             return getattr(setting.points, name)  # type: ignore[no-any-return]
@@ -183,7 +189,7 @@ def _plan_in_graphs(points: FivePoint, product: Product, two_inputs: bool, dtype
     name = points.plans.get(key)
     if name is None:
         name = points.plans[key] = f"_plan_{len(points.plans)}"
-        object.__setattr__(points, name, _plan(Setting(points, product, two_inputs, dtype=dtype), DISPATCHED, *kind))
+        object.__setattr__(points, name, _plan(ProductSetting(points, product, two_inputs, dtype=dtype), DISPATCHED, *kind))
     return name
 
 
@@ -192,7 +198,7 @@ _plan_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plan(
-    setting: Setting,
+    setting: ProductSetting,
     ops: Operators,
     of_a: torch.dtype,
     of_w: torch.dtype,
@@ -205,7 +211,7 @@ def _plan(
     dtype = setting.dtype or torch.promote_types(of_a, of_w)
     first, second, grad, grad_w = _with_chains(points, *_tensors(setting, product.merges_rows(dims), rank, compiles))
 
-    def carrier_of(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> Carrier:
+    def carrier_of(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> ProductCarrier:
         # Results still to be multiplied by scales must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
         return carrier(values_of(one, one_dtype), values_of(other, other_dtype), device, product.narrow_carrier(own))
@@ -265,7 +271,7 @@ def _clipping(operand: Operand) -> Quantizer | None:
     return point if point is not None and point.clip_gradient else None
 
 
-def _tensors(setting: Setting, merges: bool, rank: int, compiles: bool) -> tuple[Operand, Operand, Site, Site]:
+def _tensors(setting: ProductSetting, merges: bool, rank: int, compiles: bool) -> tuple[Operand, Operand, Site, Site]:
     """The sites of the input, of the weight or other input, and of the gradient for each of their gradients."""
     points, lies, shares = setting.points, setting.product.directions, setting.shares or Shares(None, None, None)
     draws = setting.draws or Draws(rank, rank, rank)

@@ -18,7 +18,7 @@ from torch import Tensor
 from qsim.formats import Float, Format
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
-from qsim.functional.scaled import Layout, Scaled, Share, quantize_scaled
+from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
@@ -88,7 +88,7 @@ class Site:
     multiplies: bool = True
     chain: int = 0
     #: Cached layouts of scales, by tensor shape.
-    layouts: dict[torch.Size, Layout] = field(default_factory=dict, compare=False, repr=False)
+    layouts: dict[torch.Size, ScaleLayout] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_plain(self) -> bool:
@@ -186,7 +186,7 @@ def turn_of(site: Site, shape: Sequence[int]) -> Sequence[int]:
     return () if site.transform is None else site.transform.turn(shape, site.direction.summed)
 
 
-def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> ScaleLayout:
     """The layout and the parameters of the scales of a tensor of a shape."""
     if torch.compiler.is_compiling():
         return _layout(site, how, shape)
@@ -198,9 +198,9 @@ def layout_of(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
     return known
 
 
-def _layout(site: Site, how: Quantizer, shape: torch.Size) -> Layout:
+def _layout(site: Site, how: Quantizer, shape: torch.Size) -> ScaleLayout:
     assert how.scale is not None  # the layout is that of the scale
-    return Layout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
+    return ScaleLayout.of(how.scale, how.format, shape, site.direction.tiles(how.scale, shape), turn_of(site, shape))
 
 
 def _round_under_scales(
@@ -227,7 +227,7 @@ def quantized(
     x: Tensor,
     site: Site,
     how: Quantizer,
-    layout: Layout,
+    layout: ScaleLayout,
     seed: Tensor | None,
     dtype: torch.dtype,
     restore: Restore,

@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.nn.product.autograd import product_with_seeds
-from qsim.nn.product.bilinear import Linear, Matmul
-from qsim.nn.product.plans import Draws, Setting, plan_of
+from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
+from qsim.nn.product.plans import Draws, ProductSetting, plan_of
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
@@ -62,7 +62,7 @@ class ProductPlacements(NamedTuple):
     grad_bias: Placements
 
 
-def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting, stream: int = 0) -> Tensor:
+def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
     """`five_point_product` of distributed tensors.
 
     Args:
@@ -92,7 +92,7 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: Setting,
     shares = shares_of(a, w, layout.out, setting) if points.is_scaled else None
     own_a, own_w = a.to_local(grad_placements=layout.grad_a), w.to_local(grad_placements=layout.grad_w)
     own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
-    own = Setting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares)
+    own = ProductSetting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares)
     y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, plan_of(own, own_a, own_w))
     return whole(result_shape(a, w, setting), y, mesh, layout.out)
 
@@ -107,9 +107,11 @@ def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DT
     return a, w, bias
 
 
-def _layout(a: DTensor, w: DTensor, setting: Setting) -> ProductPlacements:
+def _layout(a: DTensor, w: DTensor, setting: ProductSetting) -> ProductPlacements:
     """The layout, chosen separately along each dimension of the mesh."""
-    choose = _linear if isinstance(setting.product, Linear) else _matmul if isinstance(setting.product, Matmul) else _convolution
+    choose = (
+        _linear if isinstance(setting.product, LinearProduct) else _matmul if isinstance(setting.product, MatmulProduct) else _convolution
+    )
     along = [choose(a, w, of_a, of_w) for of_a, of_w in zip(a.placements, w.placements, strict=True)]
     return ProductPlacements(*zip(*along, strict=True))
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.embedding import site_of_lookup, site_of_table
-from qsim.nn.product.plans import Setting, Shares, plan_of
+from qsim.nn.product.plans import ProductSetting, Shares, plan_of
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
 from qsim.recipes.five_point import FivePoint
@@ -97,7 +97,7 @@ def _dim_of(placement: Placement) -> int | None:
     return getattr(placement, "dim", None) if placement.is_shard() else None
 
 
-def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: Setting) -> Shares:
+def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting: ProductSetting) -> Shares:
     """This process's shards of the operands and the result of a product.
 
     Raises:
@@ -117,7 +117,7 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
     return Shares(first, second, result)
 
 
-def result_shape(a: DTensor, w: DTensor, setting: Setting) -> torch.Size:
+def result_shape(a: DTensor, w: DTensor, setting: ProductSetting) -> torch.Size:
     """The shape of the whole result, which torch knows without computing it."""
     first, second = (torch.empty(x.shape, device="meta") for x in (a, w))
     return setting.product.forward(first, second, None, Arithmetic(first.dtype, DISPATCHED)).shape

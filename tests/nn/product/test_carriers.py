@@ -14,13 +14,13 @@ from qsim import FivePoint, Float, Int
 from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
 from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, multiply
-from qsim.nn.product.bilinear import Linear
-from qsim.nn.product.carriers import Carrier, carrier
+from qsim.nn.product.bilinear import LinearProduct
+from qsim.nn.product.carriers import ProductCarrier, carrier
 from qsim_kernels.ops.direct import DISPATCHED
 from support.written_out import (
     CASES,
     DTYPES,
-    Case,
+    ProductCase,
     check,
     convolution,
     matmul,
@@ -40,7 +40,7 @@ def test_the_formats_of_few_bits_are_the_ones_meant() -> None:
 @pytest.mark.parametrize("case", ["linear", "matmul", "conv"])
 def test_products_of_few_bits_are_exact(device: torch.device, fmt: Format, case: str) -> None:
     chosen = {
-        "linear": Case(Linear(), F.linear, (64, 96), (80, 96)),
+        "linear": ProductCase(LinearProduct(), F.linear, (64, 96), (80, 96)),
         "matmul": matmul((2, 48, 96), (2, 96, 64)),
         "conv": convolution(2)._replace(bias=None),
     }[case]
@@ -114,8 +114,8 @@ def test_results_of_convolutions_have_their_operands_dtype() -> None:
 def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: torch.dtype, on_cuda: bool, on_cpu: bool) -> None:
     # The second operand rules out 16-bit carriers.
     a, b = (point, dtype), (BF16, torch.float32)
-    assert carrier(a, b, CUDA, torch.float32) == carrier(b, a, CUDA, torch.float32) == Carrier(torch.float32, on_cuda)
-    assert carrier(a, b, CPU) == carrier(b, a, CPU) == Carrier(torch.float32, on_cpu)
+    assert carrier(a, b, CUDA, torch.float32) == carrier(b, a, CUDA, torch.float32) == ProductCarrier(torch.float32, on_cuda)
+    assert carrier(a, b, CPU) == carrier(b, a, CPU) == ProductCarrier(torch.float32, on_cpu)
 
 
 @pytest.mark.parametrize("setting", ["old", "new", "none"])

@@ -13,8 +13,8 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from qsim.nn.product import plans
-from qsim.nn.product.bilinear import Linear
-from qsim.nn.product.plans import Setting, may_run_on_chip, plan_of
+from qsim.nn.product.bilinear import LinearProduct
+from qsim.nn.product.plans import ProductSetting, may_run_on_chip, plan_of
 
 FAST, PROMOTED = "h100_fp8", "h100_fp8_promoted"
 
@@ -63,7 +63,7 @@ def assert_alike(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], po
 def test_layers_on_codes_have_the_same_bits(points: FivePoint, on_codes: torch.device) -> None:
     x, w, bias = torch.randn(2, 16, 64), torch.randn(32, 64), torch.randn(32)
     inputs = tuple(t.to(on_codes) for t in (x, w, bias))
-    plan = plan_of(Setting(points, Linear()), *inputs[:2])
+    plan = plan_of(ProductSetting(points, LinearProduct()), *inputs[:2])
     assert plan.on_codes() == plan, "the layer takes codes"
     assert_alike(lambda x, w, b, p: functional.linear(x, w, b, p), inputs, points, torch.float32)
     assert_alike(lambda x, w, b, p: functional.linear(x, w, None, p) + b, inputs, points, torch.bfloat16)
@@ -88,7 +88,7 @@ def test_some_layers_do_not_take_codes() -> None:
         FivePoint(scaled, scaled, "same", "same", scaled, accumulate=FAST),
         FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate=FAST, chip="never"),
     ):
-        assert not may_run_on_chip(plan_of(Setting(points, Linear()), x, w), 2), points
+        assert not may_run_on_chip(plan_of(ProductSetting(points, LinearProduct()), x, w), 2), points
 
 
 def test_an_input_is_kept_in_one_byte_per_element(on_codes: torch.device) -> None:

@@ -19,14 +19,14 @@ from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.bilinear import Linear
-from qsim.nn.product.plans import ACT, Setting
+from qsim.nn.product.bilinear import LinearProduct
+from qsim.nn.product.plans import ACT, ProductSetting
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
     POINTS,
-    Case,
+    ProductCase,
     linear,
     operands,
 )
@@ -48,7 +48,7 @@ class Operators(TorchDispatchMode):
 def test_nothing_is_kept_or_copied_without_gradients(device: torch.device, case: str) -> None:
     given = operands(CASES[case], torch.float32, device)
     a, w, *bias = given
-    setting = Setting(POINTS["clipped"], CASES[case].product, CASES[case].two_inputs)
+    setting = ProductSetting(POINTS["clipped"], CASES[case].product, CASES[case].two_inputs)
     torch.manual_seed(2)
     expected = five_point_product(a, w, bias[0] if bias else None, setting)
     torch.manual_seed(2)
@@ -60,7 +60,7 @@ def test_nothing_is_kept_or_copied_without_gradients(device: torch.device, case:
     assert not [name for name in ran.names if any(word in name.split("::")[1] for word in forbidden)], ran.names
 
 
-def kept(points: FivePoint, case: Case, given: tuple[Tensor, ...]) -> list[Tensor]:
+def kept(points: FivePoint, case: ProductCase, given: tuple[Tensor, ...]) -> list[Tensor]:
     """The tensors saved for the backward pass, except seeds."""
     found: list[Tensor] = []
 
@@ -70,7 +70,7 @@ def kept(points: FivePoint, case: Case, given: tuple[Tensor, ...]) -> list[Tenso
 
     a, w, *bias = given
     with saved_tensors_hooks(pack, lambda x: x):
-        y = five_point_product(a, w, bias[0] if bias else None, Setting(points, case.product, case.two_inputs))
+        y = five_point_product(a, w, bias[0] if bias else None, ProductSetting(points, case.product, case.two_inputs))
     assert y.grad_fn is not None
     return [x for x in found if x.dim()]
 
@@ -93,7 +93,7 @@ def test_saved_codes_decode_to_the_rounded_values(device: torch.device, fmt: For
     values = [*fmt.values(), 1.3, -2.7, 1e-9, -0.0, math.inf, -math.inf, math.nan]
     a = torch.tensor([values], dtype=dtype, device=device)
     w = torch.ones(2, len(values), dtype=dtype, device=device, requires_grad=True)
-    setting = Setting(FivePoint(act, None, Quantizer(fmt)), Linear())
+    setting = ProductSetting(FivePoint(act, None, Quantizer(fmt)), LinearProduct())
     y = five_point_product(a, w, None, setting)
     assert torch.uint8 in [x.dtype for x in y.grad_fn.saved_tensors if x is not None]  # type: ignore[union-attr]
     (grad,) = torch.autograd.grad(y, w, torch.tensor([[1.0, 0.0]], dtype=dtype, device=device))
@@ -129,7 +129,7 @@ def test_only_what_gradients_need_is_kept(device: torch.device) -> None:
 
 def test_a_weight_changed_before_the_backward_pass_is_noticed(device: torch.device) -> None:
     a, w, _ = operands(linear(5, 7), torch.float32, device)
-    y = five_point_product(a, w, None, Setting(POINTS["all"], Linear()))
+    y = five_point_product(a, w, None, ProductSetting(POINTS["all"], LinearProduct()))
     with torch.no_grad():
         w.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -143,7 +143,7 @@ def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
     first: list[ref[Tensor]] = []
     alive: list[int] = []
 
-    class Spy(Linear):
+    class Spy(LinearProduct):
         def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
             first.extend([ref(w), ref(g)] if points.grad_w else [ref(w)])
             return super().grad_a(g, w, a_shape, how)
@@ -153,13 +153,13 @@ def test_one_product_has_gone_when_the_other_is_made(points: FivePoint) -> None:
             return super().grad_w(g, a, w_shape, how)
 
     a, w = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    five_point_product(a, w, None, Setting(points, Spy())).sum().backward()
+    five_point_product(a, w, None, ProductSetting(points, Spy())).sum().backward()
     assert alive == [0]
 
 
 def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
     a, w, _ = operands(linear(5, 7), torch.float32, device)
-    y = five_point_product(a, w, None, Setting(POINTS["all"], Linear()))
+    y = five_point_product(a, w, None, ProductSetting(POINTS["all"], LinearProduct()))
     for total in (y.square().sum(), y.sum()):
         with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
             torch.autograd.grad(total, w, create_graph=True, retain_graph=True)

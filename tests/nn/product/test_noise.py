@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from qsim import FivePoint
 from qsim.formats import E2M1
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.bilinear import Linear, Matmul
-from qsim.nn.product.plans import Setting
+from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
+from qsim.nn.product.plans import ProductSetting
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.written_out import (
@@ -48,8 +48,8 @@ def test_nothing_is_drawn_where_nothing_is_stochastic(device: torch.device) -> N
     after = torch.get_rng_state()
     run(linear(5, 7), POINTS["nearest"], given)
     # With two inputs, the weight's own points do not apply, and its noise is not drawn from the generator.
-    five_point_product(given[0], given[0].t(), None, Setting(FivePoint(weight=noisy("e4m3")), Matmul(), True))
-    five_point_product(given[0], given[1], None, Setting(FivePoint(weight=noisy("e4m3")), Linear()))
+    five_point_product(given[0], given[0].t(), None, ProductSetting(FivePoint(weight=noisy("e4m3")), MatmulProduct(), True))
+    five_point_product(given[0], given[1], None, ProductSetting(FivePoint(weight=noisy("e4m3")), LinearProduct()))
     assert torch.equal(torch.get_rng_state(), after)
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_drawn_where_nothing_is_stochastic(device: torch.device) -> N
 @pytest.mark.parametrize("points", ["all", "wide", "same"])
 def test_checkpointing_replays_the_same_noise(device: torch.device, points: str, reentrant: bool) -> None:
     given = operands(linear(64, 32), torch.float32, device)
-    setting = Setting(POINTS[points], Linear())
+    setting = ProductSetting(POINTS[points], LinearProduct())
 
     def block(a: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         return five_point_product(a, w, bias, setting).square()
@@ -82,7 +82,7 @@ def test_checkpointing_replays_the_same_noise(device: torch.device, points: str,
 def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, points: str) -> None:
     given = operands(CASES[case], torch.float32, device)
     expected = run(CASES[case], POINTS[points], given)
-    setting = Setting(POINTS[points], CASES[case].product, CASES[case].two_inputs)
+    setting = ProductSetting(POINTS[points], CASES[case].product, CASES[case].two_inputs)
     torch.compiler.reset()  # all settings and devices share one limit of recompilations
     forward = torch.compile(
         lambda a, w, bias=None: five_point_product(a, w, bias, setting), fullgraph=True, backend="aot_eager", dynamic=False
@@ -93,7 +93,7 @@ def test_compiled_code_gives_the_same_bits(device: torch.device, case: str, poin
 
 def test_compiled_code_draws_again(device: torch.device) -> None:
     a, w = operands(linear(64, 32, bias=None), torch.float32, device)
-    setting = Setting(POINTS["recipe"], Linear())
+    setting = ProductSetting(POINTS["recipe"], LinearProduct())
     forward = torch.compile(lambda a, w: five_point_product(a, w, None, setting), fullgraph=True, backend="aot_eager")
     found = []
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_a_weights_seed_changes_when_the_weight_does_and_only_then(device: torch
 def weight_seen(w: Tensor, points: FivePoint, rows: Tensor | None = None, stream: int = 0) -> Tensor:
     """The weight in the forward product: the result for an identity matrix."""
     a = torch.eye(w.shape[1], device=w.device) if rows is None else rows
-    return five_point_product(a, w, None, Setting(points, Linear()), stream).detach()[: w.shape[1]].t()
+    return five_point_product(a, w, None, ProductSetting(points, LinearProduct()), stream).detach()[: w.shape[1]].t()
 
 
 def test_micro_batches_round_the_weight_alike(device: torch.device) -> None:

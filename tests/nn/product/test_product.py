@@ -11,14 +11,14 @@ from torch import Tensor
 from qsim import FivePoint
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.bilinear import Linear, Matmul
-from qsim.nn.product.plans import Setting
+from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
+from qsim.nn.product.plans import ProductSetting
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
     DTYPES,
     POINTS,
-    Case,
+    ProductCase,
     check,
     convolution,
     gradient,
@@ -41,7 +41,7 @@ def test_every_point(device: torch.device, case: str, points: FivePoint, dtype: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("points", [POINTS[name] for name in ("all", "wide", "recipe")], ids=["all", "wide", "recipe"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_product(device: torch.device, case: Case, points: FivePoint, dtype: torch.dtype) -> None:
+def test_every_product(device: torch.device, case: ProductCase, points: FivePoint, dtype: torch.dtype) -> None:
     check(case, points, operands(case, dtype, device))
 
 
@@ -94,7 +94,7 @@ def test_gradients_are_those_asked_for(device: torch.device, needing: int) -> No
     everything = run(case, points, given)
     some = [x.detach().requires_grad_(bool(needing >> i & 1)) for i, x in enumerate(given)]
     torch.manual_seed(1)
-    y = five_point_product(*some, Setting(points, Linear()))  # type: ignore[arg-type]
+    y = five_point_product(*some, ProductSetting(points, LinearProduct()))  # type: ignore[arg-type]
     assert same_bits(y, everything[0])
     assert y.requires_grad == bool(needing)
     if needing:
@@ -116,7 +116,7 @@ def test_two_inputs_draw_apart(device: torch.device) -> None:
     seen: list[Tensor] = []
 
     @dataclasses.dataclass(frozen=True)
-    class Spy(Matmul):
+    class Spy(MatmulProduct):
         def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
             seen.extend([a, w])
             return super().forward(a, w, bias, how)
@@ -129,7 +129,7 @@ def test_two_inputs_draw_apart(device: torch.device) -> None:
             seen.append(a)
             return super().grad_w(g, a, w_shape, how)
 
-    five_point_product(x, x, None, Setting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
+    five_point_product(x, x, None, ProductSetting(FivePoint(noisy("e2m1"), None, noisy("e2m1")), Spy(), True)).sum().backward()
     assert len(seen) == 4
     assert all(set(s.unique().tolist()) == {1.0, 1.5} for s in seen)
     assert all(not torch.equal(s, t) for i, s in enumerate(seen) for t in seen[:i]), "four roundings of one tensor, four draws"

@@ -26,7 +26,7 @@ NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC = map(
 
 
 class Onto(NamedTuple):
-    """A rounding of float64 numbers: the numbers of a `carrier.Plan` and of a `Rule`."""
+    """A rounding of float64 numbers: the numbers of a `carrier.GridBits` and of a `Rule`."""
 
     shift: int
     low: int

@@ -6,7 +6,7 @@ from qsim_kernels.compiled.loops.bits import add_at, call, numbers
 
 
 def share(work_at):
-    """Run parts of a loop that no other thread has taken, until none is left; `work_at` is the address of a `Work` of `compiled.jobs`."""
+    """Run parts of a loop that no other thread has taken, until none is left; `work_at` is the address of a `jobs.SharedLoop`."""
     _, size, end, loop, job_at = numbers(work_at, 5)
     start = add_at(work_at, size)
     while start < end:

@@ -1,7 +1,7 @@
 """Products of matrices with emulated accumulators: some elements of a row of the result at a time.
 
 They go through the steps of `qsim_kernels.reference.sums`, in float64. Formats, roundings and sizes are runtime numbers; both loops take
-some rows of the result and the address of a `compiled.sums.Product`.
+some rows of the result and the address of a `compiled.sums.ProductJob`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _u64: Any = np.uint64
 _f32: Any = np.float32
 
 
-class Unit(NamedTuple):
-    """A matrix unit: an `Aligned` sum."""
+class AlignedParameters(NamedTuple):
+    """A matrix unit: an `AlignedSum`."""
 
     onto: Onto
     is_nearest: bool
@@ -41,8 +41,8 @@ class Unit(NamedTuple):
     fraction: int
 
 
-class Course(NamedTuple):
-    """A `Rounded` sum: addresses of the loops that round sums and products and of their numbers, 0 for products that are not rounded.
+class RoundedParameters(NamedTuple):
+    """A `RoundedSum`: addresses of the loops that round sums and products and of their numbers, 0 for products that are not rounded.
 
     `stride` is the number of an element's random bits, 0 if nothing is drawn; with `chunk=1` any unit will do.
     """
@@ -55,10 +55,10 @@ class Course(NamedTuple):
     order: int
     roundings: int
     stride: int
-    unit: Unit
+    unit: AlignedParameters
 
 
-class Factors(NamedTuple):
+class RowAddresses(NamedTuple):
     """Addresses of a row of the left matrix and of the right one's part that it is multiplied by, and the distance of its rows."""
 
     a: int
@@ -70,17 +70,17 @@ class Factors(NamedTuple):
 
 
 @part
-def _unit(at):
-    """Read a `Unit` from memory."""
+def _aligned_parameters(at):
+    """Read `AlignedParameters` from memory."""
     n = longs(at)
-    return Unit(onto_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
+    return AlignedParameters(onto_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
 
 
 @part
-def _course(at, unit_at, stride):
-    """Read a `Course` from memory."""
+def _rounded_parameters(at, unit_at, stride):
+    """Read `RoundedParameters` from memory."""
     n = longs(at)
-    return Course(n[0], n[1], n[2], n[3], n[4], n[5], n[6], stride, _unit(unit_at))
+    return RoundedParameters(n[0], n[1], n[2], n[3], n[4], n[5], n[6], stride, _aligned_parameters(unit_at))
 
 
 @part
@@ -108,15 +108,15 @@ def _aligned(a_at, b_at, exponents_a_at, exponents_b_at, length, unit):
 
 
 def aligned(job_at, first, count):
-    """Write some rows of a product whose sums are `Aligned`, or promoted every so many products.
+    """Write some rows of a product whose sums are `AlignedSum`s, or promoted every so many products.
 
     Args:
-        job_at: Address of a `Product`, whose right matrices are transposed.
+        job_at: Address of a `ProductJob`, whose right matrices are transposed.
         first: The first row.
         count: The number of rows.
     """
     out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
-    out, unit, step = doubles(out_at), _unit(unit_at), every if every else length
+    out, unit, step = doubles(out_at), _aligned_parameters(unit_at), every if every else length
     for row in range(first, first + count):
         for column in range(columns):
             own, other, total = row * length, (row // rows * columns + column) * length, 0.0
@@ -241,17 +241,17 @@ def _draw(room, index, count, seed, stream):
 
 
 def rounded(job_at, first, count):
-    """Write some rows of a product whose sums are `Rounded`, or promoted every so many products.
+    """Write some rows of a product whose sums are `RoundedSum`s, or promoted every so many products.
 
     Args:
-        job_at: Address of a `Product`, whose right matrices are transposed if terms are chunks.
+        job_at: Address of a `ProductJob`, whose right matrices are transposed if terms are chunks.
         first: The first row.
         count: The number of rows.
     """
     out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
     course_at, seed, stream, offset, stride, inner, width, room, words, own_rows = numbers(job_at + 80, 10)
     room += 8 * words * (first // own_rows)
-    how, total, step = _course(course_at, unit_at, stride), doubles(room + _TOTAL), every if every else length
+    how, total, step = _rounded_parameters(course_at, unit_at, stride), doubles(room + _TOTAL), every if every else length
     is_chunked = how.chunk > 1
     along, apart = (1, length) if is_chunked else (columns, columns)
     for row in range(first, first + count):
@@ -265,7 +265,9 @@ def rounded(job_at, first, count):
             x, y = row * length, row // rows * columns * length + begin * (length if is_chunked else 1)
             for k in range(0, length, step):
                 z = y + k * along
-                given = Factors(a + 8 * (x + k), b + 8 * z, exponents_a + 2 * (x + k), exponents_b + 2 * z, min(step, length - k), apart)
+                given = RowAddresses(
+                    a + 8 * (x + k), b + 8 * z, exponents_a + 2 * (x + k), exponents_b + 2 * z, min(step, length - k), apart
+                )
                 _rounded(room, given, at + k // step * inner, size, how)
                 for i in range(size):
                     result[i] = np.float64(_f32(_f32(result[i]) + _f32(total[i]))) if every else total[i]

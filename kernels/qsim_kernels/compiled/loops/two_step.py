@@ -1,4 +1,4 @@
-"""Products of matrices whose sums have two steps; see `TwoStep` in `qsim_kernels.sums`."""
+"""Products of matrices whose sums have two steps; see `TwoStepSum` in `qsim_kernels.sums`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _f32: Any = np.float32
 
 
 class Steps(NamedTuple):
-    """The numbers of a `TwoStep` sum."""
+    """The numbers of a `TwoStepSum`."""
 
     block: int
     fraction: int
@@ -85,7 +85,7 @@ def two_step(job_at, first, count):
     """Write some rows of a product.
 
     Args:
-        job_at: Address of a `compiled.sums.Product`, whose right matrices are transposed, with the address of `Steps` as its unit.
+        job_at: Address of a `compiled.sums.ProductJob`, whose right matrices are transposed, with the address of `Steps` as its unit.
         first: The first row.
         count: The number of rows.
     """

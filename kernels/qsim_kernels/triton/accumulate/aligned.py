@@ -1,4 +1,4 @@
-"""Matrix units that align products to the largest exponent and truncate them; see `Aligned` in `qsim_kernels.sums`.
+"""Matrix units that align products to the largest exponent and truncate them; see `AlignedSum` in `qsim_kernels.sums`.
 
 With `m = ±2**(E - F + 23)`, `fma.rz(a, b, m) - m` is a product truncated to `F` bits below `2**E`, where `m` has the product's sign: the
 spacing of float32 at `m` is `2**(E - F)`. In float64 the same holds with 52 for 23. Sums of these numbers are exact: in float32 for short
@@ -21,7 +21,7 @@ from qsim_kernels.triton.quantize.kernels import NUMBERS
 LEAST: tl.constexpr = tl.constexpr(LEAST_EXPONENT)
 
 
-class Unit(NamedTuple):
+class AlignedVariant(NamedTuple):
     """The compile-time numbers of a matrix unit.
 
     Attributes:
@@ -49,7 +49,7 @@ class Unit(NamedTuple):
     dpx: bool
 
 
-class Operands(NamedTuple):
+class OperandPointers(NamedTuple):
     """The planes of both operands, from some element along the sum on, and the columns of them that a tile needs.
 
     Pointers are scalars that move along the sum: a thread's elements then have constant distances from one another.
@@ -145,12 +145,12 @@ def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constex
     """The sum of the products of some blocks, from a fresh start.
 
     Args:
-        operands: `Operands` from the first block on.
+        operands: `OperandPointers` from the first block on.
         blocks: How many blocks.
         rows_a: Rows of a plane.
         rows_b: The same for the other operand.
         grid: `Numbers` of the grid in float64.
-        P: A `Unit`.
+        P: An `AlignedVariant`.
         V: The `Variant` for rounding to the grid.
         M: Rows of a tile.
         N: Columns.
@@ -165,18 +165,18 @@ def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constex
 
 @triton.jit
 def first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """The `Operands` of a program's tile."""
+    """The `OperandPointers` of a program's tile."""
     batch = tl.program_id(2).to(tl.int64)
     row, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     at_a, at_b = batch * length * rows_a, batch * length * rows_b
-    return Operands(a + at_a, b + at_b, exponents_a + at_a // 2, exponents_b + at_b // 2, row, column)
+    return OperandPointers(a + at_a, b + at_b, exponents_a + at_a // 2, exponents_b + at_b // 2, row, column)
 
 
 @triton.jit
 def moved(operands, blocks, rows_a, rows_b, P: tl.constexpr):
-    """The `Operands` some blocks further on."""
+    """The `OperandPointers` some blocks further on."""
     k, pairs = tl.cast(blocks, tl.int64) * P.block, tl.cast(blocks, tl.int64) * (P.block // 2)
-    return Operands(
+    return OperandPointers(
         operands.a + k * rows_a, operands.b + k * rows_b, operands.exponents_a + pairs * rows_a, operands.exponents_b + pairs * rows_b,
         operands.row, operands.column,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def aligned_kernel(
         length: Elements along the sum, in the planes.
         blocks: The number of blocks.
         every: The number of blocks in a chain.
-        P: A `Unit`.
+        P: An `AlignedVariant`.
         V: The `Variant` for rounding to the grid, in float64.
         M: Rows of a tile.
         N: Columns of a tile.

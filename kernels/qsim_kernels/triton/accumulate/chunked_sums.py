@@ -1,4 +1,4 @@
-"""Running sums of chunks: each chunk is the sum of an H100's matrix unit, and the running sum is rounded after each; see `Rounded`.
+"""Running sums of chunks: each chunk is the sum of an H100's matrix unit, and the running sum is rounded after each; see `RoundedSum`.
 
 On that unit `chunked_kernel` lets `tl.dot` compute the chunks, which gives the defined numbers because it is the unit that defines them.
 Everywhere else `chained_kernel` emulates the unit.

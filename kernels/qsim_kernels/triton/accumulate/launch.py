@@ -15,17 +15,17 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, plan
+from qsim_kernels.carrier import DOUBLE, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import (
     LEAST_EXPONENT,
     PLAIN,
     SINGLE_GRID,
-    Aligned,
+    AlignedSum,
     Order,
-    Promoted,
-    Rounded,
+    PromotedSum,
+    RoundedSum,
     Sum,
     chunk_sum,
     is_single,
@@ -33,10 +33,10 @@ from qsim_kernels.sums import (
     noise_indices,
     roundings_per_term,
 )  # fmt: skip
-from qsim_kernels.triton.accumulate.aligned import Unit, aligned_kernel
+from qsim_kernels.triton.accumulate.aligned import AlignedVariant, aligned_kernel
 from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
 from qsim_kernels.triton.accumulate.planes import Planes, planes
-from qsim_kernels.triton.accumulate.rounded_sums import Course, rounded_kernel
+from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, rounded_kernel
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
@@ -59,7 +59,7 @@ _MOST_BATCHES = 65535
 _MOST_STOCHASTIC = 19
 
 
-class Tile(NamedTuple):
+class ResultTile(NamedTuple):
     """The size of a program's tile, and its warps."""
 
     rows: int
@@ -67,7 +67,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-class Work(NamedTuple):
+class AccumulateCall(NamedTuple):
     """The matrices of one call, three-dimensional, and the source of random bits."""
 
     out: Tensor
@@ -76,7 +76,7 @@ class Work(NamedTuple):
     seed: Tensor | None
     stream: int
     offset: int
-    tile: Tile | None
+    tile: ResultTile | None
 
     @property
     def rows(self) -> int:
@@ -104,19 +104,19 @@ class Work(NamedTuple):
         if room is not self.out:
             self.out.copy_(room[:, : self.rows, : self.columns])
 
-    def programs(self, tile: Tile) -> tuple[int, int, int]:
+    def programs(self, tile: ResultTile) -> tuple[int, int, int]:
         """The number of tiles along each dimension."""
         return -(-self.rows // tile.rows), -(-self.columns // tile.columns), self.out.shape[0]
 
     def noise(self, how: Sum) -> tuple[Any, ...]:
         """The kernels' arguments from the seed to the stride of a short sum."""
         pointer, number = seed_of(self.seed, self.a)
-        inner = noise_indices(how.inner, how.every) if isinstance(how, Promoted) else 0
+        inner = noise_indices(how.inner, how.every) if isinstance(how, PromotedSum) else 0
         return pointer, number, self.stream, self.offset, noise_indices(how, self.length), inner
 
 
 def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, tile: Tile | None = None
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, tile: ResultTile | None = None
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`.
 
@@ -142,54 +142,54 @@ def accumulate_into(
         part = slice(start, start + _MOST_BATCHES)
         first = offset + start * rows * columns * noise_indices(how, length)
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(Work(result[part], left[part], right[part], seed, stream, first, tile), how)
+            _launch(AccumulateCall(result[part], left[part], right[part], seed, stream, first, tile), how)
 
 
-def _launch(work: Work, how: Sum) -> None:
-    inner = how.inner if isinstance(how, Promoted) else how
-    assert isinstance(inner, (Rounded, Aligned))  # others are plain
-    if isinstance(inner, Aligned):
-        _launch_aligned(work, how, inner)
+def _launch(call: AccumulateCall, how: Sum) -> None:
+    inner = how.inner if isinstance(how, PromotedSum) else how
+    assert isinstance(inner, (RoundedSum, AlignedSum))  # others are plain
+    if isinstance(inner, AlignedSum):
+        _launch_aligned(call, how, inner)
     elif inner.chunk == 1:
-        _launch_rounded(work, how, inner)
+        _launch_rounded(call, how, inner)
     else:
-        _launch_chunks(work, how, inner)
+        _launch_chunks(call, how, inner)
 
 
 def _has_kernel(how: Sum, offset: int) -> bool:
     if isinstance(how, PLAIN):
         return False
-    inner = how.inner if isinstance(how, Promoted) else how
-    if isinstance(inner, Aligned):
+    inner = how.inner if isinstance(how, PromotedSum) else how
+    if isinstance(inner, AlignedSum):
         return True
     return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and roundings_per_term(inner) in (1, 2, 4)))
 
 
-def _launch_aligned(work: Work, how: Sum, inner: Aligned) -> None:
-    single = _sums_in_single(inner) and work.length <= _LONGEST
-    is_wide = torch.zeros(1, dtype=torch.int32, device=work.a.device)
-    tile = work.tile or Tile(8, 128, 1)
+def _launch_aligned(call: AccumulateCall, how: Sum, inner: AlignedSum) -> None:
+    single = _sums_in_single(inner) and call.length <= _LONGEST
+    is_wide = torch.zeros(1, dtype=torch.int32, device=call.a.device)
+    tile = call.tile or ResultTile(8, 128, 1)
     dtype = torch.float32 if single else torch.float64
-    a = planes(work.a, dtype, tile.rows, inner.block, inner.low_a, is_wide)
-    b = planes(work.b.mT, dtype, tile.columns, inner.block, inner.low_b, is_wide)
-    blocks = -(-work.length // inner.block)
-    every = how.every // inner.block if isinstance(how, Promoted) else blocks
-    room = work.room(a, b)
+    a = planes(call.a, dtype, tile.rows, inner.block, inner.low_a, is_wide)
+    b = planes(call.b.mT, dtype, tile.columns, inner.block, inner.low_b, is_wide)
+    blocks = -(-call.length // inner.block)
+    every = how.every // inner.block if isinstance(how, PromotedSum) else blocks
+    room = call.room(a, b)
     for carrier in (True, False) if single else (False,):
-        unit, variant, numbers = _unit(inner, carrier, 2 if single else 1, isinstance(how, Promoted), _has_dpx())
-        aligned_kernel[work.programs(tile)](
+        unit, variant, numbers = _unit(inner, carrier, 2 if single else 1, isinstance(how, PromotedSum), _has_dpx())
+        aligned_kernel[call.programs(tile)](
             a.values, b.values, a.exponents, b.exponents, room, is_wide, a.rows, b.rows, a.length, blocks,
             every, *numbers, unit, variant, tile.rows, tile.columns, **_options(tile.warps),
         )  # fmt: skip
-    work.finish(room)
+    call.finish(room)
 
 
 @lru_cache(maxsize=256)
-def _unit(how: Aligned, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[Unit, Any, tuple[int, ...]]:
+def _unit(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, Any, tuple[int, ...]]:
     """The compile-time and the runtime numbers of a matrix unit."""
     variant, numbers = arguments.rounding(how.grid, Rule(how.mode, 0, correction=False, saturate=False), True)
     is_single_range = how.grid.exponent == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
-    unit = Unit(
+    unit = AlignedVariant(
         block=how.block + how.block % 2,
         fraction=how.fraction,
         low=how.grid.exponent,
@@ -204,88 +204,88 @@ def _unit(how: Aligned, single: bool, launches: int, promoted: bool, dpx: bool) 
     return unit, variant, numbers[3:]
 
 
-def _sums_in_single(how: Aligned) -> bool:
+def _sums_in_single(how: AlignedSum) -> bool:
     """Whether float32 holds a block's sum exactly: a product is below `2**(fraction + 2)` units, the running sum below half of that."""
     least_unit = math.ldexp(1.0, LEAST_EXPONENT - how.fraction)
     return (4 * how.block + 2) << how.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
 
 
-def _launch_rounded(work: Work, how: Sum, inner: Rounded) -> None:
-    rounding = _rounding(inner, is_stochastic(how), isinstance(how, Promoted))
-    course = rounding.course
-    tile = work.tile or (Tile(2, 32, 1) if course.roundings else Tile(8, 128, 1))
-    dtype = torch.float64 if course.wide else torch.float32
-    a, b = planes(work.a, dtype, tile.rows), planes(work.b.mT, dtype, tile.columns)
-    every = how.every if isinstance(how, Promoted) else work.length
-    room = work.room(a, b)
-    rounded_kernel[work.programs(tile)](
-        a.values, b.values, room, *work.noise(how), work.rows, work.columns, a.rows, b.rows, work.length, every, *rounding.numbers,
-        *rounding.product_numbers, course, *rounding.variants, tile.rows, tile.columns, **_options(tile.warps),
+def _launch_rounded(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
+    rounding = _rounding(inner, is_stochastic(how), isinstance(how, PromotedSum))
+    sum_variant = rounding.sum_variant
+    tile = call.tile or (ResultTile(2, 32, 1) if sum_variant.roundings else ResultTile(8, 128, 1))
+    dtype = torch.float64 if sum_variant.wide else torch.float32
+    a, b = planes(call.a, dtype, tile.rows), planes(call.b.mT, dtype, tile.columns)
+    every = how.every if isinstance(how, PromotedSum) else call.length
+    room = call.room(a, b)
+    rounded_kernel[call.programs(tile)](
+        a.values, b.values, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, call.length, every, *rounding.numbers,
+        *rounding.product_numbers, sum_variant, *rounding.variants, tile.rows, tile.columns, **_options(tile.warps),
     )  # fmt: skip
-    work.finish(room)
+    call.finish(room)
 
 
-def _launch_chunks(work: Work, how: Sum, inner: Rounded) -> None:
-    rounding = _rounding(inner, is_stochastic(how), isinstance(how, Promoted))
-    held = _unit_dtype(work.a, work.b, inner)
+def _launch_chunks(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
+    rounding = _rounding(inner, is_stochastic(how), isinstance(how, PromotedSum))
+    held = _unit_dtype(call.a, call.b, inner)
     if held is not None:
-        _launch_on_unit(work, how, inner, rounding, held)
+        _launch_on_unit(call, how, inner, rounding, held)
         return
-    tile = work.tile or Tile(8, 64, 1)
-    summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=work.a.device)
+    tile = call.tile or ResultTile(8, 64, 1)
+    summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=call.a.device)
     unit, _, _ = _unit(summed, False, 1, False, _has_dpx())
-    a = planes(work.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
-    b = planes(work.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
-    blocks, chunk = -(-work.length // summed.block), inner.chunk // summed.block
-    every = how.every // summed.block if isinstance(how, Promoted) else blocks
-    room = work.room(a, b)
-    chained_kernel[work.programs(tile)](
-        a.values, b.values, a.exponents, b.exponents, room, *work.noise(how), work.rows, work.columns, a.rows, b.rows, a.length,
-        blocks, chunk, every, *rounding.numbers, rounding.course, rounding.variants[0], unit, tile.rows, tile.columns,
+    a = planes(call.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
+    b = planes(call.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
+    blocks, chunk = -(-call.length // summed.block), inner.chunk // summed.block
+    every = how.every // summed.block if isinstance(how, PromotedSum) else blocks
+    room = call.room(a, b)
+    chained_kernel[call.programs(tile)](
+        a.values, b.values, a.exponents, b.exponents, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, a.length,
+        blocks, chunk, every, *rounding.numbers, rounding.sum_variant, rounding.variants[0], unit, tile.rows, tile.columns,
         **_options(tile.warps),
     )  # fmt: skip
-    work.finish(room)
+    call.finish(room)
 
 
-def _launch_on_unit(work: Work, how: Sum, inner: Rounded, rounding: Rounding, held: torch.dtype) -> None:
-    a, b = work.a.to(held), work.b.to(held)
+def _launch_on_unit(call: AccumulateCall, how: Sum, inner: RoundedSum, rounding: RoundedArguments, held: torch.dtype) -> None:
+    a, b = call.a.to(held), call.b.to(held)
     step = min(128, inner.chunk & -inner.chunk)
-    tile = work.tile or _tile_on_unit(inner.chunk, rounding.course)
-    even = work.rows % tile.rows == 0 and work.columns % tile.columns == 0 and work.length % inner.chunk == 0
-    every = how.every if isinstance(how, Promoted) else work.length
-    down, across, batches = work.programs(tile)
+    tile = call.tile or _tile_on_unit(inner.chunk, rounding.sum_variant)
+    even = call.rows % tile.rows == 0 and call.columns % tile.columns == 0 and call.length % inner.chunk == 0
+    every = how.every if isinstance(how, PromotedSum) else call.length
+    down, across, batches = call.programs(tile)
     chunked_kernel[(down * across, 1, batches)](
-        a, b, work.out, *work.noise(how), work.rows, work.columns, work.length, every, a.stride(0), a.stride(1), a.stride(2), b.stride(0),
-        b.stride(1), b.stride(2), *rounding.numbers, rounding.course, rounding.variants[0], inner.chunk, step, tile.rows,
+        a, b, call.out, *call.noise(how), call.rows, call.columns, call.length, every, a.stride(0), a.stride(1), a.stride(2), b.stride(0),
+        b.stride(1), b.stride(2), *rounding.numbers, rounding.sum_variant, rounding.variants[0], inner.chunk, step, tile.rows,
         tile.columns, 8, even, num_warps=tile.warps, num_stages=3,
     )  # fmt: skip
 
 
-class Rounding(NamedTuple):
+class RoundedArguments(NamedTuple):
     """The numbers of a rounded sum: compile-time, and those of its roundings: that of sums, then that of products."""
 
-    course: Course
+    sum_variant: RoundedVariant
     variants: tuple[Variant, Variant]
     numbers: tuple[int, ...]
     product_numbers: tuple[int, ...]
 
 
-def _tile_on_unit(chunk: int, course: Course) -> Tile:
-    if course.wide:
-        return Tile(64, 64, 4)
+def _tile_on_unit(chunk: int, sum_variant: RoundedVariant) -> ResultTile:
+    if sum_variant.wide:
+        return ResultTile(64, 64, 4)
     if chunk >= 128:
-        return Tile(128, 128, 8)
-    return Tile(64, 128, 4)
+        return ResultTile(128, 128, 8)
+    return ResultTile(64, 128, 4)
 
 
 @lru_cache(maxsize=256)
-def _rounding(how: Rounded, draws: bool, promoted: bool) -> Rounding:
+def _rounding(how: RoundedSum, draws: bool, promoted: bool) -> RoundedArguments:
     pairs = [(how.grid, how.rule)]
     if how.product is not None and how.product_rule is not None:
         pairs.append((how.product, how.product_rule))
     wide = draws or not is_single(how) or not all(_rounds_in_single(grid, rule) for grid, rule in pairs)
     own, product = pairs[0], pairs[-1]
-    course = Course(
+    sum_variant = RoundedVariant(
         native=_native(*own, wide),
         fast=_is_fast(*own, wide),
         products=len(pairs) > 1,
@@ -298,12 +298,12 @@ def _rounding(how: Rounded, draws: bool, promoted: bool) -> Rounding:
         unroll=4,
     )
     (variant, numbers), (product_variant, product_numbers) = arguments.rounding(*own, wide), arguments.rounding(*product, wide)
-    return Rounding(course, (variant, product_variant), numbers, product_numbers)
+    return RoundedArguments(sum_variant, (variant, product_variant), numbers, product_numbers)
 
 
 def _rounds_in_single(grid: Grid, rule: Rule) -> bool:
     """Whether rounding to odd in float32 comes before this rounding without changing its result, or float32's own addition does it."""
-    if plan(grid, wide=False).carrier == DOUBLE:
+    if grid_bits(grid, wide=False).carrier == DOUBLE:
         return False
     step = min(grid.least, math.ldexp(1.0, grid.exponent - grid.mantissa))
     return _is_native(grid, rule, SINGLE_GRID) or (grid.mantissa <= _MOST_MANTISSA and step >= _LEAST_STEP)
@@ -326,12 +326,12 @@ def _is_fast(grid: Grid, rule: Rule, wide: bool) -> bool:
     """Whether adding and subtracting a power of two rounds to a symmetric grid."""
     saturating, _ = arguments.rounding(grid, rule._replace(saturate=True), wide)
     if wide:
-        is_even = plan(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
+        is_even = grid_bits(grid, wide=True).low > 0 and saturating.symmetric and saturating.signed
         return rule.mode == Mode.STOCHASTIC and is_even and grid.mantissa <= _MOST_STOCHASTIC
     return saturating.fast and saturating.symmetric and (rule.saturate or rule.mode == Mode.NEAREST)
 
 
-def _unit_dtype(a: Tensor, b: Tensor, how: Rounded) -> torch.dtype | None:
+def _unit_dtype(a: Tensor, b: Tensor, how: RoundedSum) -> torch.dtype | None:
     """The dtype in which this GPU's own matrix unit computes the sums of chunks; None if it does not."""
     if INTERPRETED or torch.cuda.get_device_capability(a.device) != _CHUNK_UNIT:
         return None

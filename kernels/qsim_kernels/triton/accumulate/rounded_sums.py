@@ -1,4 +1,4 @@
-"""Running sums that are rounded after each term; see `Rounded` in `qsim_kernels.sums`.
+"""Running sums that are rounded after each term; see `RoundedSum` in `qsim_kernels.sums`.
 
 The exact value of `a * b + s` is first rounded to odd, in float32 or float64, which takes three fused products and no case distinction.
 Stochastic rounding adds its random number to the exact value truncated in float64, and truncates the sum.
@@ -30,7 +30,7 @@ ROUNDING = ["keep", "correction", "late", *NUMBERS]
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
 
-class Course(NamedTuple):
+class RoundedVariant(NamedTuple):
     """The compile-time numbers of a rounded sum, next to the `Variant` of its rounding and that of its products'.
 
     Attributes:
@@ -67,7 +67,7 @@ def round_step(x, drawn, noise, grid, NATIVE: tl.constexpr, FAST: tl.constexpr, 
         drawn: 32 random bits for each.
         noise: A `Noise`.
         grid: `Numbers`.
-        NATIVE: See `Course`.
+        NATIVE: See `RoundedVariant`.
         FAST: The same.
         V: The `Variant`.
     """
@@ -156,7 +156,7 @@ def add_term(
     a, b, total, lost, random, noise, product_noise, grid, product_grid,
     C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One step of a running sum: add `a * b`; see `Rounded` for the steps.
+    """One step of a running sum: add `a * b`; see `RoundedSum` for the steps.
 
     Args:
         a: Values of the first operand.
@@ -168,7 +168,7 @@ def add_term(
         product_noise: The same for products.
         grid: `Numbers`.
         product_grid: The same for products.
-        C: A `Course`.
+        C: A `RoundedVariant`.
         V: The `Variant` of the sum's rounding.
         W: That of the products'.
         FIRST: The index in `random` of the term's first rounding.
@@ -249,7 +249,7 @@ def sum_of_products(
         product_noise: The same for products.
         grid: `Numbers`.
         product_grid: The same for products.
-        C: A `Course`.
+        C: A `RoundedVariant`.
         V: The `Variant` of the sum's rounding.
         W: That of the products'.
         M: Rows of a tile.
@@ -317,7 +317,7 @@ def rounded_kernel(
         rows_b: Rows of the plane of `b`, a multiple of `N`.
         length: Elements along the sum.
         every: Elements of a short sum.
-        C: A `Course`.
+        C: A `RoundedVariant`.
         V: The `Variant` of the sum's rounding.
         W: That of the products'.
         M: Rows of a tile.

@@ -31,7 +31,7 @@ class Matrices(NamedTuple):
     regions_along: Any
 
 
-class Shape(NamedTuple):
+class RegionShape(NamedTuple):
     """The form of a region that a kernel is compiled for.
 
     Attributes:

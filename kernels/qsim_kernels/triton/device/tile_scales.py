@@ -29,7 +29,7 @@ EVEN: tl.constexpr = tl.constexpr(int(ScaleRule.EVEN))
 FLOOR: tl.constexpr = tl.constexpr(int(ScaleRule.FLOOR))
 
 
-class MakingVariant(NamedTuple):
+class ScaleVariant(NamedTuple):
     """The compile-time variant of a kernel that computes scales.
 
     Attributes:
@@ -43,7 +43,7 @@ class MakingVariant(NamedTuple):
     ratios: bool
 
 
-class Making(NamedTuple):
+class ScaleNumbers(NamedTuple):
     """How scales are made: see `scales.Scales`.
 
     Attributes:
@@ -65,7 +65,7 @@ class Making(NamedTuple):
     grid: Any
 
 
-#: The arguments from which a kernel makes a `Making`, in the order of `making_numbers`.
+#: The arguments from which a kernel makes `ScaleNumbers`, in the order of `making_numbers`.
 MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{name}" for name in NUMBERS)]
 
 
@@ -76,9 +76,9 @@ def number(bits):
 
 
 @triton.jit
-def as_making(largest, factor, spare, power, smallest, lift, grid):
-    """Convert int64 arguments to a `Making`."""
-    return Making(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
+def as_scale_numbers(largest, factor, spare, power, smallest, lift, grid):
+    """Convert int64 arguments to `ScaleNumbers`."""
+    return ScaleNumbers(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def powers_as_scales(bits, making):
 
     Args:
         bits: Largest magnitudes, as float32's bits.
-        making: `Making`. Its `lift` makes fractions beyond that of `M` carry into the exponent, where scales are rounded up.
+        making: `ScaleNumbers`. Its `lift` makes fractions beyond that of `M` carry into the exponent, where scales are rounded up.
     """
     exponent = ((bits + making.lift) & -0x800000) + (making.power.to(tl.int32) << 23)
     exponent = tl.minimum(tl.maximum(exponent, 0), 0x7F000000)
@@ -108,7 +108,7 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
     Args:
         a: Magnitudes, float32.
         under: A pointer to the scale of the whole tensor.
-        making: `Making`.
+        making: `ScaleNumbers`.
         G: The `Variant` of rounding onto the grid in float32.
     """
     whole = tl.load(under)
@@ -153,8 +153,8 @@ def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
     Args:
         bits: Largest magnitudes, as float32's bits.
         under: A pointer to the scale of the whole tensor, if they are under one.
-        making: `Making`.
-        M: The `MakingVariant`.
+        making: `ScaleNumbers`.
+        M: The `ScaleVariant`.
         G: The `Variant` of rounding onto the scales' grid.
     """
     if M.powers and under is None:
@@ -201,7 +201,7 @@ def scales_kernel(
         scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
         scale_scale, G.wide,
     )  # fmt: skip
-    making = as_making(largest, factor, spare, power, smallest, lift, grid)
+    making = as_scale_numbers(largest, factor, spare, power, smallest, lift, grid)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
     scales, _ = tile_scales(bits, under, making, M, G)
@@ -222,7 +222,7 @@ def _prepared(scales: Scales, is_under: bool, shape: torch.Size) -> Launch:
 
 
 @lru_cache(maxsize=1024)
-def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Variant], tuple[int, ...]]:
+def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Variant], tuple[int, ...]]:
     """The variant and the runtime numbers of a kernel that computes scales.
 
     Args:
@@ -241,7 +241,7 @@ def making_of(scales: Scales, is_under: bool) -> tuple[tuple[MakingVariant, Vari
         pattern(scales.least),
         0x7FFFFF - (SINGLE.pattern(scales.largest) & 0x7FFFFF) if scales.rule == ScaleRule.CEIL else 0,
     )
-    return (MakingVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
+    return (ScaleVariant(scales.rule, not is_under and _is_of_powers(scales), ratios), rounding), (*numbers, *grid)
 
 
 def _is_of_powers(scales: Scales) -> bool:

@@ -15,7 +15,7 @@ from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, note
 from qsim_kernels.triton.device.noise import integers_of_rows
 
 
-class Tile(NamedTuple):
+class TransposedTile(NamedTuple):
     """The form of a tile that a kernel is compiled for.
 
     Attributes:

@@ -73,7 +73,7 @@ class CodeVariant(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A grid as patterns of the carrier, and the scale as a float of it; the names are those of `carrier.Plan`."""
+    """A grid as patterns of the carrier, and the scale as a float of it; the names are those of `carrier.GridBits`."""
 
     shift: Any
     low: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, Plan, bits_that_matter, is_flat, plan
+from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.values import CodeVariant, Variant
@@ -23,7 +23,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
         wide: Use float64 even if float32 is enough.
     """
     behind = rule.correction and rule.bits in (16, 32)
-    how = plan(grid, wide or behind)
+    how = grid_bits(grid, wide or behind)
     rule = rule._replace(bits=bits_that_matter(how, rule))
     halves = 0 < rule.bits <= 16
     drawn = 16 if halves else 32
@@ -64,7 +64,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     )
 
 
-def _is_fast(how: Plan, rule: Rule) -> bool:
+def _is_fast(how: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
     return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
@@ -78,7 +78,7 @@ def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
         grid: The grid.
         few: Whether values have at most 11 significant bits.
     """
-    how = plan(grid, variant.wide)
+    how = grid_bits(grid, variant.wide)
     # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
     # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
     room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
@@ -107,7 +107,7 @@ def reading(grid: Grid, coding: Coding, wide: bool) -> tuple[CodeVariant, tuple[
         coding: Their codes.
         wide: Use float64 even if float32 is enough.
     """
-    wide = plan(grid, wide).carrier == DOUBLE
+    wide = grid_bits(grid, wide).carrier == DOUBLE
     return _code_variant(grid, coding, wide), _code_numbers(grid, coding, wide, 1)
 
 
@@ -136,7 +136,7 @@ def _power(grid: Grid, coding: Coding, wide: bool) -> int:
 
 def _code_numbers(grid: Grid, coding: Coding, wide: bool, direction: int) -> tuple[int, ...]:
     """The numbers of `values.Codes`, in its order, floats as patterns; `direction` is 1 from codes to values, -1 the other way."""
-    how = plan(grid, wide)
+    how = grid_bits(grid, wide)
     carrier = how.carrier
     power = _power(grid, coding, wide)
     first = min(carrier.bias, power)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from qsim_kernels.triton.device.transposed import Tile
+from qsim_kernels.triton.device.transposed import TransposedTile
 from qsim_kernels.triton.host.launcher import Launch, Launcher
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def memory_of(shape: torch.Size, strides: tuple[int, ...]) -> Memory:
     return Memory(tuple(steps), is_dense, transposed)
 
 
-class Order(IntEnum):
+class ElementOrder(IntEnum):
     """The order in which elements must be counted: any; by their indices; or by these, where the first starts a group of random bits."""
 
     ANY = 0
@@ -78,7 +78,7 @@ class Order(IntEnum):
     GROUPS = 2
 
 
-class Layout(NamedTuple):
+class LaunchLayout(NamedTuple):
     """The way in which programs cover tensors that are stored alike.
 
     Attributes:
@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     elements: int
     transposed: Transposed | None = None
-    tile: Tile | None = None
+    tile: TransposedTile | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ class Layout(NamedTuple):
         return self.elements // (rows * columns) * -(-rows // self.tile.rows) * -(-columns // self.tile.columns)
 
 
-def layout_of(order: Order, shape: torch.Size, *strides: tuple[int, ...]) -> Layout | None:
+def launch_layout(order: ElementOrder, shape: torch.Size, *strides: tuple[int, ...]) -> LaunchLayout | None:
     """The common layout of tensors of a shape, or none if there is no common one that kernels support.
 
     Args:
@@ -114,19 +114,19 @@ def layout_of(order: Order, shape: torch.Size, *strides: tuple[int, ...]) -> Lay
     """
     count, memory = shape.numel(), memory_of(shape, strides[0])
     if not count:
-        return Layout(0)
+        return LaunchLayout(0)
     if not memory.is_dense or any(memory_of(shape, other) != memory for other in strides):
         return None
-    if order == Order.ANY or len(memory.steps) < 2:
-        return Layout(count)
+    if order == ElementOrder.ANY or len(memory.steps) < 2:
+        return LaunchLayout(count)
     if memory.transposed is None or math.prod(memory.transposed) < _LEAST:
         return None
-    return Layout(count, memory.transposed, tile_of(memory.transposed, order))
+    return LaunchLayout(count, memory.transposed, tile_of(memory.transposed, order))
 
 
 @lru_cache(maxsize=4096)
 def prepared(
-    build: Callable[..., Launcher], form: tuple[Any, ...], order: Order, shape: torch.Size, *strides: tuple[int, ...]
+    build: Callable[..., Launcher], form: tuple[Any, ...], order: ElementOrder, shape: torch.Size, *strides: tuple[int, ...]
 ) -> Launch | None:
     """Prepare a launch on tensors of a shape; none if they need copies in logical order: see `in_order`.
 
@@ -137,7 +137,7 @@ def prepared(
         shape: The shape.
         *strides: The strides of each tensor.
     """
-    layout = layout_of(order, shape, *strides)
+    layout = launch_layout(order, shape, *strides)
     if layout is None:
         return None
     run = build(*form, layout.tile)
@@ -154,13 +154,13 @@ def in_order(run: Callable[..., T], x: Tensor, *outs: Tensor) -> T:
     return result
 
 
-def tile_of(transposed: Transposed, order: Order) -> Tile:
+def tile_of(transposed: Transposed, order: ElementOrder) -> TransposedTile:
     """The tile that a program rounds."""
     rows, columns = transposed
     across = min(_ACROSS, _power_from(columns))
     down = max(2 * _RUN, min(_TILE // across, _power_from(rows)))
     is_whole = rows % down == 0 and columns % across == 0
-    return Tile(down, across, _RUN, rows % 8 == 0 and order == Order.GROUPS, columns % 16 == 0, is_whole)
+    return TransposedTile(down, across, _RUN, rows % 8 == 0 and order == ElementOrder.GROUPS, columns % 16 == 0, is_whole)
 
 
 def _power_from(size: int) -> int:

@@ -43,7 +43,7 @@ def quantize_kernel(
     over: tl.int64, under: tl.int64, scale: tl.int64,
     V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Round `count` values, of matrices of `rows` and `columns` if there is a `Tile`."""
+    """Round `count` values, of matrices of `rows` and `columns` if there is a `TransposedTile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)

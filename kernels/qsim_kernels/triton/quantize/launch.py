@@ -9,11 +9,11 @@ from torch import Tensor
 
 from qsim_kernels.carrier import counts_wide
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.triton.device.transposed import Tile
+from qsim_kernels.triton.device.transposed import TransposedTile
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
-from qsim_kernels.triton.host.layouts import Order, in_order, prepared
+from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import decode_kernel, encode_kernel, quantize_and_encode_kernel, quantize_kernel
 
@@ -36,7 +36,7 @@ def quantize_into(
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, x.dtype, out.dtype, pointer is None, aligned, block)
-    order = Order.ANY if rule.mode != Mode.STOCHASTIC else Order.GROUPS if aligned else Order.INDEX
+    order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
     launch = prepared(_quantizer, form, order, x.shape, x.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: quantize_into(target, source, seed, grid, rule, stream, offset, block), x, out)
@@ -66,7 +66,7 @@ def encode_into(
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     aligned = offset % 8 == 0
     form = (grid, rule, coding, x.dtype, out.dtype, pointer is None, aligned, check, block)
-    order = Order.ANY if rule.mode != Mode.STOCHASTIC else Order.GROUPS if aligned else Order.INDEX
+    order = ElementOrder.ANY if rule.mode != Mode.STOCHASTIC else ElementOrder.GROUPS if aligned else ElementOrder.INDEX
     launch = prepared(_encoder, form, order, x.shape, x.stride(), out.stride())
     if launch is None:
         others = (seed, grid, rule, coding, stream, offset, check, block)
@@ -80,7 +80,7 @@ def encode_into(
 def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding, block: int | None = None) -> None:
     """Write the values of `codes` into `out`; see `reference.decode_into`."""
     form = (grid, coding, codes.dtype, out.dtype, block)
-    launch = prepared(_decoder, form, Order.ANY, codes.shape, codes.stride(), out.stride())
+    launch = prepared(_decoder, form, ElementOrder.ANY, codes.shape, codes.stride(), out.stride())
     if launch is None:
         in_order(lambda source, target: decode_into(target, source, grid, coding, block), codes, out)
         return
@@ -103,7 +103,7 @@ def quantize_and_encode_into(
 ) -> None:
     """Round `x` onto two grids, into values and into codes; see `reference.quantize_and_encode_into`."""
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
-    order = Order.GROUPS if Mode.STOCHASTIC in (rule.mode, code_rule.mode) else Order.ANY
+    order = ElementOrder.GROUPS if Mode.STOCHASTIC in (rule.mode, code_rule.mode) else ElementOrder.ANY
     form = (grid, rule, code_grid, code_rule, coding, x.dtype, out.dtype, codes.dtype, pointer is None, codes.data_ptr() % 16)
     launch = prepared(_both, form, order, x.shape, x.stride(), out.stride(), codes.stride())
     if launch is None:
@@ -122,7 +122,7 @@ def _quantizer(
     unseeded: bool,
     aligned: bool,
     block: int | None,
-    tile: Tile | None,
+    tile: TransposedTile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     run, steps = run_of(source, target), 1
@@ -157,7 +157,7 @@ def _encoder(
     aligned: bool,
     checked: bool,
     block: int | None,
-    tile: Tile | None,
+    tile: TransposedTile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     if aligned and tile is None:
@@ -168,7 +168,9 @@ def _encoder(
     return launcher(encode_kernel, (source, target, unseeded, checked), *numbers, *code_numbers, *constants, share=2 * block)
 
 
-def _decoder(grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None, tile: Tile | None) -> Launcher:
+def _decoder(
+    grid: Grid, coding: Coding, source: torch.dtype, target: torch.dtype, block: int | None, tile: TransposedTile | None
+) -> Launcher:
     variant, numbers = arguments.reading(grid, coding, target == torch.float64 or counts_wide(grid, coding))
     block = block or 1024
     return launcher(decode_kernel, (source, target), *numbers, variant, block, share=block, num_warps=2 if target.itemsize == 2 else 4)
@@ -185,7 +187,7 @@ def _both(
     codes: torch.dtype,
     unseeded: bool,
     misaligned: int,
-    tile: Tile | None,
+    tile: TransposedTile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
     wide = source == torch.float64 or counts_wide(code_grid, coding)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import hadamard as hadamard_in_torch
-from qsim_kernels.scales import Tiles, Turn
+from qsim_kernels.scales import TileSizes, Turn
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import TurnVariant, hadamard
-from qsim_kernels.triton.device.regions import Shape, inside, row_starts
+from qsim_kernels.triton.device.regions import RegionShape, inside, row_starts
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import reading
 
@@ -100,7 +100,7 @@ def amaxes_kernel(
         tl.atomic_max(patterns, found, mask=within, sem="relaxed")
 
 
-def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite: bool) -> None:
+def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, finite: bool) -> None:
     """Write the largest magnitude of each tile; see `reference.scaling.amaxes_into`."""
     prepared = _prepared(x.shape, x.dtype, tiles, turn, finite)
     if prepared is None:
@@ -116,7 +116,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: Tiles, turn: Turn | None, finite:
 
 
 @lru_cache(maxsize=4096)
-def _prepared(shape: torch.Size, source: torch.dtype, tiles: Tiles, turn: Turn | None, finite: bool) -> tuple[Launch, bool] | None:
+def _prepared(shape: torch.Size, source: torch.dtype, tiles: TileSizes, turn: Turn | None, finite: bool) -> tuple[Launch, bool] | None:
     """The launch, and whether a single program reads each tile; none if float64 is needed, or if plain torch transforms the tensor."""
     read = reading(shape.numel(), source, tiles, turn)
     if read is None:
@@ -143,7 +143,7 @@ def _parts(elements: int, size: int, length: int) -> tuple[int, int]:
     return parts, -(-elements // length) if size == 1 else parts * -(-elements // size)
 
 
-def _region(tiles: Tiles, turn: TurnVariant) -> tuple[Shape, int, int]:
+def _region(tiles: TileSizes, turn: TurnVariant) -> tuple[RegionShape, int, int]:
     """The shape of a region that fits the tiles, the number of regions that a program reads, and its warps.
 
     Regions are long, so that few programs compete for one number. A small tensor is read by one program.
@@ -152,11 +152,11 @@ def _region(tiles: Tiles, turn: TurnVariant) -> tuple[Shape, int, int]:
     even = tiles.columns % 16 == 0 and (tiles.width % 16 == 0 or tiles.width in (1, tiles.columns))
     form = (int(tiles.height == 1), int(tiles.width == 1), False, even, False, 1)
     if tall == tiles.rows == 1 and 8192 < wide == tiles.columns <= _SMALL and not turn.levels:
-        return Shape(1, _SMALL // 4, *form), 4, 32
+        return RegionShape(1, _SMALL // 4, *form), 4, 32
     if turn.down or tiles.width == 1:
         height, width = 32, 64
     else:
         width = min(1024, max(16, 1 << turn.levels, triton.next_power_of_2(wide)))
         height = min(1024 // width, triton.next_power_of_2(tiles.rows if tiles.height == 1 else tall))
     steps = 8 if height * width >= 1024 and not tiles.height == tiles.width == 1 else 1
-    return Shape(height, width, *form), steps, 1 if height > 1 else 4
+    return RegionShape(height, width, *form), steps, 1 if height > 1 else 4

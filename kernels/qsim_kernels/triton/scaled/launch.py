@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.hadamard import hadamard
-from qsim_kernels.scales import ElementRounding, Noise, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Scales, TileSizes, Turn
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import Variant
@@ -33,7 +33,9 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         tile_scales.scales_into(out, amaxes, under, scales)
 
 
-def scales_of_tiles_into(out: Tensor, x: Tensor, under: Tensor | None, tiles: Tiles, turn: Turn | None, finite: bool, how: Scales) -> None:
+def scales_of_tiles_into(
+    out: Tensor, x: Tensor, under: Tensor | None, tiles: TileSizes, turn: Turn | None, finite: bool, how: Scales
+) -> None:
     """Write the scales of a tensor's tiles; see `reference.scaling.scales_of_tiles_into`."""
     if under is None and turn is None and _is_whole(tiles, x.shape, x.dtype):
         whole_scale_into(out, x, how, finite)
@@ -42,7 +44,7 @@ def scales_of_tiles_into(out: Tensor, x: Tensor, under: Tensor | None, tiles: Ti
 
 
 @lru_cache(maxsize=4096)
-def _is_whole(tiles: Tiles, shape: torch.Size, dtype: torch.dtype) -> bool:
+def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
     """Whether a nonempty tensor is one tile that can be read in any order, without float64."""
     return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
@@ -52,7 +54,7 @@ def quantize_tiles_into(
     scales: Tensor | None,
     x: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
@@ -75,7 +77,7 @@ def quantize_scaled_into(
     x: Tensor,
     scales: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
     noise: Noise,
@@ -100,7 +102,7 @@ def _quantize_tiles_in_turn(
     scales: Tensor | None,
     x: Tensor,
     under: Tensor | None,
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
@@ -120,7 +122,7 @@ def _quantize_tiles_in_turn(
 
 @lru_cache(maxsize=4096)
 def _on_tiles(
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
@@ -148,7 +150,7 @@ def _on_tiles(
 
 @lru_cache(maxsize=4096)
 def _under_given(
-    tiles: Tiles,
+    tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
     is_under: bool,

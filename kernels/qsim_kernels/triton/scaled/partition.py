@@ -9,9 +9,9 @@ import triton
 
 from qsim_kernels.grid import Mode
 from qsim_kernels.reference.hadamard import signs_of
-from qsim_kernels.scales import ElementRounding, Scales, Tiles, Turn
+from qsim_kernels.scales import ElementRounding, Scales, TileSizes, Turn
 from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
-from qsim_kernels.triton.device.regions import Shape
+from qsim_kernels.triton.device.regions import RegionShape
 from qsim_kernels.triton.quantize.launch import run_of
 
 # Elements of the largest region that a program holds.
@@ -35,7 +35,7 @@ class Cut(NamedTuple):
         registers: Largest number of registers of a thread; 0 leaves it to the compiler.
     """
 
-    shape: Shape
+    shape: RegionShape
     programs: int
     matrices: tuple[int, ...]
     warps: int
@@ -58,25 +58,25 @@ class Reading(NamedTuple):
     """
 
     elements: int
-    tiles: Tiles
+    tiles: TileSizes
     turn: TurnVariant
     signs: int
 
 
-def reading(count: int, source: torch.dtype, tiles: Tiles, turn: Turn | None) -> Reading | None:
+def reading(count: int, source: torch.dtype, tiles: TileSizes, turn: Turn | None) -> Reading | None:
     """The way to read a tensor; none if float64 is needed, or if plain torch has to transform the tensor first."""
     if source == torch.float64:
         return None
     if tiles.across and tiles.columns == 1:
         # Neighbours in memory have different scales: these are columns rather than rows.
         matrices = count // tiles.rows if tiles.rows else 0
-        tiles = Tiles(matrices, tiles.rows, max(matrices, 1), 1, False)
+        tiles = TileSizes(matrices, tiles.rows, max(matrices, 1), 1, False)
     if turn is None:
         return Reading(count, tiles, NO_TURN, 0)
     if turn.size > _LARGEST_TURN or turn.length % turn.size:
         return None
     if turn.inner > 1 and tiles.counts(count) == (1, 1, 1):
-        tiles = Tiles(turn.length, turn.inner, turn.length, turn.inner, True)
+        tiles = TileSizes(turn.length, turn.inner, turn.length, turn.inner, True)
     if turn.inner == 1:
         fits = tiles.columns % turn.length == 0 and _holds(tiles.columns, tiles.width, turn.size)
     else:
@@ -156,7 +156,7 @@ def _cut_into(
 ) -> Cut:
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
-    shape = Shape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(*types))
+    shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(*types))
     down, along = (-(-size // part) if part else 1 for size, part in zip((rows, columns), tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
     programs = count // (rows * columns) * regions_down * regions_along if count else 0

@@ -11,7 +11,7 @@ from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, place_of, store_region
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
-from qsim_kernels.triton.device.tile_scales import MAKING, as_making, inverses_of, tile_scales, under_whole
+from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
 
@@ -122,7 +122,7 @@ def tiles_kernel(
         scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
         scale_scale, G.wide,
     )  # fmt: skip
-    making = as_making(largest, factor, spare, power, smallest, lift, scale_grid)
+    making = as_scale_numbers(largest, factor, spare, power, smallest, lift, scale_grid)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = place_of(tl.program_id(0), m, S)
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qsim_kernels.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
-from qsim_kernels.triton.device.tile_scales import MAKING, as_making, making_of, tile_scales
+from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, making_of, tile_scales
 from qsim_kernels.triton.device.values import as_numbers
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
@@ -61,7 +61,7 @@ def whole_scale_kernel(
             scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
             scale_scale, G.wide,
         )  # fmt: skip
-        making = as_making(largest, factor, spare, power, smallest, lift, grid)
+        making = as_scale_numbers(largest, factor, spare, power, smallest, lift, grid)
         scale, _ = tile_scales(tl.zeros([1], tl.int32) + own, None, making, M, G)
         tl.store(out + tl.arange(0, 1), scale)
 

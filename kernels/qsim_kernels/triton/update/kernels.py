@@ -25,7 +25,7 @@ class Where(NamedTuple):
     stride: Any
 
 
-class Bits(NamedTuple):
+class NoiseNumbers(NamedTuple):
     """How a rounding uses random words: see `values.Noise`."""
 
     keep: Any
@@ -91,10 +91,10 @@ def update_block(
         start: The first element's index.
         f: `Factors`.
         where: `Where`.
-        bits: `Bits` of the weights' rounding.
+        bits: `NoiseNumbers` of the weights' rounding.
         grid: `Numbers` of the weights.
         inner: `Numbers` of the compensation and of intermediates.
-        state_bits: `Bits` of the moments' rounding.
+        state_bits: `NoiseNumbers` of the moments' rounding.
         state: `Numbers` of the moments.
         K: The `Kind`.
         V: The `Variant` of the weights' rounding.
@@ -164,8 +164,8 @@ def update_kernel(
         state_shift, state_low, state_least, state_half, state_parity, state_top, state_bottom, state_floor, state_over, state_under,
         state_scale, S.wide,
     )  # fmt: skip
-    bits = Bits(keep, correction, late)
-    state_bits = Bits(state_keep, state_correction, state_late)
+    bits = NoiseNumbers(keep, correction, late)
+    state_bits = NoiseNumbers(state_keep, state_correction, state_late)
     tensor = tl.load(work + 2 * tl.program_id(0))
     start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * (STEPS * BLOCK)
     row = table + tensor * COLUMNS

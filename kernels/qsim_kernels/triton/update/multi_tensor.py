@@ -24,7 +24,7 @@ _ADDRESSES = COMPENSATION.value + 1
 _KEPT = 64
 
 
-class Table(NamedTuple):
+class AddressTable(NamedTuple):
     """The table by which kernels find tensors.
 
     Attributes:
@@ -42,12 +42,12 @@ class Table(NamedTuple):
     smooth: tuple[bool, ...]
 
 
-_tables: OrderedDict[Hashable, Table] = OrderedDict()
+_tables: OrderedDict[Hashable, AddressTable] = OrderedDict()
 # Tensors captured in a CUDA graph must stay alive as long as it may be replayed, which cannot be detected.
 _captured: list[tuple[Any, ...]] = []
 
 
-def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int]) -> Table:
+def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int]) -> AddressTable:
     """The table of tensors in the given columns: parameters, gradients and so on, each column equally long or empty.
 
     Args:
@@ -78,7 +78,7 @@ def table_of(columns: Sequence[Sequence[Tensor]], counts: tuple[int, ...], strea
 
 def _write(
     addresses: tuple[tuple[int, ...], ...], counts: tuple[int, ...], streams: Sequence[int], places: Sequence[int], device: torch.device
-) -> Table:
+) -> AddressTable:
     tensors = len(counts)
     none = (0,) * tensors
     columns = [*(column or none for column in addresses), counts, places[0::3], places[1::3], places[2::3], streams]
@@ -90,7 +90,7 @@ def _write(
     host = _pinned(values.t().contiguous())
     factors = torch.empty(tensors * FACTORS.value, dtype=torch.float32, device=device)
     keys = torch.empty(tensors * KEYS.value, dtype=torch.int64, device=device)
-    return Table(host, host.to(device, non_blocking=True), factors, keys, tuple(smooth.tolist()))
+    return AddressTable(host, host.to(device, non_blocking=True), factors, keys, tuple(smooth.tolist()))
 
 
 def work_of(counts: tuple[int, ...], smooth: tuple[bool, ...], block: int, device: torch.device) -> tuple[Tensor, Tensor]:

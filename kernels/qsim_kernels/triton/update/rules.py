@@ -18,11 +18,11 @@ class Kind(NamedTuple):
     Attributes:
         adam: Adam; otherwise SGD.
         moment: Whether there is a first moment.
-        nesterov: See `updates.SGD`.
+        nesterov: See `updates.SGDAlgorithm`.
         coupled: Whether weight decay is added to the gradient.
         decoupled: Whether weight decay is decoupled from the update.
-        maximize: See `updates.Adam`.
-        amsgrad: See `updates.Adam`.
+        maximize: See `updates.AdamAlgorithm`.
+        amsgrad: See `updates.AdamAlgorithm`.
         kahan: Whether there is a compensation.
         in_format: See `updates.Roundings`.
         scaled: Whether gradients were scaled by a factor.

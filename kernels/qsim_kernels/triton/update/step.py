@@ -18,7 +18,7 @@ from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
 from qsim_kernels.triton.update.prepare import prepare_kernel
 from qsim_kernels.triton.update.rules import Kind
-from qsim_kernels.updates import SGD, Adam, Roundings, Step, own_grid
+from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, SGDAlgorithm, Step, own_grid
 
 _BLOCK = 512
 _STEPS = 4  # blocks that one program works on
@@ -26,7 +26,7 @@ _LANES = 32
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
 
 
-def update(step: Step, algorithm: Adam | SGD, roundings: Roundings) -> None:
+def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
     given = step[:6]
     smooth = tuple(column if all(map(Tensor.is_contiguous, column)) else [flat(x) for x in column] for column in given)
@@ -61,7 +61,7 @@ def _bits(x: float) -> int:
 
 @lru_cache(maxsize=4096)
 def _kind(
-    algorithm: Adam | SGD,
+    algorithm: Algorithm,
     roundings: Roundings,
     param: torch.dtype,
     grad: torch.dtype,
@@ -70,15 +70,15 @@ def _kind(
     kahan: bool,
     scaled: bool,
 ) -> Kind:
-    adam = isinstance(algorithm, Adam)
+    adam = isinstance(algorithm, AdamAlgorithm)
     return Kind(
         adam=adam,
         moment=moment,
-        nesterov=isinstance(algorithm, SGD) and algorithm.nesterov,
+        nesterov=isinstance(algorithm, SGDAlgorithm) and algorithm.nesterov,
         coupled=algorithm.decay != 0 and not algorithm.decoupled,
         decoupled=algorithm.decay != 0 and algorithm.decoupled,
         maximize=algorithm.maximize,
-        amsgrad=isinstance(algorithm, Adam) and algorithm.amsgrad,
+        amsgrad=isinstance(algorithm, AdamAlgorithm) and algorithm.amsgrad,
         kahan=kahan,
         in_format=roundings.in_format,
         scaled=scaled,
@@ -93,9 +93,9 @@ def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _preparer(algorithm: Adam | SGD, roundings: Roundings, kind: Kind, param: torch.dtype, absent: tuple[Any, ...]) -> Launcher:
+def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, param: torch.dtype, absent: tuple[Any, ...]) -> Launcher:
     """The launcher for optional arguments that are absent, the last of which is the dtype of the learning rate on the device."""
-    if isinstance(algorithm, Adam):
+    if isinstance(algorithm, AdamAlgorithm):
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
