@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from support.ranks import NEEDS_GLOO
-from support.running_examples import FOLDER, Run, run_in_ranks, running
+from support.running_examples import FOLDER, RunExample, run_in_ranks, running
 
 __all__ = ["running"]  # a fixture
 LIST = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -42,14 +42,14 @@ def test_every_example_has_a_line_that_says_what_it_is_for() -> None:
         assert f"examples/{name}" in (FOLDER.parent / page).read_text(encoding="utf-8"), f"{page} does not name {name}"
 
 
-def test_first_steps(run: Run) -> None:
+def test_first_steps(run: RunExample) -> None:
     # A sum in BF16 that stagnates early, and one that does not.
     sums = dict(re.findall(r"^ +(nearest|stochastic) +(\S+) +\(mean of 256 sums\)$", run("first_steps.py"), flags=re.MULTILINE))
     assert float(sums["nearest"]) == 1
     assert float(sums["stochastic"]) == pytest.approx(3, abs=0.02)
 
 
-def test_train_digits(run: Run) -> None:
+def test_train_digits(run: RunExample) -> None:
     rows = re.findall(r"^(.+?) +(\d+\.\d)% +\d+\.\d$", run("train_digits.py"), flags=re.MULTILINE)
     accuracy = {name: float(percent) for name, percent in rows}
     assert list(accuracy) == [

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import qsim
-from support.running_examples import FOLDER, Run, running, table
+from support.running_examples import FOLDER, RunExample, running, table
 
 __all__ = ["running"]  # a fixture
 ROOT = FOLDER.parent
@@ -28,7 +28,7 @@ def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-def test_wrap_linear(run: Run) -> None:
+def test_wrap_linear(run: RunExample) -> None:
     printed = run("wrap_linear.py")
     errors = table(printed, "relative error")
     forward, same, grad, noisy, everything = errors.values()
@@ -64,7 +64,7 @@ def under_one_scale(x: Tensor, fmt: qsim.Format) -> float:
     return decibels(x, nearest(x / scale, fmt) * scale)
 
 
-def test_custom_format(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_format(run: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = run("custom_format.py")
     steps = [*(k / 16 for k in range(8)), *((4 + m) * 2.0**e / 4 for e in range(-1, 5) for m in range(4))]
     assert printed.splitlines()[0] == f"E3M2, from zero on: {' '.join(f'{value:g}' for value in steps)}"
@@ -84,7 +84,7 @@ def test_custom_format(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert row[7] == pytest.approx(-10 * math.log10(noise), abs=0.5)
 
 
-def test_batch_size(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size(run: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = run("batch_size.py")
     errors = table(printed, "backward pass")
     sizes = imported("batch_size", monkeypatch).SIZES

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from support.running_examples import FOLDER, Run, running, table
+from support.running_examples import FOLDER, RunExample, running, table
 
 __all__ = ["running"]  # a fixture
 pytestmark = pytest.mark.slow
 
 
-def test_train_transformer(run: Run) -> None:
+def test_train_transformer(run: RunExample) -> None:
     printed = run("train_transformer.py", "--steps", 40)
     rows = table(printed, "layers that round")
     assert list(rows) == ["float32", "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"]
@@ -38,7 +38,7 @@ def test_train_transformer(run: Run) -> None:
     assert all(abs(losses[name] - losses["float32"]) < 0.08 for name in ("mxfp4", "nvfp4"))
 
 
-def test_tutorial_gpt(run: Run, tmp_path: Path) -> None:
+def test_tutorial_gpt(run: RunExample, tmp_path: Path) -> None:
     printed = run("tutorial_gpt.py", "--steps", 25, "--seeds", 0, "--json", tmp_path / "results.json")
     rows = table(printed, "held out")
     assert list(rows) == ["float32", "bf16", "fp8", "fp4"]
@@ -59,7 +59,7 @@ def test_tutorial_gpt(run: Run, tmp_path: Path) -> None:
     assert all(sample.startswith("HAMLET.\n") and len(sample) == 8 + 240 for sample in results["samples"].values())
 
 
-def test_bf16_adamw(run: Run) -> None:
+def test_bf16_adamw(run: RunExample) -> None:
     rows = table(run("bf16_adamw.py"), "updates")
     nearest, stochastic, kahan, copy = rows.values()
     # Weight and two moments of two bytes; two more for Kahan's compensation; or a weight of two, and a copy and moments of four.
@@ -75,7 +75,7 @@ def test_bf16_adamw(run: Run) -> None:
     assert nearest[0] > 1.3 * max(stochastic[0], kahan[0], copy[0])
 
 
-def test_made_up_chip(run: Run) -> None:
+def test_made_up_chip(run: RunExample) -> None:
     printed = run("made_up_chip.py")
     assert "12 (1 sign, 6 exponent, 5 mantissa)" in printed
     rows = table(printed, "weights in E6M5")
@@ -96,7 +96,7 @@ def sections(printed: str) -> dict[str, str]:
     return {part.split(":")[0]: part for part in re.split(r"\n\n", printed)}
 
 
-def test_monitor(run: Run, tmp_path: Path) -> None:
+def test_monitor(run: RunExample, tmp_path: Path) -> None:
     parts = sections(run("monitor.py", tmp_path / "figures"))
     names = ["narrow", "loss-scale", "tensor-scale"]
     losses = {name: float(re.search(r"a loss of (\d\.\d{3}) after", parts[name])[1]) for name in names}  # type: ignore[index]
@@ -122,7 +122,7 @@ def test_monitor(run: Run, tmp_path: Path) -> None:
     assert len({path.read_bytes() for path in figures}) == 6
 
 
-def test_monitor_finds_a_folder_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_monitor_finds_a_folder_of_its_own(run: RunExample, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     module = importlib.import_module("monitor")
     monkeypatch.setattr(module, "STEPS", 1)

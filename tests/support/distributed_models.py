@@ -27,7 +27,7 @@ def coarse(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(8).round().div(8)
 
 
-class Block(nn.Module):
+class TensorParallelBlock(nn.Module):
     """A block for tensor-parallel plans."""
 
     def __init__(self, width: int = 16, hidden: int = 33) -> None:
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 def model(device: torch.device, points: FivePoint | None = None, hidden: int = 33) -> nn.Sequential:
     """The same in every process."""
-    net = nn.Sequential(Block(hidden=hidden), Block(hidden=hidden)).to(device)
+    net = nn.Sequential(TensorParallelBlock(hidden=hidden), TensorParallelBlock(hidden=hidden)).to(device)
     with torch.no_grad():
         for i, parameter in enumerate(net.parameters()):
             parameter.copy_(coarse(*parameter.shape, seed=i))

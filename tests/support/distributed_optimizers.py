@@ -11,7 +11,7 @@ from torch import Tensor, distributed, nn
 
 from qsim.optim import SGD, AdamW, StochasticAdamW
 from support.comparing import same_bits
-from support.distributed_models import Block, coarse, mesh_of, parallelized, shared_as, whole
+from support.distributed_models import TensorParallelBlock, coarse, mesh_of, parallelized, shared_as, whole
 
 # The seed of the first rank only: see `ranks`.
 SEED = 1
@@ -45,7 +45,7 @@ def net_of(device: torch.device, layout: str = "whole") -> nn.Module:
     """
     from torch.distributed.fsdp import fully_shard
 
-    net: nn.Module = nn.Sequential(Block(hidden=33))
+    net: nn.Module = nn.Sequential(TensorParallelBlock(hidden=33))
     net.register_parameter("row", nn.Parameter(torch.empty(1, 3)))
     net.to(device, torch.bfloat16)
     with torch.no_grad():

@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Case:
+class FunctionCase:
     """A call of a function that is linear in two operands.
 
     Attributes:
@@ -51,8 +51,8 @@ class Case:
         return f"{self.function} {shapes} {' '.join(f'{name}={value}' for name, value in self.options.items())}".strip()
 
 
-LINEAR = [Case("linear", ((*rows, 5), (3, 5), (3,))) for rows in ((), (4,), (2, 4), (2, 2, 3), (0,))]
-LINEAR += [Case("linear", ((4, 5), (3, 5))), Case("linear", ((4, 1), (1, 1), (1,)))]
+LINEAR = [FunctionCase("linear", ((*rows, 5), (3, 5), (3,))) for rows in ((), (4,), (2, 4), (2, 2, 3), (0,))]
+LINEAR += [FunctionCase("linear", ((4, 5), (3, 5))), FunctionCase("linear", ((4, 1), (1, 1), (1,)))]
 
 MATRICES = [
     ((5,), (5,)),
@@ -64,28 +64,28 @@ MATRICES = [
     ((2, 4, 5), (2, 5, 3)),
 ]
 MATRICES += [((5,), (2, 5, 3)), ((2, 4, 5), (5,)), ((2, 1, 4, 5), (3, 5, 2)), ((1, 4, 5), (3, 5, 2)), ((2, 2, 2, 3, 4), (2, 4, 3))]
-MATMUL = [Case("matmul", shapes) for shapes in MATRICES] + [Case("bmm", ((2, 4, 5), (2, 5, 3)))]
+MATMUL = [FunctionCase("matmul", shapes) for shapes in MATRICES] + [FunctionCase("bmm", ((2, 4, 5), (2, 5, 3)))]
 
 CONV = [
-    Case("conv1d", ((2, 4, 9), (6, 4, 3), (6,))),
-    Case("conv1d", ((4, 9), (6, 2, 4), (6,)), {"padding": "same", "groups": 2}),
-    Case("conv1d", ((2, 4, 9), (6, 4, 4)), {"padding": "same", "dilation": 2}),
-    Case("conv1d", ((2, 4, 9), (4, 1, 3), (4,)), {"padding": (2,), "stride": (2,), "groups": 4}),
-    Case("conv2d", ((2, 4, 7, 6), (6, 4, 3, 2), (6,))),
-    Case("conv2d", ((2, 4, 7, 6), (6, 4, 3, 2), (6,)), {"padding": (2, 1), "stride": (2, 1), "dilation": (1, 3)}),
-    Case("conv2d", ((2, 4, 7, 6), (6, 4, 4, 3), (6,)), {"padding": "same"}),
-    Case("conv2d", ((2, 4, 7, 6), (6, 4, 2, 4)), {"padding": "same", "dilation": (3, 1)}),
-    Case("conv2d", ((2, 4, 7, 6), (6, 4, 3, 3), (6,)), {"padding": "valid", "stride": 2, "dilation": 2}),
-    Case("conv2d", ((4, 7, 6), (6, 2, 3, 3), (6,)), {"padding": 1, "groups": 2}),
-    Case("conv3d", ((2, 2, 4, 5, 4), (4, 2, 2, 3, 2), (4,)), {"padding": (1, 0, 1), "stride": (1, 2, 1)}),
-    Case("conv3d", ((2, 4, 5, 4), (4, 1, 2, 3, 4)), {"padding": "same", "groups": 2}),
+    FunctionCase("conv1d", ((2, 4, 9), (6, 4, 3), (6,))),
+    FunctionCase("conv1d", ((4, 9), (6, 2, 4), (6,)), {"padding": "same", "groups": 2}),
+    FunctionCase("conv1d", ((2, 4, 9), (6, 4, 4)), {"padding": "same", "dilation": 2}),
+    FunctionCase("conv1d", ((2, 4, 9), (4, 1, 3), (4,)), {"padding": (2,), "stride": (2,), "groups": 4}),
+    FunctionCase("conv2d", ((2, 4, 7, 6), (6, 4, 3, 2), (6,))),
+    FunctionCase("conv2d", ((2, 4, 7, 6), (6, 4, 3, 2), (6,)), {"padding": (2, 1), "stride": (2, 1), "dilation": (1, 3)}),
+    FunctionCase("conv2d", ((2, 4, 7, 6), (6, 4, 4, 3), (6,)), {"padding": "same"}),
+    FunctionCase("conv2d", ((2, 4, 7, 6), (6, 4, 2, 4)), {"padding": "same", "dilation": (3, 1)}),
+    FunctionCase("conv2d", ((2, 4, 7, 6), (6, 4, 3, 3), (6,)), {"padding": "valid", "stride": 2, "dilation": 2}),
+    FunctionCase("conv2d", ((4, 7, 6), (6, 2, 3, 3), (6,)), {"padding": 1, "groups": 2}),
+    FunctionCase("conv3d", ((2, 2, 4, 5, 4), (4, 2, 2, 3, 2), (4,)), {"padding": (1, 0, 1), "stride": (1, 2, 1)}),
+    FunctionCase("conv3d", ((2, 4, 5, 4), (4, 1, 2, 3, 4)), {"padding": "same", "groups": 2}),
 ]
 TRANSPOSED = [
-    Case("conv_transpose1d", ((2, 4, 5), (4, 6, 3), (6,)), {"stride": 2, "output_padding": 1}),
-    Case("conv_transpose1d", ((4, 5), (4, 3, 3), (6,)), {"padding": 1, "groups": 2}),
-    Case("conv_transpose2d", ((2, 4, 5, 4), (4, 6, 3, 2)), {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2)}),
-    Case("conv_transpose2d", ((4, 5, 4), (4, 3, 3, 3), (6,)), {"dilation": (2, 1), "groups": 2}),
-    Case("conv_transpose3d", ((2, 4, 3, 3, 2), (4, 2, 2, 3, 2), (4,)), {"stride": (2, 1, 2), "groups": 2}),
+    FunctionCase("conv_transpose1d", ((2, 4, 5), (4, 6, 3), (6,)), {"stride": 2, "output_padding": 1}),
+    FunctionCase("conv_transpose1d", ((4, 5), (4, 3, 3), (6,)), {"padding": 1, "groups": 2}),
+    FunctionCase("conv_transpose2d", ((2, 4, 5, 4), (4, 6, 3, 2)), {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2)}),
+    FunctionCase("conv_transpose2d", ((4, 5, 4), (4, 3, 3, 3), (6,)), {"dilation": (2, 1), "groups": 2}),
+    FunctionCase("conv_transpose3d", ((2, 4, 3, 3, 2), (4, 2, 2, 3, 2), (4,)), {"stride": (2, 1, 2), "groups": 2}),
 ]
 CASES = LINEAR + MATMUL + CONV + TRANSPOSED
 cases = pytest.mark.parametrize("case", CASES, ids=str)
@@ -104,7 +104,7 @@ POINTS = {
 TERMS = 256
 
 
-def operands(case: Case, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def operands(case: FunctionCase, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Leaf tensors with a case's shapes."""
     return [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in case.shapes]
 
@@ -123,7 +123,9 @@ def results(function: Callable[..., Tensor], leaves: list[Tensor], upstream: Ten
     return [value.detach(), *torch.autograd.grad(value, leaves, upstream.to(value))]
 
 
-def oracle(case: Case, leaves: list[Tensor], upstream: Tensor, points: FivePoint, transform: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def oracle(
+    case: FunctionCase, leaves: list[Tensor], upstream: Tensor, points: FivePoint, transform: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
     """Algorithms 1 and 2 by torch's own function and autograd, in float64; `transform` is applied to all inputs.
 
     The two products of the backward pass are the gradients of two other calls, each with the operand that is rounded for it.
@@ -146,7 +148,7 @@ def oracle(case: Case, leaves: list[Tensor], upstream: Tensor, points: FivePoint
     return [value.detach(), grad_a, grad_w, *(torch.autograd.grad(value, biases, wide(upstream)) if biases else ())]
 
 
-def check(case: Case, leaves: list[Tensor], points: FivePoint) -> None:
+def check(case: FunctionCase, leaves: list[Tensor], points: FivePoint) -> None:
     """Compare a case with the oracle: results may differ by the error of summing in float32, bounded by the sum of magnitudes."""
     value = case.own(points, *leaves)
     upstream = torch.randn(value.shape).to(value)

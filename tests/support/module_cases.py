@@ -20,7 +20,7 @@ NOISY = FivePoint(*[Quantizer(fmt, "stochastic") for fmt in ("e4m3", "e4m3", "e4
 
 
 @dataclass(frozen=True)
-class Case:
+class ModuleCase:
     """A module, its arguments and an input.
 
     Attributes:
@@ -68,23 +68,25 @@ class Case:
 
 
 MODES = ("zeros", "reflect", "replicate", "circular")
-LINEAR = [Case("Linear", (5, 3), (2, 4, 5)), Case("Linear", (5, 3), (5,), {"bias": False})]
-CONV = [Case("Conv1d", (4, 6, 3), (2, 4, 9), {"padding": 2, "padding_mode": mode, "stride": 2}) for mode in MODES]
-CONV += [Case("Conv2d", (4, 6, (2, 3)), (4, 7, 6), {"padding": "same", "padding_mode": mode, "dilation": (1, 2)}) for mode in MODES]
-CONV += [Case("Conv3d", (2, 4, (1, 2, 3)), (2, 2, 4, 5, 4), {"padding": (0, 1, 1), "padding_mode": mode, "groups": 2}) for mode in MODES]
+LINEAR = [ModuleCase("Linear", (5, 3), (2, 4, 5)), ModuleCase("Linear", (5, 3), (5,), {"bias": False})]
+CONV = [ModuleCase("Conv1d", (4, 6, 3), (2, 4, 9), {"padding": 2, "padding_mode": mode, "stride": 2}) for mode in MODES]
+CONV += [ModuleCase("Conv2d", (4, 6, (2, 3)), (4, 7, 6), {"padding": "same", "padding_mode": mode, "dilation": (1, 2)}) for mode in MODES]
 CONV += [
-    Case("Conv2d", (4, 6, 3), (2, 4, 7, 6), {"bias": False, "padding": "valid"}),
-    Case("Conv1d", (4, 6, 4), (4, 9), {"padding": "same"}),
+    ModuleCase("Conv3d", (2, 4, (1, 2, 3)), (2, 2, 4, 5, 4), {"padding": (0, 1, 1), "padding_mode": mode, "groups": 2}) for mode in MODES
+]
+CONV += [
+    ModuleCase("Conv2d", (4, 6, 3), (2, 4, 7, 6), {"bias": False, "padding": "valid"}),
+    ModuleCase("Conv1d", (4, 6, 4), (4, 9), {"padding": "same"}),
 ]
 TRANSPOSED = [
-    Case("ConvTranspose1d", (4, 6, 3), (2, 4, 5), {"stride": 3, "padding": 1}, {"output_size": [15]}),
-    Case("ConvTranspose2d", (4, 6, 3), (2, 4, 5, 4), {"stride": 2, "output_padding": 1, "groups": 2}),
-    Case("ConvTranspose2d", (4, 6, (3, 2)), (4, 5, 4), {"stride": 2, "bias": False}, {"output_size": [12, 9]}),
-    Case("ConvTranspose3d", (2, 4, 2), (2, 2, 3, 3, 2), {"stride": (2, 1, 2), "dilation": 2}, {"output_size": [8, 5, 6]}),
+    ModuleCase("ConvTranspose1d", (4, 6, 3), (2, 4, 5), {"stride": 3, "padding": 1}, {"output_size": [15]}),
+    ModuleCase("ConvTranspose2d", (4, 6, 3), (2, 4, 5, 4), {"stride": 2, "output_padding": 1, "groups": 2}),
+    ModuleCase("ConvTranspose2d", (4, 6, (3, 2)), (4, 5, 4), {"stride": 2, "bias": False}, {"output_size": [12, 9]}),
+    ModuleCase("ConvTranspose3d", (2, 4, 2), (2, 2, 3, 3, 2), {"stride": (2, 1, 2), "dilation": 2}, {"output_size": [8, 5, 6]}),
 ]
 EMBEDDING = [
-    Case("Embedding", (7, 4), (3, 5), {"padding_idx": 2}),
-    Case("Embedding", (7, 4), (6,), {"padding_idx": -1, "scale_grad_by_freq": True}),
+    ModuleCase("Embedding", (7, 4), (3, 5), {"padding_idx": 2}),
+    ModuleCase("Embedding", (7, 4), (6,), {"padding_idx": -1, "scale_grad_by_freq": True}),
 ]
 CASES = LINEAR + CONV + TRANSPOSED + EMBEDDING
 FEW = [LINEAR[0], CONV[1], CONV[4], TRANSPOSED[0], EMBEDDING[0]]

@@ -113,9 +113,9 @@ class Ranks:
         meeting = f"file://{folder}/meeting-{self._starts}"
         self.members = [Member(rank, size, kind, meeting, folder / f"errors-{self._starts}-{rank}") for rank in range(size)]
 
-    def _answers(self, message: bytes) -> dict[int, Answer]:
+    def _answers(self, message: bytes) -> dict[int, RankAnswer]:
         """Send the work to all ranks and collect their answers; the answer of an abandoned rank says where it was."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, RankAnswer] = {}
         for member in self.members:
             if not member.send(message):
                 answers[member.rank] = member.answer()
@@ -128,17 +128,17 @@ class Ranks:
             if any(answer.failure for answer in answers.values()):
                 patience.shorten(GRACE)
             if not ready and (over := patience.over()):
-                return answers | {member.rank: Answer(f"rank {member.rank} {over}\n{member.stacks()}") for member in pending}
+                return answers | {member.rank: RankAnswer(f"rank {member.rank} {over}\n{member.stacks()}") for member in pending}
         return answers
 
-    def _report(self, answers: dict[int, Answer]) -> str:
+    def _report(self, answers: dict[int, RankAnswer]) -> str:
         """The failures in the order in which they were noticed, but dead ranks first: other ranks fail because they lost them."""
         failures = sorted((answer for answer in answers.values() if answer.failure), key=lambda answer: not answer.died)
         return "\n".join(answer.failure for answer in failures)
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAnswer:
     """The result of a rank's work, as bytes, or the reason why there is none."""
 
     failure: str = ""
@@ -170,15 +170,15 @@ class Member:
             return False
         return True
 
-    def answer(self) -> Answer:
+    def answer(self) -> RankAnswer:
         """Receive an answer; only call this once there is one or the process is dead."""
         try:
             if self.end.poll():
                 failure, result = self.end.recv()
-                return Answer(f"rank {self.rank} raised an error:\n{failure}" if failure else "", result)
+                return RankAnswer(f"rank {self.rank} raised an error:\n{failure}" if failure else "", result)
         except (EOFError, OSError):
             pass
-        return Answer(self.death(), died=True)
+        return RankAnswer(self.death(), died=True)
 
     def death(self) -> str:
         """Describe how the process ended, with the last lines of its standard error."""

@@ -22,12 +22,12 @@ sys.path.insert(0, str(FOLDER.parent / "docs" / "_ext"))
 import outputs  # noqa: E402 (from the folder above)
 
 
-class Run(Protocol):
+class RunExample(Protocol):
     def __call__(self, name: str, *arguments: object) -> str: ...
 
 
 @pytest.fixture(name="run")
-def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunExample]:
     """Return the output of an example. Its settings are undone afterwards."""
 
     def run(name: str, *arguments: object) -> str:

@@ -48,7 +48,7 @@ ROUNDINGS = ["nearest", "stochastic", qsim.Stochastic(6), qsim.Stochastic(20, co
 
 
 @dataclass(frozen=True)
-class Setting:
+class ScaledSetting:
     """One way to call the operators."""
 
     scaling: Scaling
@@ -86,7 +86,7 @@ def values(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> T
     return x
 
 
-def setting(number: int, shapes: list[tuple[int, ...]]) -> Setting:
+def setting(number: int, shapes: list[tuple[int, ...]]) -> ScaledSetting:
     """The setting of a number, with a tensor of one of some shapes."""
     draw = random.Random(number)
     scaling, shape = draw.choice(SCALINGS), draw.choice(shapes)
@@ -98,7 +98,7 @@ def setting(number: int, shapes: list[tuple[int, ...]]) -> Setting:
         turn = Hadamard(draw.choice([4, 16, 32, 64]), seed=3).turn(shape, draw.randrange(len(shape)))
     spelt = spelling(draw.choice(FORMATS), draw.choice(ROUNDINGS), draw.choice(["saturate", "nonfinite"]))
     target = draw.choice([torch.float32, torch.bfloat16])
-    return Setting(scaling, values(draw, shape, dtype), turn, spelt, draw.choice([0, 0, 8, 5]), target, draw.choice([0, 1, 2]))
+    return ScaledSetting(scaling, values(draw, shape, dtype), turn, spelt, draw.choice([0, 0, 8, 5]), target, draw.choice([0, 1, 2]))
 
 
 def equal(x: Tensor, a: Tensor, b: Tensor) -> bool:
@@ -108,7 +108,7 @@ def equal(x: Tensor, a: Tensor, b: Tensor) -> bool:
     return not first_difference(x if x.shape == a.shape else a, a, b)
 
 
-def check(ops: Implementation, device: torch.device, how: Setting) -> None:
+def check(ops: Implementation, device: torch.device, how: ScaledSetting) -> None:
     """Compare an implementation with the reference in one setting: all bits of values, and those of magnitudes and scales."""
     x, here = how.x, how.x.to(device)
     under = None

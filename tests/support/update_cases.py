@@ -10,21 +10,21 @@ from torch import Tensor
 
 import qsim
 from qsim.optim import settings
-from qsim_kernels.updates import SGD, Adam, Roundings, Step, read_roundings
+from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, SGDAlgorithm, Step, read_roundings
 from support.covering import dealt
 
 BETAS = (0.75, 0.875)
-ALGORITHMS: dict[str, Adam | SGD] = {
-    "AdamW": Adam(*BETAS, 1e-2, 0.1, decoupled=True, maximize=True, amsgrad=False),
-    "Adam": Adam(*BETAS, 1e-2, 0.1, decoupled=False, maximize=False, amsgrad=False),
-    "AMSGrad": Adam(*BETAS, 1e-2, 0.0, decoupled=False, maximize=False, amsgrad=True),
-    "SGD": SGD(0.9, 0.25, 0.1, decoupled=False, maximize=False, nesterov=False),
-    "Nesterov": SGD(0.75, 0.0, 0.1, decoupled=True, maximize=False, nesterov=True),
-    "plain": SGD(0.0, 0.0, 0.0, decoupled=False, maximize=True, nesterov=False),
+ALGORITHMS: dict[str, Algorithm] = {
+    "AdamW": AdamAlgorithm(*BETAS, 1e-2, 0.1, decoupled=True, maximize=True, amsgrad=False),
+    "Adam": AdamAlgorithm(*BETAS, 1e-2, 0.1, decoupled=False, maximize=False, amsgrad=False),
+    "AMSGrad": AdamAlgorithm(*BETAS, 1e-2, 0.0, decoupled=False, maximize=False, amsgrad=True),
+    "SGD": SGDAlgorithm(0.9, 0.25, 0.1, decoupled=False, maximize=False, nesterov=False),
+    "Nesterov": SGDAlgorithm(0.75, 0.0, 0.1, decoupled=True, maximize=False, nesterov=True),
+    "plain": SGDAlgorithm(0.0, 0.0, 0.0, decoupled=False, maximize=True, nesterov=False),
 }
 
 
-class Case(NamedTuple):
+class UpdateCase(NamedTuple):
     """An update: `qsim.optim`'s options, dtypes, sizes, and the positions of shards in the whole."""
 
     algorithm: str
@@ -61,49 +61,49 @@ PLACES = (3, 0, 0, 16, 5, 9)
 
 CASES = [
     # Every algorithm in float32's arithmetic and in the format's.
-    *[Case(name) for name in ALGORITHMS],
-    *[Case(name, arithmetic="format", sizes=SMALL) for name in ALGORITHMS],
+    *[UpdateCase(name) for name in ALGORITHMS],
+    *[UpdateCase(name, arithmetic="format", sizes=SMALL) for name in ALGORITHMS],
     # Every rounding, for every kind of parameter.
     *[
-        Case(name, dtype, weight, update, sizes=SMALL)
+        UpdateCase(name, dtype, weight, update, sizes=SMALL)
         for number, (dtype, weight) in enumerate(((FP16, None), (FP32, None), (BF16, "e4m3"), (FP32, "e4m3"), (FP16, "e5m2")))
         for turn, update in enumerate(("nearest", "kahan", "stochastic"), number)
         for name in dealt(("AdamW", "Nesterov"), turn, 2)
     ],
-    *[Case("AdamW", BF16, None, update, sizes=SMALL) for update in ("nearest", "kahan", "Stochastic(bits=5, correction=True)")],
-    *[Case("Adam", BF16, "e4m3", update, arithmetic="format", sizes=SMALL) for update in ("nearest", "kahan")],
-    Case("AMSGrad", FP16, "e5m2", "kahan", arithmetic="format", sizes=SMALL),
-    Case("SGD", FP32, "e4m3", "kahan", arithmetic="format", sizes=SMALL),
+    *[UpdateCase("AdamW", BF16, None, update, sizes=SMALL) for update in ("nearest", "kahan", "Stochastic(bits=5, correction=True)")],
+    *[UpdateCase("Adam", BF16, "e4m3", update, arithmetic="format", sizes=SMALL) for update in ("nearest", "kahan")],
+    UpdateCase("AMSGrad", FP16, "e5m2", "kahan", arithmetic="format", sizes=SMALL),
+    UpdateCase("SGD", FP32, "e4m3", "kahan", arithmetic="format", sizes=SMALL),
     # Moments in their own formats and dtypes.
-    Case("AMSGrad", BF16, state="fp32", sizes=SMALL),
-    Case("AMSGrad", BF16, state="e5m2", state_rounding="stochastic"),
-    Case("SGD", BF16, state="fp16", state_rounding="Stochastic(bits=16)", sizes=SMALL),
-    Case("AdamW", FP32, state="bf16", state_rounding="stochastic"),
+    UpdateCase("AMSGrad", BF16, state="fp32", sizes=SMALL),
+    UpdateCase("AMSGrad", BF16, state="e5m2", state_rounding="stochastic"),
+    UpdateCase("SGD", BF16, state="fp16", state_rounding="Stochastic(bits=16)", sizes=SMALL),
+    UpdateCase("AdamW", FP32, state="bf16", state_rounding="stochastic"),
     # Gradients of all dtypes, scaled gradients, and shards.
-    *[Case("AdamW", BF16, grad=dtype, sizes=SMALL) for dtype in (BF16, FP16, FP64)],
-    Case("AdamW", FP32, "e4m3", grad=FP64, scale=3.0, sizes=SMALL),
-    Case("SGD", BF16, grad=BF16, scale=1024.0, arithmetic="format", sizes=SMALL),
-    Case("AdamW", BF16, places=PLACES),
-    Case("AMSGrad", BF16, places=PLACES, state_rounding="stochastic", sizes=SMALL),
-    Case("AdamW", BF16, "e4m3", places=(2**33 + 8, 0, 0, 2**32, 3, 2**31), sizes=SMALL),
+    *[UpdateCase("AdamW", BF16, grad=dtype, sizes=SMALL) for dtype in (BF16, FP16, FP64)],
+    UpdateCase("AdamW", FP32, "e4m3", grad=FP64, scale=3.0, sizes=SMALL),
+    UpdateCase("SGD", BF16, grad=BF16, scale=1024.0, arithmetic="format", sizes=SMALL),
+    UpdateCase("AdamW", BF16, places=PLACES),
+    UpdateCase("AMSGrad", BF16, places=PLACES, state_rounding="stochastic", sizes=SMALL),
+    UpdateCase("AdamW", BF16, "e4m3", places=(2**33 + 8, 0, 0, 2**32, 3, 2**31), sizes=SMALL),
     # A first block that is read with wide accesses, from an offset; whole programs of such blocks.
-    Case("AdamW", BF16, places=(8, 0, 0, 0, 0, 0), sizes=((4096,), (5,)), steps=1),
+    UpdateCase("AdamW", BF16, places=(8, 0, 0, 0, 0, 0), sizes=((4096,), (5,)), steps=1),
     # No elements, and no dimensions.
-    Case("AdamW", sizes=((0,), (), (3, 0), (1,))),
-    Case("SGD", sizes=((0,),)),
+    UpdateCase("AdamW", sizes=((0,), (), (3, 0), (1,))),
+    UpdateCase("SGD", sizes=((0,),)),
 ]
 
 
 Arrange = Callable[[Tensor], Tensor]
 
 
-def weights(case: Case) -> list[Tensor]:
+def weights(case: UpdateCase) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     whole = [torch.randn(size, generator=generator) for size in case.sizes]
     return [qsim.quantize(x, case.setting.weight).to(case.dtype) for x in whole]
 
 
-def gradients(case: Case, step: int) -> list[Tensor]:
+def gradients(case: UpdateCase, step: int) -> list[Tensor]:
     """With NaN, infinities and zeros of both signs at the second step."""
     generator = torch.Generator().manual_seed(100 + step)
     found = [torch.randn(size, generator=generator).to(case.grad) for size in case.sizes]
@@ -112,10 +112,10 @@ def gradients(case: Case, step: int) -> list[Tensor]:
     return found
 
 
-def states(case: Case, device: torch.device, arrange: Arrange) -> list[list[Tensor]]:
+def states(case: UpdateCase, device: torch.device, arrange: Arrange) -> list[list[Tensor]]:
     """Zeros in the order of the operator's arguments; lists that an algorithm does not use are empty."""
     algorithm, setting = ALGORITHMS[case.algorithm], case.setting
-    adam = isinstance(algorithm, Adam)
+    adam = isinstance(algorithm, AdamAlgorithm)
     moments = [adam or algorithm.momentum != 0, adam, adam and algorithm.amsgrad]
     dtypes = [setting.state_dtype] * 3 + [case.dtype]
     wanted = [*moments, setting.kahan]
@@ -129,7 +129,7 @@ def states(case: Case, device: torch.device, arrange: Arrange) -> list[list[Tens
 
 
 def run(
-    update: Callable[..., Any], case: Case, device: torch.device, arrange: Arrange = lambda x: x, lr: Tensor | None = None
+    update: Callable[..., Any], case: UpdateCase, device: torch.device, arrange: Arrange = lambda x: x, lr: Tensor | None = None
 ) -> list[Tensor]:
     """All tensors after a few steps, on the CPU.
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.bilinear import Linear, Matmul, Product
-from qsim.nn.product.convolution import Convolution
-from qsim.nn.product.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, Setting
+from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
+from qsim.nn.product.convolution import ConvolutionProduct
+from qsim.nn.product.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, ProductSetting
 from qsim.random import seeds
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -44,7 +44,7 @@ POINTS = {
 }
 
 
-class Case(NamedTuple):
+class ProductCase(NamedTuple):
     """A product, torch's own function for it, and operands."""
 
     product: Product
@@ -55,25 +55,25 @@ class Case(NamedTuple):
     two_inputs: bool = False
 
 
-def linear(*shape: int, bias: int | None = 6) -> Case:
-    return Case(Linear(), F.linear, shape, (6, shape[-1]), bias)
+def linear(*shape: int, bias: int | None = 6) -> ProductCase:
+    return ProductCase(LinearProduct(), F.linear, shape, (6, shape[-1]), bias)
 
 
-def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
-    return Case(Matmul(), torch.matmul, a, b, two_inputs=True)
+def matmul(a: tuple[int, ...], b: tuple[int, ...]) -> ProductCase:
+    return ProductCase(MatmulProduct(), torch.matmul, a, b, two_inputs=True)
 
 
 def convolution(
     dims: int, stride: int = 1, padding: int = 0, dilation: int = 1, output_padding: int = 0, groups: int = 1, transposed: bool = False
-) -> Case:
+) -> ProductCase:
     four = tuple((number,) * dims for number in (stride, padding, dilation, output_padding))
     names = {False: (F.conv1d, F.conv2d, F.conv3d), True: (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)}
     function = names[transposed][dims - 1]
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     options |= {"output_padding": output_padding} if transposed else {}
     channels = (4, 6 // groups) if transposed else (6, 4 // groups)
-    return Case(
-        Convolution(*four, groups, transposed),
+    return ProductCase(
+        ConvolutionProduct(*four, groups, transposed),
         lambda a, w, b=None: function(a, w, b, **options),
         (3, 4, 8, 7, 6)[: 2 + dims],
         (*channels, *(3,) * dims),
@@ -107,16 +107,16 @@ CASES = {
 }
 
 
-def operands(case: Case, dtype: torch.dtype, device: torch.device, scale: float = 3.0) -> tuple[Tensor, ...]:
+def operands(case: ProductCase, dtype: torch.dtype, device: torch.device, scale: float = 3.0) -> tuple[Tensor, ...]:
     """The operands of a case that require gradients, including the bias if it has one."""
     shapes = [case.a, case.w] + ([(case.bias,)] if case.bias else [])
     return tuple((torch.randn(shape) * scale).to(device, dtype).requires_grad_() for shape in shapes)
 
 
-def run(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None, stream: int = 0) -> list[Tensor]:
+def run(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None, stream: int = 0) -> list[Tensor]:
     """The result and the gradients of the operands."""
     a, w, *bias = given
-    y = five_point_product(a, w, bias[0] if bias else None, Setting(points, case.product, case.two_inputs), stream)
+    y = five_point_product(a, w, bias[0] if bias else None, ProductSetting(points, case.product, case.two_inputs), stream)
     g = gradient(y) if g is None else g
     return [y, *torch.autograd.grad(y, given, g)]
 
@@ -150,7 +150,7 @@ class Due(NamedTuple):
     own: bool
 
 
-def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor, seed: int, stream: int) -> list[Due]:
+def written_out(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...], g: Tensor, seed: int, stream: int) -> list[Due]:
     """Algorithms 1 and 2 line by line in float64: the result and the gradients."""
     a, w, *bias = given
     torch.manual_seed(seed)
@@ -167,7 +167,7 @@ def written_out(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Ten
     g_w = g_a if points.grad_w is None else rounded(g, points.grad_w, drawn, GRAD_W)
     b = [x.detach().double() for x in bias]
     used_a, used_w = (act if act_bwd == "same" else act_bwd), (weight if weight_bwd == "same" else weight_bwd)
-    rest = [d for d in range(g.dim()) if d != (g.dim() - 1 if isinstance(case.product, Linear) else 1)]
+    rest = [d for d in range(g.dim()) if d != (g.dim() - 1 if isinstance(case.product, LinearProduct) else 1)]
     return [
         Due(case.own(a_fwd, w_fwd, *b), case.own(a_fwd.abs(), w_fwd.abs(), *(x.abs() for x in b)), act is weight is None),
         Due(by_torch(case, 0, a, w_bwd, g_a) * passes(a, act), by_torch(case, 0, a, w_bwd.abs(), g_a.abs()), points.grad is used_w is None),
@@ -185,19 +185,19 @@ def add(x: Tensor, dims: list[int]) -> Tensor:
     return x.sum(dims) if dims else x
 
 
-def by_torch(case: Case, which: int, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
+def by_torch(case: ProductCase, which: int, a: Tensor, w: Tensor, g: Tensor) -> Tensor:
     """The gradient of one operand of torch's own product, in float64."""
     both = [a.detach().double(), w.detach().double()]
     both[which].requires_grad_()
     return torch.autograd.grad(case.own(*both), both[which], g)[0]
 
 
-def bias_is_apart(case: Case, result: Tensor) -> bool:
+def bias_is_apart(case: ProductCase, result: Tensor) -> bool:
     """Whether torch rounds to 16 bits before it adds the bias."""
-    return isinstance(case.product, Convolution) and result.is_cuda and result.element_size() == 2
+    return isinstance(case.product, ConvolutionProduct) and result.is_cuda and result.element_size() == 2
 
 
-def check(case: Case, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None) -> None:
+def check(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...], g: Tensor | None = None) -> None:
     """Compare the product with the one written out, with the tolerances of float32 sums and of the dtype of the result."""
     torch.manual_seed(5)
     actual = run(case, points, given, g, stream=77)

@@ -52,7 +52,7 @@ def rounded(x: Fraction | float, fmt: Float, random: int | None = None) -> float
     return math.copysign(value, x)
 
 
-class Arithmetic:
+class FormatArithmetic:
     """Operations on the numbers of a format, each rounded to nearest separately."""
 
     def __init__(self, fmt: Float) -> None:
@@ -93,7 +93,7 @@ def _exact(x: float) -> Fraction | float:
     return Fraction(x) if math.isfinite(x) and x != 0 else x
 
 
-SINGLE = Arithmetic(FP32)
+SINGLE = FormatArithmetic(FP32)
 
 
 class Options(NamedTuple):
@@ -157,7 +157,7 @@ def move(element: Element, grad: float, step: int, options: Options, drawn: Call
         options: The optimizer's options.
         drawn: The 32 random bits for a role.
     """
-    at = Arithmetic(options.weight if options.in_format else FP32)
+    at = FormatArithmetic(options.weight if options.in_format else FP32)
     weight, states = element.weight, element.states
     grad = at.round(SINGLE.round(grad))
     grad = -grad if options.maximize else grad
@@ -174,7 +174,7 @@ def move(element: Element, grad: float, step: int, options: Options, drawn: Call
     _store(element, change, at, options, drawn)
 
 
-def _sgd(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: Options) -> float:
+def _sgd(at: FormatArithmetic, grad: float, states: dict[str, float], step: int, o: Options) -> float:
     rate = at.round(_single(o.lr))
     if o.momentum:
         momentum = at.round(_single(o.momentum))
@@ -187,7 +187,7 @@ def _sgd(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: Op
     return at.multiply(grad, rate)
 
 
-def _adam(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: Options) -> float:
+def _adam(at: FormatArithmetic, grad: float, states: dict[str, float], step: int, o: Options) -> float:
     beta1, beta2 = (at.round(_single(beta)) for beta in o.betas)
     fresh1, fresh2 = (at.subtract(1.0, beta1), at.subtract(1.0, beta2)) if o.in_format else (_single(1 - beta) for beta in o.betas)
     first = at.add(at.multiply(beta1, states.get("exp_avg", 0.0)), at.multiply(fresh1, grad))
@@ -209,7 +209,7 @@ def _adam(at: Arithmetic, grad: float, states: dict[str, float], step: int, o: O
     return at.divide(at.multiply(at.round(_single(o.lr)), mean), at.add(spread, epsilon))
 
 
-def _store(element: Element, change: float, at: Arithmetic, o: Options, drawn: Callable[[int], int]) -> None:
+def _store(element: Element, change: float, at: FormatArithmetic, o: Options, drawn: Callable[[int], int]) -> None:
     """Round the new weight and the states, as they are stored."""
     weight, states = element.weight, element.states
     kept = o.state or (o.weight if o.in_format else o.dtype)
