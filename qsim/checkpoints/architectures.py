@@ -41,7 +41,7 @@ def checkpoint_names(model: nn.Module, state: Mapping[str, Tensor], layers: Sequ
     return dict(revert_weight_conversion(model, dict(state)))
 
 
-def pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, tuple[int, range]] | None:
+def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, tuple[int, range]] | None:
     """The tensors into which a model's checkpoints split one of its tensors, or the one that has another name there.
 
     Transformers is asked where the rows of a tensor end up, by a tensor of the numbers of its rows.

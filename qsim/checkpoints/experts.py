@@ -48,7 +48,7 @@ def experts(model: nn.Module, excluded: set[str]) -> dict[str, Expert]:
         if calls is None or calls.points.weight is None or name in excluded:
             continue
         for key, parameter in module.named_parameters(recurse=False):
-            pieces = architectures.pieces(model, f"{name}.{key}", parameter) if parameter.dim() == 3 else None
+            pieces = architectures.checkpoint_pieces(model, f"{name}.{key}", parameter) if parameter.dim() == 3 else None
             if pieces is not None:
                 _check_batches(model, name, calls.points)
                 found |= _of_stack(module, f"{name}.{key}", parameter, calls.points, pieces)
@@ -84,9 +84,9 @@ def _check_batches(model: nn.Module, name: str, points: FivePoint) -> None:
 
 
 def taken_apart(model: nn.Module, saved: Container[str]) -> dict[str, dict[str, tuple[int, range]]]:
-    """The model's tensors that a checkpoint has in pieces or under another name; see `architectures.pieces`."""
+    """The model's tensors that a checkpoint has in pieces or under another name; see `architectures.checkpoint_pieces`."""
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in saved}
-    found = {name: architectures.pieces(model, name, tensor) for name, tensor in own.items()}
+    found = {name: architectures.checkpoint_pieces(model, name, tensor) for name, tensor in own.items()}
     return {name: parts for name, parts in found.items() if parts is not None and all(part in saved for part in parts)}
 
 

@@ -22,7 +22,7 @@ from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
 from qsim.checkpoints.layouts.write_torchao import TorchAO
 from qsim.checkpoints.shards import ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_state, unshared
-from qsim.checkpoints.unrounded import check_calls, excluded_modules
+from qsim.checkpoints.unrounded import check_unrounded_weights, excluded_modules
 from qsim.nn.converting.description import describe
 from qsim.nn.histories import RemembersAmaxes, histories_of
 from qsim.nn.modules import FivePointModule
@@ -115,7 +115,7 @@ def export(
     excluded = excluded_modules(model, exclude)
     stacked = experts(model, excluded)
     stacks = {expert.parameter for expert in stacked.values()}
-    check_calls(model, excluded, stacks)
+    check_unrounded_weights(model, excluded, stacks)
     layers = _layers(model, state, excluded, weight_only=weight_only)
     if not layers and not stacked:
         raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from qsim.checkpoints.folders import DESCRIPTION, whole_folder
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
-from qsim.checkpoints.states import check_loads, check_state, unshared, whole
+from qsim.checkpoints.states import check_loads, check_state, gathered, unshared
 from qsim.functional.arguments import warn
 from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import convert_as_described
@@ -61,12 +61,12 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, overwrite: bool = 
         with whole_folder("save", folder, overwrite=overwrite) as place:
             writer = ShardWriter(place, largest, {"qsim": _NOTE})
             for name, tensor in tensors.items():
-                writer.add(name, whole(tensor))
+                writer.add(name, gathered(tensor))
             writer.close()
             (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     else:
         for tensor in tensors.values():
-            whole(tensor)
+            gathered(tensor)
     if is_one_of_several():
         distributed.barrier()
 

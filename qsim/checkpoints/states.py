@@ -55,7 +55,7 @@ def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return tensors, shared
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
     """A tensor, gathered from all ranks if it is distributed."""
     return tensor.full_tensor() if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
 

@@ -21,7 +21,7 @@ def excluded_modules(model: nn.Module, exclude: str | Iterable[str]) -> set[str]
     return {name for name in names if matches([name], patterns)}
 
 
-def check_calls(model: nn.Module, excluded: set[str], stored: set[str]) -> None:
+def check_unrounded_weights(model: nn.Module, excluded: set[str], stored: set[str]) -> None:
     """Raise an error for modules that round stacks of matrices; warn of those that may round other weights.
 
     Args:

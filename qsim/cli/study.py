@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def planned(name: str, options: list[str]) -> Plan:
+def planned_study(name: str, options: list[str]) -> Plan:
     """The plan of `qsim study` with a name and options.
 
     Example:

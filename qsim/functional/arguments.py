@@ -136,7 +136,7 @@ def _reach(x: Tensor) -> tuple[int | torch.SymInt, int | torch.SymInt]:
     return first * x.element_size(), (last + 1) * x.element_size()
 
 
-def draw(
+def draw_seed(
     is_stochastic: bool, seed: int | Tensor | None, generator: torch.Generator | None, stream: int, offset: int, device: torch.device
 ) -> tuple[Tensor | None, int]:
     """The seed of one call, if it needs one, and its stream; checks all that says which random bits are meant.

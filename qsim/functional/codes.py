@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim.formats import Format
 from qsim.functional import packing
-from qsim.functional.arguments import check_input, draw, refuse_dtype
+from qsim.functional.arguments import check_input, draw_seed, refuse_dtype
 from qsim.functional.resolving import resolved
 from qsim.functional.scaled_codes import ScaledCodes, check_codable, check_codes, check_scaled_codes, decode_scaled, encode_scaled
 from qsim.functional.tracing import not_scriptable, refuse_tracing
@@ -106,8 +106,8 @@ def encode(
     if scale is not None:
         check_codable(spelt, scale, x, overflow, packed)
     elif packed:
-        packing.check(spelt.format, x.shape)
-    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+        packing.check_packing(spelt.format, x.shape)
+    drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         return encode_scaled(x, spelt, scale, drawn, stream, offset, overflow, packed)
     codes: Tensor = torch.ops.qsim.encode.default(x, drawn, spelt.grid, spelt.rule, spelt.coding, stream, offset, check)

@@ -15,7 +15,7 @@ from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
-from qsim.functional.arguments import draw
+from qsim.functional.arguments import draw_seed
 from qsim.functional.tracing import not_scriptable, refuse_tracing
 from qsim_kernels.ops.accumulate import OPERANDS
 
@@ -92,7 +92,7 @@ def matmul(
         how = sum_text(chosen.text, of_a.__repr__(), of_b.__repr__()) if compiling else chosen.spelled(of_a, of_b)
     except ValueError as error:
         raise ValueError(f"matmul: {accumulators.name_of(chosen)}: {error}") from error
-    drawn, stream = draw(chosen.is_stochastic, seed, generator, stream, offset, a.device)
+    drawn, stream = draw_seed(chosen.is_stochastic, seed, generator, stream, offset, a.device)
     return Accumulated.apply(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -17,7 +17,7 @@ def _group(fmt: Format) -> tuple[int, int]:
     return _GROUPS[fmt.bits]
 
 
-def check(fmt: Format, shape: torch.Size) -> None:
+def check_packing(fmt: Format, shape: torch.Size) -> None:
     """Raise an error for formats and shapes whose codes do not fill whole bytes."""
     codes, bytes_ = _group(fmt)
     if not shape or shape[-1] % codes:

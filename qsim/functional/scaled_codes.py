@@ -55,7 +55,7 @@ def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, p
     if wide not in spelt.holders:
         refuse_dtype(spelt, wide, "encode: what x is divided in")
     if packed:
-        packing.check(fmt, x.shape)
+        packing.check_packing(fmt, x.shape)
 
 
 def encode_scaled(

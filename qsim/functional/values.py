@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
-from qsim.functional.arguments import check_input, check_out, draw, overlaps, refuse_dtype
+from qsim.functional.arguments import check_input, check_out, draw_seed, overlaps, refuse_dtype
 from qsim.functional.resolving import resolved
 from qsim.functional.scaled import quantize_scaled, scale_layout
 from qsim.functional.straight_through import rounded, rounded_under_scales
@@ -81,7 +81,7 @@ def quantize(
     layout = None if scale is None else scale_layout(scale, spelt.format, x.shape)
     drawn = None
     if spelt.is_stochastic or seed is not None or generator is not None or stream != 0 or offset != 0:
-        drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+        drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         values = rounded_under_scales(ops, x, spelt, scale, layout, (drawn, stream, offset), target)
         return values if out is None else out.copy_(values)
@@ -131,7 +131,7 @@ def quantize_(
         raise ValueError("quantize_: several elements of x share one place in memory (an expanded tensor); use quantize")
     if scale is not None:
         scale.tiles(x.shape)
-    drawn, stream = draw(spelt.is_stochastic, seed, generator, stream, offset, x.device)
+    drawn, stream = draw_seed(spelt.is_stochastic, seed, generator, stream, offset, x.device)
     if scale is not None:
         return x.copy_(quantize_scaled(ops, x, spelt, scale, (drawn, stream, offset), x.dtype)[0])
     torch.ops.qsim.quantize_.default(x, drawn, spelt.grid, spelt.rule, stream, offset)

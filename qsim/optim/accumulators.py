@@ -32,7 +32,7 @@ def copy_of(parameter: Tensor, fmt: Format | None = None) -> Tensor:
 
 
 @contextmanager
-def exchanged(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> Iterator[None]:
+def parameters_exchanged(optimizer: torch.optim.Optimizer, by: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """Replace an optimizer's parameters, with their state, by other tensors while the block runs.
 
     The lists of parameters stay the same objects with other members, because some optimizers (LBFGS) keep the lists.
@@ -59,7 +59,9 @@ def keys_of(state_dict: Mapping[str, Any]) -> list[Any]:
     return [key for group in state_dict["param_groups"] for key in group["params"]]
 
 
-def added(state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapping[Tensor, Tensor], name: str = KEY) -> dict[str, Any]:
+def with_copies(
+    state_dict: dict[str, Any], parameters: Iterable[Tensor], copies: Mapping[Tensor, Tensor], name: str = KEY
+) -> dict[str, Any]:
     """A state_dict with the copies in each parameter's state, by a name."""
     state = dict(state_dict["state"])
     for key, parameter in zip(keys_of(state_dict), parameters, strict=True):

@@ -156,7 +156,7 @@ class Quantized(DrawsSeed, Wrapper):
         self._make_copies()
         if closure is None:
             self._take_gradients(noise)
-        with accumulators.exchanged(self.optimizer, self._copies):
+        with accumulators.parameters_exchanged(self.optimizer, self._copies):
             loss = self.optimizer.step() if closure is None else self.optimizer.step(self._rounding(closure, noise))
         self._finish(noise)
         return loss
@@ -168,7 +168,7 @@ class Quantized(DrawsSeed, Wrapper):
 
         def evaluate() -> Any:
             evaluation = next(evaluations)
-            with accumulators.exchanged(self.optimizer, parameters):
+            with accumulators.parameters_exchanged(self.optimizer, parameters):
                 if evaluation and self._copies:
                     self._write_weights(noise, evaluation)
                 loss = closure()
@@ -217,7 +217,7 @@ class Quantized(DrawsSeed, Wrapper):
         self._make_copies()
         if self.accumulator is None:
             self._copies.update({p: accumulators.copy_of(p) for p in self._parameters() if p not in self._copies})
-        with accumulators.exchanged(self.optimizer, self._copies):
+        with accumulators.parameters_exchanged(self.optimizer, self._copies):
             switch()
         # The noise of the last step: unchanged weights stay the same.
         noise = StepNoise(self.seed, self.steps - 1)
@@ -325,7 +325,7 @@ class Quantized(DrawsSeed, Wrapper):
 
     def _saved(self) -> dict[str, Any]:
         name = accumulators.UNROUNDED if self.accumulator is None else accumulators.KEY
-        return accumulators.added(super()._saved(), self._parameters(), self._copies, name)
+        return accumulators.with_copies(super()._saved(), self._parameters(), self._copies, name)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         steps, seed = self.steps, self.seed
@@ -339,7 +339,7 @@ class Quantized(DrawsSeed, Wrapper):
         if self.accumulator is not None:
             stand_ins = {x: copies[x] if x in copies else accumulators.copy_of(x, fmt) for x in parameters}
         # Optimizers cast states to the dtype of their parameter: here, of the copies.
-        with accumulators.exchanged(self.optimizer, stand_ins):
+        with accumulators.parameters_exchanged(self.optimizer, stand_ins):
             super()._load(rest)
         self._copies = copies
         self._note(self.param_groups[0].get(STEPS, steps), self.param_groups[0].get(SEED, seed))

@@ -77,7 +77,7 @@ def offer(module: str, device: torch.device, at_once: int) -> Offer:
     return Offer(at_once, machine(device)["device"], str(torch.cuda.get_device_properties(0).uuid), versions())
 
 
-def check(offers: Mapping[str, Offer | None], device: torch.device, scheduler: str) -> dict[str, Offer]:
+def checked_offers(offers: Mapping[str, Offer | None], device: torch.device, scheduler: str) -> dict[str, Offer]:
     """The offers of those workers that can execute runs.
 
     Args:
@@ -153,7 +153,7 @@ def _offers(client: Any, study: Study[Any, Any], device: torch.device, scheduler
     for address, given in found.items():
         if isinstance(given, Exception):
             raise ValueError(f"scheduler: the worker {address} cannot import what this process does: {given}") from given
-    return check(found, device, scheduler)
+    return checked_offers(found, device, scheduler)
 
 
 def _asks(module: str, device: torch.device) -> Callable[..., Offer | None]:

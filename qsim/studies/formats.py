@@ -18,7 +18,7 @@ from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, bars, below, difference, mean, percent, proportion
+from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean, proportion
 from qsim.studies.study import Study
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class _Findings:
             "round-to-nearest in the forward pass, and the table's rounding in the backward pass. Accuracy is that of the rounding net on "
             f"test images; in full precision it is {proportion(self.accuracies(FULL, 'nearest')):.1%}. No format is chosen by its result: "
             "verdicts are about formats that were named before, and about averages over the grid. Intervals are "
-            f"{percent()}, over seeds; those of accuracies are computed in log odds, so that they stay within bounds."
+            f"{confidence_text()}, over seeds; those of accuracies are computed in log odds, so that they stay within bounds."
         )
-        picture = Picture("frontier", f"Accuracy lost by every format. {bars()}", self._draw)
+        picture = Picture("frontier", f"Accuracy lost by every format. {describe_bars()}", self._draw)
         return Report(self.study, [text, picture, *map(self._grid, chosen.roundings), self._bits()], self._claims(), self._meaning())
 
     def accuracies(self, name: str, rounding: str) -> list[float]:

@@ -14,7 +14,7 @@ import torch
 from qsim.studies import named
 from qsim.studies.looks import ONE_LOOK, Looks
 from qsim.studies.processes import Processes, default_count
-from qsim.studies.report import Report, origin
+from qsim.studies.report import Report, provenance
 from qsim.studies.result import Result
 from qsim.studies.running import Engine, ThisProcess, carry_out
 from qsim.studies.statistics import confidence
@@ -150,7 +150,7 @@ class Plan:
         rule = f"{self.looks.described(self.settings.seeds)}\n\n" if self.looks.seeds else ""
         # Figures compute their intervals when they are drawn.
         with confidence(self.looks.confidence):
-            return self.report().write(self.folder, quick + rule + origin(self.command, self._results()))
+            return self.report().write(self.folder, quick + rule + provenance(self.command, self._results()))
 
     def _results(self) -> list[Result[Any]]:
         done = self.store.results()

@@ -16,7 +16,7 @@ from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, bars, difference, mean, percent
+from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean
 from qsim.studies.study import Study
 
 if TYPE_CHECKING:
@@ -123,11 +123,11 @@ class _Findings:
             f"{described(chosen.data)}, in {chosen.steps} steps of plain SGD with {chosen.batch} images each, at a learning rate of "
             f"{chosen.rate:g}; there are {chosen.seeds} seeds. One point of every layer is rounded, with a scale per tensor. The "
             "loss is that of the rounding net on test images; the increase that a point causes is computed seed by seed. Intervals are "
-            f"{percent()}, over seeds. Sections 3.1 and 3.3 are about the bias of a gradient, which the study `gradient-variance` "
+            f"{confidence_text()}, over seeds. Sections 3.1 and 3.3 are about the bias of a gradient, which the study `gradient-variance` "
             "measures; here are the consequences in training. Section 3.2, that SGD can converge near a stationary point if only weights "
             "are rounded, is not graded: near has no number."
         )
-        pictures = [Picture("points", f"Increase of the test loss by one rounding. {bars()}", self._draw)]
+        pictures = [Picture("points", f"Increase of the test loss by one rounding. {describe_bars()}", self._draw)]
         return Report(
             self.study, [text, *pictures, *(self._table(rounding) for rounding in chosen.roundings)], self._claims(), self._meaning()
         )

@@ -213,7 +213,7 @@ class Report:
         return [page, *written]
 
 
-def origin(command: str, results: Sequence[Result[Any]]) -> str:
+def provenance(command: str, results: Sequence[Result[Any]]) -> str:
     """The provenance of results as text.
 
     Args:
@@ -222,7 +222,7 @@ def origin(command: str, results: Sequence[Result[Any]]) -> str:
     """
     machines: Counter[str] = Counter()
     for result in results:
-        machines[described(result.machine)] += 1
+        machines[described_machine(result.machine)] += 1
     seconds = sum(result.seconds for result in results)
     lines = [f"`{command}`", ""]
     lines += [f"- {count} runs on {machine}" for machine, count in machines.most_common()]
@@ -239,7 +239,7 @@ def _outdated(results: Sequence[Result[Any]]) -> list[str]:
     return [f"{len(others)} runs are of qsim {', '.join(sorted(set(others)))}: {qsim.__version__} judges them, but has not repeated them"]
 
 
-def described(machine: Mapping[str, str]) -> str:
+def described_machine(machine: Mapping[str, str]) -> str:
     """A machine in one line."""
     commit = f" at {machine['commit']}" if machine.get("commit") else ""
     python = f", Python {machine['python']}" if machine.get("python") else ""

@@ -32,7 +32,7 @@ def confidence(level: float) -> Iterator[None]:
         _level.reset(token)
 
 
-def percent() -> str:
+def confidence_text() -> str:
     """The confidence of intervals, for texts.
 
     Example:
@@ -42,14 +42,14 @@ def percent() -> str:
     return f"{100 * _level.get():.3g} %"
 
 
-def bars(over: str = "seeds") -> str:
+def describe_bars(over: str = "seeds") -> str:
     """The description of a figure's bars.
 
     Example:
         >>> bars()
         'Bars: 95 % intervals over seeds.'
     """
-    return f"Bars: {percent()} intervals over {over}."
+    return f"Bars: {confidence_text()} intervals over {over}."
 
 
 def normal() -> float:

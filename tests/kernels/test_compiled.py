@@ -121,8 +121,8 @@ def test_codes(fmt: Format) -> None:
 def test_the_default_device_of_factories_does_not_matter(named: str) -> None:
     x = torch.randn(40, 50).t()
     tables = sys.modules["qsim_kernels.compiled.tables"]
-    tables.codes.cache_clear()
-    tables.values.cache_clear()
+    tables.code_table.cache_clear()
+    tables.value_table.cache_clear()
     with torch.device("meta"):
         codes = compiled_codes(x, named)
         values = torch.empty_like(x)

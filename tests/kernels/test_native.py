@@ -88,7 +88,7 @@ def test_processors_do_not_share_code(compiled: list[str], monkeypatch: pytest.M
 def test_an_old_numba_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "version", lambda package: "0.61.2")
     with pytest.raises(ImportError, match=r"loops need Numba 0\.65 or later, and 0\.61\.2 is installed"):
-        native.check()
+        native.check_numba()
 
 
 def test_a_numba_that_cannot_be_imported_is_refused_before_anything_is_compiled(
@@ -96,9 +96,9 @@ def test_a_numba_that_cannot_be_imported_is_refused_before_anything_is_compiled(
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(ImportError):
-        native.check()
+        native.check_numba()
     native._machine_code(*NAME)
-    native.check()  # later processes need no Numba
+    native.check_numba()  # later processes need no Numba
 
 
 def _compile(begun: Any, seconds: float) -> None:

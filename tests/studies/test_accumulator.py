@@ -28,7 +28,7 @@ from qsim.studies.accumulator import (
 from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, MEAN_ONE, NORMAL, POSITIVE, WANG, errors, in_chunks
 from qsim.studies.accumulator.findings import Findings
-from qsim.studies.accumulator.training import begun, points
+from qsim.studies.accumulator.training import begun, e4m3_points
 from qsim.studies.result import Result
 from support import made_up
 
@@ -100,10 +100,10 @@ def test_models_differ_in_their_sums_only(found: tuple[studies.Report, Findings]
     models = [begun(run, CPU) for run in runs]
     for model in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
-    assert points(CHAIN) == replace(points(SINGLE), accumulate=CHAIN)
+    assert e4m3_points(CHAIN) == replace(e4m3_points(SINGLE), accumulate=CHAIN)
     assert not any(hasattr(module, "points") for module in models[1].modules())
     assert not hasattr(models[2].head, "points")
-    assert models[2].blocks[0].qkv.points == points(CHAIN)
+    assert models[2].blocks[0].qkv.points == e4m3_points(CHAIN)
     # FP8 itself changes gradients more than the sums that it is used with, and the control more than any other.
     gradients = found[1].gradients
     assert gradients(PROMOTED).value < gradients(NARROW).value < gradients(CONTROL).value

@@ -20,7 +20,7 @@ import torch
 from qsim import studies
 from qsim.cli import main
 from qsim.studies import cluster, processes
-from qsim.studies.cluster import Offer, check
+from qsim.studies.cluster import Offer, checked_offers
 from qsim.studies.measuring import versions
 from support.coins import Coins, Toss
 from support.marked_coins import MarkedCoins, marks
@@ -110,7 +110,7 @@ def test_workers_that_differ_raise_an_error_first(scheduler: str, tmp_path: Path
         studies.run(Coins(), out=tmp_path / "out", scheduler=scheduler)
     assert not (tmp_path / "out").exists()
     # Workers that join later are checked as well.
-    monkeypatch.setattr(cluster, "check", lambda *given: {})
+    monkeypatch.setattr(cluster, "checked_offers", lambda *given: {})
     with pytest.raises(ValueError, match=r"the worker tcp://.* has torch \d.*, but this process has 1.0; results may differ"):
         studies.run(Coins(), out=tmp_path / "out", scheduler=scheduler)
     with pytest.raises(ValueError, match="has no workers, so how long runs take cannot be measured"):
@@ -142,11 +142,11 @@ OFFER = Offer(1, "one core", "", versions())
 )
 def test_offers(offers: dict[str, Offer | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(offers, CUDA, "tcp://s:1")
+        checked_offers(offers, CUDA, "tcp://s:1")
 
 
 def test_only_workers_with_a_gpu_are_asked_for_one() -> None:
-    assert list(check({"tcp://a:1": None, "tcp://b:1": OFFER}, CUDA, "tcp://s:1")) == ["tcp://b:1"]
+    assert list(checked_offers({"tcp://a:1": None, "tcp://b:1": OFFER}, CUDA, "tcp://s:1")) == ["tcp://b:1"]
     taken: list[dict[str, Any]] = []
 
     class Client:

@@ -10,7 +10,7 @@ import pytest
 from qsim import studies
 from qsim.studies import Claim, Report, Result
 from qsim.studies.looks import Looks
-from qsim.studies.statistics import above, mean, percent
+from qsim.studies.statistics import above, confidence_text, mean
 from support.coins import Coins, Settings, Toss
 
 
@@ -20,7 +20,7 @@ class Lean(Coins):
     enough = 4
 
     def report(self, settings: Settings, results: list[Result[Toss]]) -> Report:  # type: ignore[override]
-        claim = Claim("the rim", "it leans", percent(), True if settings.seeds >= self.enough else None)
+        claim = Claim("the rim", "it leans", confidence_text(), True if settings.seeds >= self.enough else None)
         return Report(self, [], [claim], f"{settings.seeds} seeds.")
 
 
@@ -35,7 +35,7 @@ def test_it_stops_at_the_first_look_that_decides(tmp_path: Path) -> None:
     assert "a confidence of 98.8 %" in page
     # Resumed, it looks at the same places again, and runs nothing.
     assert studies.run(Lean(), out=tmp_path, settings={"seeds": 2}, most_seeds=12).meaning == "4 seeds."
-    assert percent() == "95 %"
+    assert confidence_text() == "95 %"
 
 
 def test_it_ends_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

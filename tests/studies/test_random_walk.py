@@ -13,7 +13,7 @@ import torch
 from qsim import studies
 from qsim.studies.random_walk import EXACT, STOCHASTIC, RandomWalkStudy, Run
 from qsim.studies.random_walk.report import Findings
-from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps, late, moments
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, LINEAR, UpdateSchedule, exact_steps, late, step_moments
 from support.bounds import ERROR_PROBABILITY, bernstein
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def test_means_are_those_of_the_closed_form(findings: Findings) -> None:
     ways = findings.next_level + findings.stochastic
     assert len(ways) == 7
     for way in ways:
-        mean, variance = moments(way.late)
+        mean, variance = step_moments(way.late)
         count = way.run.weights * len(way.results)
         assert abs(way.measured.value - mean) <= bernstein(variance, way.run.steps, count, len(ways)), way.label
     for way in findings.exact:
@@ -56,7 +56,7 @@ def test_the_mean_of_a_million_weights_is_within_a_percent() -> None:
 
 def test_the_closed_form_of_updates_that_stay_the_same() -> None:
     for p, levels in ((0.5, 1), (0.125, 1), (0.25, 3)):
-        mean, variance = moments(late(UpdateSchedule(CONSTANT, p)(2000), levels))
+        mean, variance = step_moments(late(UpdateSchedule(CONSTANT, p)(2000), levels))
         # Of k geometric waits: k / p and k (1 - p) / p**2.
         assert mean == pytest.approx(levels / p)
         assert variance == pytest.approx(levels * (1 - p) / p**2)
@@ -68,7 +68,7 @@ def test_the_closed_form_of_updates_that_decay() -> None:
     still = late(updates, 1)
     product = np.prod(1 - 0.5 ** np.arange(1, 7))
     assert still[6] == pytest.approx(product)
-    assert moments(still)[0] == pytest.approx(still[:6].sum() + 64 * product)
+    assert step_moments(still)[0] == pytest.approx(still[:6].sum() + 64 * product)
     assert exact_steps(updates, 1) == 7
     assert exact_steps(UpdateSchedule(HALVED, 0.5)(16), 1) == 0, "halved for ever, the sum of updates stays below 1"
     harmonic = late(UpdateSchedule(HARMONIC, 0.5)(400), 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qsim import studies
-from qsim.cli.study import planned
+from qsim.cli.study import planned_study
 
 pytest.importorskip("scipy")
 
@@ -22,7 +22,7 @@ def test_a_committed_report_is_that_of_its_results(page: Path) -> None:
     (command,) = re.findall(r"^`qsim study (.+)`$", text, re.MULTILINE)
     # Its results may be a GPU's; reading them needs none.
     name, *options = shlex.split(re.sub(r" --device \S+", "", command))
-    plan = planned(name, [*options, "--device", "cpu", "--out", str(page.parent)])
+    plan = planned_study(name, [*options, "--device", "cpu", "--out", str(page.parent)])
     assert plan.missing() == 0
     report = plan.report()
     assert text.startswith(f"# {report.title or report.study.question}\n\n**{report.meaning}**\n\n")

@@ -14,7 +14,7 @@ from qsim import studies
 from qsim.plot import figures
 from qsim.studies import Result, Study
 from qsim.studies.measuring import machine
-from qsim.studies.report import described, origin
+from qsim.studies.report import described_machine, provenance
 from qsim.studies.store import Store
 from support.coins import Coins, Settings, Toss
 
@@ -55,17 +55,17 @@ def test_reports_name_runs_of_older_versions() -> None:
         Result(Toss("heads", 0.5, seed), {}, 1.0, {**here, "qsim": version})
         for seed, version in enumerate(("0.1.0", here["qsim"], "0.1.0"))
     ]
-    assert f"- 2 runs are of qsim 0.1.0: {qsim.__version__} judges them, but has not repeated them" in origin("qsim study coins", found)
-    assert "has not repeated" not in origin("qsim study coins", found[1:2])
+    assert f"- 2 runs are of qsim 0.1.0: {qsim.__version__} judges them, but has not repeated them" in provenance("qsim study coins", found)
+    assert "has not repeated" not in provenance("qsim study coins", found[1:2])
 
 
 def test_results_name_the_commit() -> None:
     here = machine(CPU)
     assert bool(here["commit"]) == (Path(__file__).parents[2] / ".git").exists()
-    assert described({**here, "commit": "a2c9455"}).endswith(f", qsim {qsim.__version__} at a2c9455, {here['date']}")
+    assert described_machine({**here, "commit": "a2c9455"}).endswith(f", qsim {qsim.__version__} at a2c9455, {here['date']}")
     old = {"device": "abacus", "torch": "0", "qsim": "0.1", "date": "1623"}
-    assert described(old) == "abacus, torch 0, qsim 0.1, 1623"
-    assert described({**old, "python": "3.11.7"}) == "abacus, Python 3.11.7, torch 0, qsim 0.1, 1623"
+    assert described_machine(old) == "abacus, torch 0, qsim 0.1, 1623"
+    assert described_machine({**old, "python": "3.11.7"}) == "abacus, Python 3.11.7, torch 0, qsim 0.1, 1623"
 
 
 def test_figures_suit_light_and_dark_pages(tmp_path: Path) -> None:

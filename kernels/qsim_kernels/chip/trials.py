@@ -20,7 +20,7 @@ _RANGE, _STEP = 10, 4
 _APART = 4
 
 
-def trial(rows: int, columns: int, length: int, product: ChipProduct, unit: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def trial_operands(rows: int, columns: int, length: int, product: ChipProduct, unit: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Operands of a product, `[rows, length]` and `[length, columns]`, of normal numbers between 2**-6 and 2**8.
 
     Args:
@@ -62,7 +62,7 @@ def _numbers(words: Tensor, binade: Tensor, dtype: torch.dtype, negated: Tensor)
     return (signs | (words & ((4 << mantissa) - 1)) + ((binade + field) << mantissa).to(words.dtype)).view(dtype)
 
 
-def spread(count: int, device: torch.device) -> Tensor:
+def spread_indices(count: int, device: torch.device) -> Tensor:
     """An index in each part of a dimension, at varying positions.
 
     Example:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.library import Hopper, Library, Multiply, one_on
 from qsim_kernels.chip.products import ChipProduct, product_of
-from qsim_kernels.chip.trials import spread, trial
+from qsim_kernels.chip.trials import spread_indices, trial_operands
 from qsim_kernels.sums import read_sum
 
 #: Emulates a product of two matrices, in float32.
@@ -195,8 +195,8 @@ def _multiplied_then_rounded(multiply: Multiply, dtype: torch.dtype, a: Tensor, 
 
 def _has_bits(call: Multiply, case: ChipCase, emulate: Emulate, unit: int) -> bool:
     """Whether a call's results have the emulator's bits, for random operands."""
-    a, b = trial(case.rows, case.columns, case.length, case.product, unit, case.device)
-    row, column = spread(case.rows, case.device), spread(case.columns, case.device)
+    a, b = trial_operands(case.rows, case.columns, case.length, case.product, unit, case.device)
+    row, column = spread_indices(case.rows, case.device), spread_indices(case.columns, case.device)
     # A bias that cancels the first row leaves what sums lose if they are rounded before it is added.
     bias = None if case.bias is None else -emulate(a[:1], b)[0].to(case.bias)
     wanted = finished(emulate(a[row], b[:, column]), None if bias is None else bias[column], case.dtype)

@@ -11,7 +11,7 @@ from qsim_kernels import reference
 from qsim_kernels.carrier import DOUBLE, grid_bits
 from qsim_kernels.compiled import tables
 from qsim_kernels.compiled.jobs import pack_values
-from qsim_kernels.compiled.native import check
+from qsim_kernels.compiled.native import check_numba
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Coding, Grid, Rule
@@ -21,7 +21,7 @@ from qsim_kernels.reference.rounding import as_values
 
 __all__ = ["checksum", "decode_into", "encode_into", "quantize_and_encode_into", "quantize_and_sum_into", "quantize_into"]
 
-check()
+check_numba()
 
 _STORED = (torch.float32, torch.bfloat16)
 _QUANTIZE = Loop("values", "quantize")
@@ -71,7 +71,7 @@ def encode_into(
         values = torch.empty(source.shape, dtype=torch.bfloat16, device=source.device)
         quantize_into(values, source, seed, grid, rule, stream, index)
         found = target if target.is_contiguous() else torch.empty(source.shape, dtype=out.dtype, device=out.device)
-        tables.look_up(found, values, tables.codes(grid, coding))
+        tables.look_up(found, values, tables.code_table(grid, coding))
         if found is not target:
             target.copy_(found)
         lost = lost or (check and coding.nan < 0 and bool(values.isnan().any()))
@@ -83,7 +83,7 @@ def decode_into(out: Tensor, codes: Tensor, grid: Grid, coding: Coding) -> None:
     if codes.dtype != torch.uint8 or not out.is_contiguous() or not codes.is_contiguous():
         reference.decode_into(out, codes, grid, coding)
     else:
-        tables.look_up(out, codes, tables.values(grid, coding, out.dtype))
+        tables.look_up(out, codes, tables.value_table(grid, coding, out.dtype))
 
 
 quantize_and_encode_into = partial(reference.quantize_and_encode_into, quantize=quantize_into, encode=encode_into)

@@ -264,14 +264,14 @@ def packed(job: tuple[int, ...]) -> bytes:
     return struct.pack(f"{len(job)}q", *job)
 
 
-def address_of(job: bytes) -> int:
+def job_address(job: bytes) -> int:
     """The address of a job that a loop passes to another, valid as long as the job is kept."""
     return ctypes.cast(ctypes.c_char_p(job), ctypes.c_void_p).value or 0
 
 
-def kept(numbers: tuple[int, ...]) -> int:
+def kept_address(numbers: tuple[int, ...]) -> int:
     """The address of numbers in memory that is never freed, because other jobs refer to it."""
-    return address_of(_kept.setdefault(numbers, packed(numbers)))
+    return job_address(_kept.setdefault(numbers, packed(numbers)))
 
 
 # No cache of a function: where two threads ask first, that frees the memory which one of them got.

@@ -40,7 +40,7 @@ _one_at_a_time = threading.RLock()
 OLDEST = 0, 65
 
 
-def check() -> None:
+def check_numba() -> None:
     """Raise an `ImportError` where functions cannot be compiled: with an old Numba, and with one that refuses the installed NumPy."""
     installed = version("numba")
     if tuple(map(int, installed.split(".")[:2])) < OLDEST:

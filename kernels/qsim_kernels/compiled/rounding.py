@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from qsim_kernels.carrier import SINGLE, GridBits
-from qsim_kernels.compiled.jobs import kept
+from qsim_kernels.compiled.jobs import kept_address
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
@@ -93,7 +93,7 @@ def strip(how: GridBits, rule: Rule) -> Strip:
     ends = how.top, how.bottom, how.floor, how.over, how.under
     flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.bits, rule.correction
     numbers = how.shift, how.low, how.least, *ends, *flags, how.parity, *masks, _way(how, rule)
-    return Strip(_loop(how, rule).address, kept(numbers))
+    return Strip(_loop(how, rule).address, kept_address(numbers))
 
 
 def _loop(how: GridBits, rule: Rule) -> Native:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.hadamard import hadamard
-from qsim_kernels.compiled.jobs import Job, address_of, making, packed
+from qsim_kernels.compiled.jobs import Job, job_address, making, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
@@ -83,7 +83,7 @@ def quantize_tiles_into(
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
     job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
-    job = job._replace(scales=scales.data_ptr(), making=address_of(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
+    job = job._replace(scales=scales.data_ptr(), making=job_address(made), under=SINGLE.pattern(whole), counted=SINGLE.nan)
     job = job._replace(finding=_AMAXES.address, scaling=_SCALES.address, rounding=_ROWS.address)
     _share(_TILES, job, _tile_rows(job))
     if result is not out:

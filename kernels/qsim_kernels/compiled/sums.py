@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import grid_bits
-from qsim_kernels.compiled.jobs import address_of, bits_of, kept, packed
+from qsim_kernels.compiled.jobs import bits_of, job_address, kept_address, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
@@ -121,7 +121,7 @@ def accumulate_into(
     result = out if out.dtype == torch.float64 else torch.empty_like(out, dtype=torch.float64)
     operands = left.data_ptr(), right.data_ptr(), of_left.data_ptr(), of_right.data_ptr()
     count, row, numbers = left.numel() // length, columns * length, _aligned_numbers(unit)
-    product = ProductJob(result.data_ptr(), *operands, rows, columns, length, every, address_of(numbers))
+    product = ProductJob(result.data_ptr(), *operands, rows, columns, length, every, job_address(numbers))
     if isinstance(inner, AlignedSum):
         _ALIGNED.share(packed(product), count, row)
     else:
@@ -130,7 +130,7 @@ def accumulate_into(
         words, part, own = _ROWS * _WIDTH + stride * width + _SERVED, -(-count // threads), _rounded_numbers(inner)
         room = torch.empty(threads * words, dtype=torch.int64, device=_CPU)
         random = 0 if seed is None else int(seed), stream, offset, stride, short
-        product = ProductJob(*product[:10], address_of(own), *random, width, room.data_ptr(), words, part)
+        product = ProductJob(*product[:10], job_address(own), *random, width, room.data_ptr(), words, part)
         _ROUNDED.share(packed(product), count, row, part)
     if result is not out:
         out.copy_(result)
@@ -157,7 +157,7 @@ def _in_unit(out: Tensor, a: Tensor, b: Tensor, how: BlockScaledSum | TwoStepSum
             _aligned_numbers(AlignedSum(SINGLE_GRID, int(Mode.TOWARD_ZERO), how.block, how.fraction, how.low_a, how.low_b)),
         )
     where = [x.data_ptr() for x in (*operands, *exponents)]
-    product = ProductJob(result.data_ptr(), where[0], where[1], where[2], where[3], rows, columns, length, 0, address_of(unit))
+    product = ProductJob(result.data_ptr(), where[0], where[1], where[2], where[3], rows, columns, length, 0, job_address(unit))
     loop.share(packed(product), operands[0].numel() // length, columns * length)
     out.copy_(result)
     out.copy_(one_nan(out))
@@ -198,4 +198,4 @@ def _rounded_numbers(how: RoundedSum) -> bytes:
 
 def _rounding(grid: Grid, rule: Rule) -> tuple[int, int]:
     """The addresses of the loop that rounds rows and of its numbers."""
-    return _ONTO[Mode(rule.mode)].address, kept(_onto(grid, rule))
+    return _ONTO[Mode(rule.mode)].address, kept_address(_onto(grid, rule))

@@ -28,7 +28,7 @@ def has_codes(grid: Grid, coding: Coding) -> bool:
 
 
 @lru_cache(maxsize=64)
-def codes(grid: Grid, coding: Coding) -> Tensor:
+def code_table(grid: Grid, coding: Coding) -> Tensor:
     """The code of each bfloat16 number that is a value of the grid, indexed by bit pattern."""
     numbers = torch.arange(1 << 16, dtype=torch.int32, device=_CPU).to(torch.int16).view(torch.bfloat16)
     table = torch.empty(numbers.shape, dtype=torch.uint8, device=_CPU)
@@ -37,7 +37,7 @@ def codes(grid: Grid, coding: Coding) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def values(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
+def value_table(grid: Grid, coding: Coding, dtype: torch.dtype) -> Tensor:
     """The value of each code of at most `BITS` bits."""
     table = torch.empty(1 << BITS, dtype=dtype, device=_CPU)
     decode_into(table, torch.arange(1 << BITS, device=_CPU).to(torch.uint8), grid, coding)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from qsim_kernels.compiled.jobs import SharedLoop, address_of, stored
+from qsim_kernels.compiled.jobs import SharedLoop, job_address, stored
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.ops.backend import PROCESS
 
@@ -42,7 +42,7 @@ class Loop(Native):
         if count * row <= GRAIN or (threads := torch.get_num_threads()) == 1:
             self.run(job, 0, count)
             return
-        work = stored(SharedLoop(0, part or max(_PART // row, 1), count, self.address, address_of(job)))
+        work = stored(SharedLoop(0, part or max(_PART // row, 1), count, self.address, job_address(job)))
         _team(os.getpid())(_SHARE.address, ctypes.addressof(work), threads)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.reference.sums import added
+from qsim_kernels.reference.sums import sum_to_odd
 from qsim_kernels.sums import PromotedSum, noise_indices, spell_sum
 
 
@@ -72,5 +72,5 @@ def accumulate_scaled_into(
         short = torch.ops.qsim.accumulate.default(left, right, seed, inner, stream, offset + i * each, None, chip)
         scale = scales_a.of_sum(i, a.shape[-2])[..., :, None] * scales_b.of_sum(i, b.shape[-1])[..., None, :]
         # Both factors are float32 numbers, so that their product is exact.
-        total = added(total.to(torch.float64), scale.to(torch.float64) * short.to(torch.float64)).to(torch.float32)
+        total = sum_to_odd(total.to(torch.float64), scale.to(torch.float64) * short.to(torch.float64)).to(torch.float32)
     out.copy_(one_nan(total))

@@ -142,7 +142,7 @@ def _rounded(operands: Operands, how: RoundedSum, bits: ElementBits | None) -> T
         case Order.KAHAN:
             return _compensated(terms, onto, each, total)
     for j, term in enumerate(terms):
-        total = onto(added(total, term), (j + 1) * each - 1)
+        total = onto(sum_to_odd(total, term), (j + 1) * each - 1)
     return total
 
 
@@ -165,7 +165,7 @@ def _in_a_tree(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor], e
 
     def join() -> None:
         (first, size, left), (middle, more, right) = waiting[-2:]
-        waiting[-2:] = [(first, size + more, onto(added(left, right), middle * each - 1))]
+        waiting[-2:] = [(first, size + more, onto(sum_to_odd(left, right), middle * each - 1))]
 
     for j, term in enumerate(terms):
         waiting.append((j, 1, onto(term, j * each + each - 2)))
@@ -181,15 +181,15 @@ def _compensated(terms: Iterator[Tensor], onto: Callable[[Tensor, int], Tensor],
     lost = torch.zeros_like(total)
     for j, term in enumerate(terms):
         first = (j + 1) * each - 4
-        due = onto(added(term, -lost), first)
-        after = onto(added(total, due), first + 1)
-        gained = onto(added(after, -total), first + 2)
-        lost = torch.where(after.isfinite(), onto(added(gained, -due), first + 3), 0.0)
+        due = onto(sum_to_odd(term, -lost), first)
+        after = onto(sum_to_odd(total, due), first + 1)
+        gained = onto(sum_to_odd(after, -total), first + 2)
+        lost = torch.where(after.isfinite(), onto(sum_to_odd(gained, -due), first + 3), 0.0)
         total = after
     return total
 
 
-def added(x: Tensor, y: Tensor) -> Tensor:
+def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
     """The sum of float64 tensors, rounded to odd."""
     near = x + y
     from_y = near - x

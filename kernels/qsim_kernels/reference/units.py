@@ -86,7 +86,7 @@ def two_step(operands: Operands, how: TwoStepSum) -> Tensor:
         top = _largest(*(part.exponent for part in parts))
         units = sum((torch.floor(part.value * _power(how.fraction - top)) for part in parts), operands.zeros())
         products = units * _power(top - how.fraction)
-        running = exponents(total, _RUNNING, of_zero=_RUNNING)
+        running = exponents_of(total, _RUNNING, of_zero=_RUNNING)
         top = torch.maximum(top, running)
         kept = torch.floor(total * _power(how.fraction - top)) * _power(top - how.fraction)
         if how.apart:
@@ -108,7 +108,7 @@ def _together(terms: list[Term], fraction: int) -> Term:
 
 def _products(operands: Operands, low_a: int, low_b: int) -> Iterator[Term]:
     """The products of a part of the sum."""
-    exponents_a, exponents_b = exponents(operands.a, low_a), exponents(operands.b, low_b)
+    exponents_a, exponents_b = exponents_of(operands.a, low_a), exponents_of(operands.b, low_b)
     for a, b, of_a, of_b in zip(operands.a, operands.b, exponents_a, exponents_b, strict=True):
         yield Term(a * b, of_a + of_b)
 
@@ -125,14 +125,14 @@ def _scaled(operands: Operands, first: int, how: BlockScaledSum) -> Iterator[Ter
         yield from terms
         return
     p, q = (x[first // how.group] for x in operands.scales)
-    exponent = exponents(p, how.low_scale) + exponents(q, how.low_scale)
+    exponent = exponents_of(p, how.low_scale) + exponents_of(q, how.low_scale)
     for term in terms:
         yield Term(term.value * (p * q), term.exponent + exponent)
 
 
 def _added_to(total: Tensor, terms: list[Term], fraction: int, low: int) -> Tensor:
     """A running sum and terms, aligned to the largest exponent among them, truncated and added exactly."""
-    top = _largest(exponents(total, low, of_zero=LEAST_EXPONENT), *(term.exponent for term in terms))
+    top = _largest(exponents_of(total, low, of_zero=LEAST_EXPONENT), *(term.exponent for term in terms))
     up, down = _power(fraction - top), _power(top - fraction)
     units = torch.zeros_like(total) + torch.trunc(total * up)
     for term in terms:
@@ -144,7 +144,7 @@ def _largest(*found: Tensor) -> Tensor:
     return reduce(torch.maximum, found)
 
 
-def exponents(x: Tensor, low: int, of_zero: int = _NONE) -> Tensor:
+def exponents_of(x: Tensor, low: int, of_zero: int = _NONE) -> Tensor:
     """The exponents of numbers, at least `low`; that of infinities and NaN does not matter."""
     found = (x.view(torch.int64) >> 52 & 0x7FF) - 1023
     found = torch.where(x.isfinite(), found, low).clamp_(min=low)

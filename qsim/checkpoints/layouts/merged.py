@@ -88,7 +88,7 @@ def _rescaled(weight: CodedWeight, outer: Tensor) -> Tensor | None:
     return codes if same else None
 
 
-def rescaled(weight: CodedWeight, outer: Tensor | None) -> CodedWeight:
+def under_common_scale(weight: CodedWeight, outer: Tensor | None) -> CodedWeight:
     """A weight under the common scale that was found for it."""
     if outer is None or weight.outer is None:
         return weight

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from qsim.checkpoints.layouts.weights import CodedWeight, coded
+from qsim.checkpoints.layouts.weights import CodedWeight, coded_weight
 from qsim.formats import E8M0
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
@@ -45,7 +45,7 @@ class LayerPlan:
         Raises:
             ValueError: If it is not finite.
         """
-        whole = coded(self.layer, self.weight)
+        whole = coded_weight(self.layer, self.weight)
         return whole if self.rows is None else whole.part(self.rows)
 
     @property
@@ -91,7 +91,7 @@ def is_microscaled(scale: Scaling | None) -> bool:
     return scale is not None and scale.format == E8M0 and scale.outer is None
 
 
-def groups_of(scale: Scaling | None, columns: int, size: int) -> bool:
+def is_grouped(scale: Scaling | None, columns: int, size: int) -> bool:
     """Whether scales can be written as one for every `size` neighbours in a row of so many columns."""
     width = scale.size if isinstance(scale, Blocks) else scale.width if isinstance(scale, Tiles) else 0
     return width > 0 and width % size == 0 and columns % size == 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.stored import StoredLayer, tiled_product, values
+from qsim.checkpoints.layouts.stored import StoredLayer, stored_values, tiled_product
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Format, Int
 from qsim.functional.quantizer import Quantizer
@@ -97,8 +97,8 @@ def _decoded(scheme: Mapping[str, Any], weight: Quantizer, own: Mapping[str, Cal
     elif "weight_shape" in own:
         elements = _unpacked(own["weight_packed"](), scheme["weights"]["num_bits"], int(own["weight_shape"]()[1]))
     else:
-        elements = values(own["weight_packed"](), weight.format, packed=True)
-    factors = values(scales, E8M0, packed=False) if scales.dtype == torch.uint8 else scales.float()
+        elements = stored_values(own["weight_packed"](), weight.format, packed=True)
+    factors = stored_values(scales, E8M0, packed=False) if scales.dtype == torch.uint8 else scales.float()
     if "weight_global_scale" in own:
         factors = factors / own["weight_global_scale"]()
     return tiled_product(elements, factors.view(scaling.counts(elements.shape)), scaling.extent(elements.shape))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.stored import StoredLayer, tiled_product, values
+from qsim.checkpoints.layouts.stored import StoredLayer, stored_values, tiled_product
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, INT8, Format
 from qsim.functional.quantizer import Quantizer
@@ -112,7 +112,7 @@ def _decoded(weight: Quantizer, own: Mapping[str, Tensor]) -> Tensor:
     """The weight in float32."""
     codes, scaling = own["qdata"], weight.scale
     assert scaling is not None  # all kinds have scales
-    elements = values(codes, weight.format, packed=weight.format == E2M1)
+    elements = stored_values(codes, weight.format, packed=weight.format == E2M1)
     scales = own["scale"].float()
     if "per_tensor_scale" in own:
         scales = scales * own["per_tensor_scale"]

@@ -43,6 +43,6 @@ def tiled_product(elements: Tensor, scales: Tensor, tile: Sequence[int]) -> Tens
     return elements.float() * spread[: elements.shape[0], : elements.shape[1]]
 
 
-def values(codes: Tensor, fmt: Format, *, packed: bool) -> Tensor:
+def stored_values(codes: Tensor, fmt: Format, *, packed: bool) -> Tensor:
     """The float32 values of codes, given as bytes or in a dtype of their width."""
     return decode(codes.contiguous().view(torch.uint8), fmt, packed=packed)

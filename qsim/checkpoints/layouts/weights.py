@@ -114,7 +114,7 @@ def delayed_scale(layer: FivePointModule, name: str, point: Quantizer) -> float:
     return float(torch.ops.qsim.scales.default(largest.view(1, 1, 1), None, *point.scale.spelling(point.format)))
 
 
-def coded(layer: FivePointModule, point: Quantizer) -> CodedWeight:
+def coded_weight(layer: FivePointModule, point: Quantizer) -> CodedWeight:
     """A layer's weight in codes.
 
     Args:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.merged import rescaled, with_common_scales
-from qsim.checkpoints.layouts.plans import LayerPlan, groups_of, is_microscaled
+from qsim.checkpoints.layouts.merged import under_common_scale, with_common_scales
+from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
 from qsim.checkpoints.layouts.reciprocals import reciprocal
 from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Fixed, Format
@@ -88,7 +88,7 @@ def _weights(point: Quantizer, columns: int) -> dict[str, Any]:
     scale, args = point.scale, _numbers("weight", point.format)
     if point.format in (E2M1, E2M3) or (is_microscaled(scale) and isinstance(scale, Blocks)):
         own = E8M0 if is_microscaled(scale) else E4M3 if scale is not None and (point.format, scale.format) == (E2M1, E4M3) else None
-        if own is None or not groups_of(scale, columns, _GROUPS[own]):
+        if own is None or not is_grouped(scale, columns, _GROUPS[own]):
             per = "E8M0 scales per 32 (MX formats), or for E2M1 E4M3 ones per 16 (NVFP4)"
             raise LayoutError(f"its weight, {short(point)} with {columns} columns, must have {per}, dividing the columns")
         strategy = "tensor_group" if own == E4M3 else "group"
@@ -159,7 +159,7 @@ def _format(point: Quantizer, args: Mapping[str, Any], inputs: Mapping[str, Any]
 def _tensors(plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
     args, kind = plan.scheme["weights"], plan.scheme["format"]
     if kind == "nvfp4-pack-quantized":
-        return _nvfp4(rescaled(coded, plan.outer))
+        return _nvfp4(under_common_scale(coded, plan.outer))
     if "scale_dtype" in args:
         assert coded.scale_codes is not None  # E8M0
         scales = {"weight_scale": coded.spread(coded.scale_codes, args["group_size"])}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.plans import LayerPlan, groups_of, is_microscaled
+from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
 from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
@@ -101,9 +101,14 @@ def _kind(point: Quantizer, columns: int) -> str:
     """Which of the schemes has a weight's numbers."""
     scale, element = point.scale, point.format
     assert scale is not None  # forward_weight sees to it
-    if element in _MX and is_microscaled(scale) and (isinstance(scale, Blocks) or element not in _FLOAT8) and groups_of(scale, columns, 32):
+    if (
+        element in _MX
+        and is_microscaled(scale)
+        and (isinstance(scale, Blocks) or element not in _FLOAT8)
+        and is_grouped(scale, columns, 32)
+    ):
         return "mx"
-    if element == E2M1 and scale.format == E4M3 and groups_of(scale, columns, 16):
+    if element == E2M1 and scale.format == E4M3 and is_grouped(scale, columns, 16):
         return "nvfp4"
     if element in _FLOAT8:
         return "float8"

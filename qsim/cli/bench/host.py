@@ -82,9 +82,9 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("--trace: compiled code makes no calls; omit --compile or --trace")
     points = {name: point for name, point in _points().items() if name in names}
     work = HostSettings(device, torch.bfloat16 if device.type == "cuda" else torch.float32, 1, False, args.repeats)
-    rows = list(traced(work, points)) if args.trace else [*layers(work, points), *quantized(work)]
+    rows = list(traced(work, points)) if args.trace else [*layer_calls(work, points), *quantize_calls(work)]
     if args.compile:
-        rows += layers(replace(work, layers=args.layers, compiled=True), points)
+        rows += layer_calls(replace(work, layers=args.layers, compiled=True), points)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     heading = f"{name}; torch {torch.__version__}, qsim {qsim.__version__}"
     if args.json:
@@ -101,7 +101,7 @@ def _points() -> dict[str, FivePoint]:
     return own | {name: recipes.resolve(name).points for name in ("fp8_hybrid", "mxfp4", "nvfp4")}
 
 
-def layers(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
+def layer_calls(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]:
     """Layers compared with torch's own."""
     clock, kind = clock_of(work.device), "compiled" if work.compiled else "layer"
     native, _ = _step(work, None)
@@ -112,7 +112,7 @@ def layers(work: HostSettings, points: Mapping[str, FivePoint]) -> Iterator[Row]
         yield _row(title, theirs, seconds, ours, work) | {"first_seconds": first}
 
 
-def quantized(work: HostSettings) -> Iterator[Row]:
+def quantize_calls(work: HostSettings) -> Iterator[Row]:
     """`quantize` of a small tensor compared with `torch.mul`."""
     x = torch.randn(ELEMENTS, device=work.device, dtype=work.dtype)
     for name, rounding in (("e4m3", "nearest"), ("e4m3", "stochastic"), ("mxfp4", "nearest"), ("nvfp4", "nearest")):

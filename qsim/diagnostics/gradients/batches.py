@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from qsim.diagnostics.gradients.borrowed import borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
-from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat, in_percent
+from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
+from qsim.diagnostics.gradients.text import flat_row, in_percent
 from qsim.formats import Float
-from qsim.nn.converting.layers import Layer, check
+from qsim.nn.converting.layers import Layer, check_layer
 from qsim.nn.modules import resolve_points
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
@@ -96,7 +96,7 @@ class BatchFactors:
     def rows(self) -> list[dict[str, Any]]:
         """The factors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
         common = {"points": self.points, "compared_with": self.like, "bound": self.bound, "level": self.level}
-        return [flat(asdict(factor)) | common for factor in self.factors]
+        return [flat_row(asdict(factor)) | common for factor in self.factors]
 
     def __str__(self) -> str:
         """The table, and the bias that a larger batch does not remove."""
@@ -168,7 +168,7 @@ def batch_for(
     weights = weights_of("batch_for", model)
     settings = [_settings(weights, given) for given in (points, like)]
     with borrowed(model, weights.layers, streams.stream("batch_for", seed)) as state:
-        drawn = Gradients("batch_for", model, loss, batches_of("batch_for", batches), weights, state)
+        drawn = Gradients("batch_for", model, loss, listed_batches("batch_for", batches), weights, state)
         counts = [draws if draws_bits(of_all) else 1 for of_all in settings]
         found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
         norms = drawn.squared_norms()
@@ -185,7 +185,7 @@ def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
     first, last = (given.first, given.last) if isinstance(given, Recipe) else (0, 0)
     chosen = [points if first <= i < count - last else FivePoint() for i in range(count)]
     for name, layer, own in zip(weights.names, weights.layers, chosen, strict=True):
-        check(Layer((name,), layer, ""), own)
+        check_layer(Layer((name,), layer, ""), own)
     return [in_use(layer, layer.own_points(own)) for layer, own in zip(weights.layers, chosen, strict=True)]
 
 
@@ -194,8 +194,8 @@ def _row(found: Moments, k: int) -> Moments:
 
 
 def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: list[int], level: float) -> BatchFactor:
-    parts = sampling(found, counts[0]), rounding(found)
-    total, like = parts[0].plus(parts[1]), sampling(other, counts[1]).plus(rounding(other))
+    parts = sampling(found, counts[0]), rounding_variance(found)
+    total, like = parts[0].plus(parts[1]), sampling(other, counts[1]).plus(rounding_variance(other))
     if float(like.value) <= 0:
         raise ValueError(f"batch_for: the gradient of {layer} does not vary under like: batches must differ, got identical ones")
     measured = (*parts, like, squared_bias(found), squared_bias(norms))

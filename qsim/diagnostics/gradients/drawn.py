@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.diagnostics.gradients.borrowed import Borrowed
-from qsim.diagnostics.gradients.statistics import Moments, added, moments
+from qsim.diagnostics.gradients.statistics import Moments, total_moments, weight_moments
 from qsim.nn.converting.layers import layers as layers_of
 from qsim.nn.modules import FivePointModule
 from qsim.random import streams
@@ -112,9 +112,9 @@ class Gradients:
 
     def _by_layer(self, means: Sequence[Tensor], spreads: Tensor, reference: Sequence[Tensor] | None = None) -> Moments:
         rows = zip(means, spreads, self.reference if reference is None else reference, strict=True)
-        of_weights = [Moments(*(part.cpu() for part in moments(mean, spread.to(mean.device), base))) for mean, spread, base in rows]
-        of_layers = [added([of_weights[k] for k in own]) for own in self._weights.owned.values()]
-        return Moments(*(torch.stack(column) for column in zip(*of_layers, added(of_weights), strict=True)))
+        of_weights = [Moments(*(part.cpu() for part in weight_moments(mean, spread.to(mean.device), base))) for mean, spread, base in rows]
+        of_layers = [total_moments([of_weights[k] for k in own]) for own in self._weights.owned.values()]
+        return Moments(*(torch.stack(column) for column in zip(*of_layers, total_moments(of_weights), strict=True)))
 
     def _in_full_precision(self) -> list[Tensor]:
         self._state.set_points([FivePoint()] * len(self._weights.layers))
@@ -180,7 +180,7 @@ def check_arguments(owner: str, draws: int, seed: int, level: float) -> None:
         raise ValueError(f"{owner}: level must be a probability between 0 and 1, got {level!r}")
 
 
-def batches_of(owner: str, batches: Iterable[Any]) -> list[Any]:
+def listed_batches(owner: str, batches: Iterable[Any]) -> list[Any]:
     """All batches.
 
     Raises:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from qsim.diagnostics.gradients.borrowed import borrowed
-from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, batches_of, check_arguments, weights_of
+from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.error import GradientError
 from qsim.diagnostics.gradients.points import NAMES, alone, in_use, quantizer_of
-from qsim.diagnostics.gradients.statistics import Moments, rounding, sampling, squared_bias
-from qsim.diagnostics.gradients.text import flat, in_percent
+from qsim.diagnostics.gradients.statistics import Moments, rounding_variance, sampling, squared_bias
+from qsim.diagnostics.gradients.text import flat_row, in_percent
 from qsim.random import streams
 from qsim.recipes.five_point import FivePoint
 from qsim.text.columns import aligned
@@ -54,7 +54,7 @@ class GradientErrors:
 
     def rows(self) -> list[dict[str, Any]]:
         """The errors as plain strings and numbers for JSON; the ends of an interval are `…_low` and `…_high`."""
-        return [flat(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
+        return [flat_row(asdict(error)) | {"batches": self.batches, "draws": self.draws, "level": self.level} for error in self.errors]
 
     def of(self, point: str, layer: str = ALL_WEIGHTS) -> GradientError:
         """The error of a layer at a point.
@@ -160,7 +160,7 @@ def gradient_error(
     weights = weights_of("gradient_error", model)
     settings = _settings(weights)
     with borrowed(model, weights.layers, streams.stream("gradient_error", seed)) as state:
-        given = batches_of("gradient_error", batches)
+        given = listed_batches("gradient_error", batches)
         drawn = Gradients("gradient_error", model, loss, given, weights, state)
         found = {NONE: (drawn.full_precision(), 1)}
         for name, points in settings.items():
@@ -193,5 +193,5 @@ def _row(found: Moments, k: int) -> Moments:
 
 
 def _error(layer: str, point: str, found: Moments, draws: int, norms: Moments, level: float) -> GradientError:
-    measured = squared_bias(found), sampling(found, draws), rounding(found), squared_bias(norms)
+    measured = squared_bias(found), sampling(found, draws), rounding_variance(found), squared_bias(norms)
     return GradientError(layer, point, *(part.estimate(level) for part in measured))

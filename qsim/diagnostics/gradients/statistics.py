@@ -63,7 +63,7 @@ class Moments(NamedTuple):
     along: Tensor
 
 
-def moments(means: Tensor, spread: Tensor, reference: Tensor) -> Moments:
+def weight_moments(means: Tensor, spread: Tensor, reference: Tensor) -> Moments:
     """The moments of one weight.
 
     Args:
@@ -77,7 +77,7 @@ def moments(means: Tensor, spread: Tensor, reference: Tensor) -> Moments:
     return Moments(spread.double(), apart, off.square().sum(1), off @ off.sum(0))
 
 
-def added(parts: Sequence[Moments]) -> Moments:
+def total_moments(parts: Sequence[Moments]) -> Moments:
     """The moments of several weights together."""
     return Moments(*(torch.stack(column).sum(0) for column in zip(*parts, strict=True)))
 
@@ -116,7 +116,7 @@ class Jackknife(NamedTuple):
         return student(level, count - 1) * math.sqrt(variance)
 
 
-def rounding(found: Moments) -> Jackknife:
+def rounding_variance(found: Moments) -> Jackknife:
     """`T^Q`: the variance that rounding adds to the gradient of a batch."""
     total, count = found.spread.sum(), len(found.spread)
     return Jackknife(total / count, (total - found.spread) / (count - 1))
@@ -127,7 +127,7 @@ def sampling(found: Moments, draws: int) -> Jackknife:
     total, count = found.apart.sum(), len(found.apart)
     # Without one point of n, the squared distances from the mean decrease by n / (n - 1) times that point's own.
     between = Jackknife(total / (count - 1), (total - found.apart * count / (count - 1)) / (count - 2))
-    noise = rounding(found)
+    noise = rounding_variance(found)
     return Jackknife(between.value - noise.value / draws, between.without - noise.without / draws)
 
 

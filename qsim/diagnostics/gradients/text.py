@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(given: Mapping[str, Any]) -> dict[str, Any]:
+def flat_row(given: Mapping[str, Any]) -> dict[str, Any]:
     """A row without nesting: an estimate becomes three numbers.
 
     Example:

@@ -13,7 +13,7 @@ from qsim import rounding as _rounding
 from qsim.formats import Format
 from qsim.functional.fpu.calls import WholeFunctionMode
 from qsim.functional.fpu.mode import RoundingMode
-from qsim.functional.fpu.names import kept
+from qsim.functional.fpu.names import kept_functions
 from qsim.functional.fpu.output import Output, SeedSource
 from qsim.random import seeds
 from qsim.rounding import NEAREST, Overflow, Rounding
@@ -95,7 +95,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
         if seed is not None or generator is not None:
             source = seed if isinstance(seed, Tensor) else generator
             seeds.check_source(seed, generator, getattr(source, "device", torch.device("cpu")))
-        names = kept(keep)
+        names = kept_functions(keep)
         self._output = None
         if format is not None:
             found = _resolved(format)

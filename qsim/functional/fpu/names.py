@@ -38,7 +38,7 @@ def name_of(function: Any) -> str:
     return _SPELLINGS.get(name, name)
 
 
-def kept(names: object) -> frozenset[str]:
+def kept_functions(names: object) -> frozenset[str]:
     """The functions that a user names, by their common names.
 
     Raises:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qsim.functional.arguments import warn
 from qsim.nn import functional
-from qsim.nn.calls.running import rounding
+from qsim.nn.calls.running import without_inner_rounding
 from qsim.nn.calls.settings import call_points
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
@@ -75,7 +75,7 @@ def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None) 
     if points is None:
         return a @ b
     observers.enter_call(module, "")
-    product: Tensor = rounding(functional.matmul, a, b, points)
+    product: Tensor = without_inner_rounding(functional.matmul, a, b, points)
     return product
 
 

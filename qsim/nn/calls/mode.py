@@ -16,7 +16,7 @@ from qsim.functional.bodies import body
 from qsim.nn import functional
 from qsim.nn.calls import products, recurrent
 from qsim.nn.calls.einsum import einsum
-from qsim.nn.calls.running import PausedInLayers, rounding, running
+from qsim.nn.calls.running import PausedInLayers, running, without_inner_rounding
 from qsim.nn.calls.weights import follow
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -80,7 +80,7 @@ class ProductCallsMode(PausedInLayers):
                 return _ATTENTION(*args, **given)
         product = PRODUCTS.get(func)
         if product is not None and "out" not in given:
-            rounded = rounding(product, *args, **given)
+            rounded = without_inner_rounding(product, *args, **given)
             if rounded is not None:
                 return rounded
         result = func(*args, **given)

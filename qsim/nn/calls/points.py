@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from qsim.formats.dtypes import FLOATS
 from qsim.nn.calls.running import running
 from qsim.nn.calls.settings import CallPoints, call_points
-from qsim.nn.calls.weights import origin, parameter_of
+from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
@@ -34,8 +34,8 @@ class Weight(NamedTuple):
 def weight_of(x: Any) -> Weight | None:
     """How a tensor is rounded that comes from a parameter; `None` if it does not, or if the module that has it is left alone."""
     parameter = parameter_of(x)
-    if parameter is None and isinstance(x, Tensor) and any(origin(x) is own for own in running.modules[-1]._parameters.values()):
-        parameter = origin(x)  # torch.func.functional_call replaces parameters by other tensors
+    if parameter is None and isinstance(x, Tensor) and any(base_of_view(x) is own for own in running.modules[-1]._parameters.values()):
+        parameter = base_of_view(x)  # torch.func.functional_call replaces parameters by other tensors
     if parameter is None or parameter.dtype not in FLOATS:
         return None
     found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
@@ -74,7 +74,7 @@ def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
     if calls is None or not calls.of_activations or a.dtype not in FLOATS or b.dtype not in FLOATS:
         return None
     constants = list(module._buffers.values())
-    if any(parameter_of(x) is not None or any(origin(x) is constant for constant in constants) for x in (a, b)):
+    if any(parameter_of(x) is not None or any(base_of_view(x) is constant for constant in constants) for x in (a, b)):
         return None
     observers.enter_call(module, "")
     return calls.points

@@ -36,14 +36,14 @@ class PausedInLayers(TorchFunctionMode):
 def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without the innermost function mode, if that is of this kind."""
     if torch.compiler.is_compiling():  # compiled code cannot leave a mode, nor does one slow it down
-        return rounding(call, *args, **kwargs) if running.modules else call(*args, **kwargs)
+        return without_inner_rounding(call, *args, **kwargs) if running.modules else call(*args, **kwargs)
     if not isinstance(_get_current_function_mode(), PausedInLayers):
         return call(*args, **kwargs)
     with _pop_mode_temporarily():
         return call(*args, **kwargs)
 
 
-def rounding(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def without_inner_rounding(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of qsim, in which no further call is rounded."""
     before, running.is_rounding = running.is_rounding, True
     try:

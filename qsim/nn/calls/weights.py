@@ -17,13 +17,13 @@ def parameter_of(x: Any) -> Tensor | None:
     """The parameter that a tensor comes from, the first one of several; `None` for everything else."""
     if not isinstance(x, Tensor):
         return None
-    own = origin(x)
+    own = base_of_view(x)
     if type(own) is not Tensor and isinstance(own, nn.Parameter):  # the second question is slow
         return own
     return getattr(own, _PARAMETER, None)
 
 
-def origin(x: Tensor) -> Tensor:
+def base_of_view(x: Tensor) -> Tensor:
     """The tensor that a view is of; any other tensor itself."""
     return x if x._base is None else x._base
 

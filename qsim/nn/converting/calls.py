@@ -9,7 +9,7 @@ from torch import jit, nn
 from qsim.nn.calls.mode import know_others
 from qsim.nn.calls.modules import RoundsCalls, with_calls
 from qsim.nn.calls.settings import CallPoints, Calls, call_points, delayed_calls
-from qsim.nn.converting.classes import exchanged, kind
+from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.layers import ATTENTION, Layer, parts, target
 from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
@@ -50,7 +50,7 @@ def enter_calls(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, RoundsCalls) and _calls(module) and any(map(_rounds, module.modules())):
             own = kind(module)
-            module.__class__ = exchanged(type(module), own, with_calls(own))
+            module.__class__ = with_ancestor_replaced(type(module), own, with_calls(own))
         if call_points(module) is not None:
             _remember(module)
 
@@ -62,7 +62,7 @@ def leave_calls(module: nn.Module) -> None:
     _remember(module)
     if isinstance(module, RoundsCalls):
         own = module.without_calls
-        module.__class__ = exchanged(type(module), with_calls(own), own)
+        module.__class__ = with_ancestor_replaced(type(module), with_calls(own), own)
 
 
 def _remember(module: nn.Module) -> None:

@@ -21,10 +21,10 @@ def kind(module: nn.Module) -> type[nn.Module]:
     return found.without_calls if issubclass(found, RoundsCalls) else found
 
 
-def exchanged(cls: type, old: type, new: type) -> type:
+def with_ancestor_replaced(cls: type, old: type, new: type) -> type:
     """A class with one of its ancestors replaced: parametrizations and FSDP derive their own classes from a layer's."""
     if cls is old:
         return new
     if old not in cls.__mro__:
         return cls
-    return type(cls.__name__, tuple(exchanged(base, old, new) for base in cls.__bases__), dict(vars(cls)))
+    return type(cls.__name__, tuple(with_ancestor_replaced(base, old, new) for base in cls.__bases__), dict(vars(cls)))

@@ -17,11 +17,11 @@ from qsim.functional.quantizer import Quantizer
 from qsim.nn.arguments import recipe_hint
 from qsim.nn.calls.settings import Calls, check_calls
 from qsim.nn.converting.calls import callers, enter_calls, leave_calls, set_call_points
-from qsim.nn.converting.classes import exchanged, kind
+from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
 from qsim.nn.converting.interfaces import attends_by_qsim
-from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check, layers, target
+from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check_layer, layers, target
 from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
 from qsim.nn.converting.table import conversion
 from qsim.nn.histories import keep_histories
@@ -126,7 +126,7 @@ def convert(
         calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
     fitting = [(layer, *fitted(layer, found)) for layer, found in chosen]
     for layer, found, _ in fitting:
-        check(layer, found)
+        check_layer(layer, found)
     warn_of_zeros([(layer, found) for layer, found, _ in fitting])
     source, recipe = Drawn.of(fresh_seed()), points.name if isinstance(points, Recipe) else None
     for layer, found, note in fitting:
@@ -199,7 +199,7 @@ def revert(model: Model) -> Model:
             original, with_points = classes
             assert isinstance(module, FivePointModule)  # made so by convert
             keep_histories(module, {})
-            module.__class__ = exchanged(type(module), with_points, original)
+            module.__class__ = with_ancestor_replaced(type(module), with_points, original)
             del module.__dict__["points"], module.__dict__["stream_source"]
             module.__dict__.pop("_recipe", None)
             module.__dict__.pop("_without", None)
@@ -213,7 +213,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None,
         original, with_points = kind(module), target(module)
         assert with_points is not None  # only such modules are chosen
         module.__dict__["_converted"] = (original, with_points)
-        module.__class__ = exchanged(type(module), original, with_points)
+        module.__class__ = with_ancestor_replaced(type(module), original, with_points)
     module.__dict__["stream_source"] = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe

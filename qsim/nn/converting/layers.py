@@ -102,7 +102,7 @@ def target(module: nn.Module) -> type[modules.FivePointModule] | None:
     return TARGETS.get(own)
 
 
-def check(layer: Layer, points: FivePoint) -> None:
+def check_layer(layer: Layer, points: FivePoint) -> None:
     """Raise an error for a layer that would not round, or not work, with points."""
     module = layer.module
     with_points = type(module) if isinstance(module, modules.FivePointModule) else target(module)

@@ -50,7 +50,7 @@ def _can_hold(dtype: torch.dtype, fmt: Format | None, own: torch.dtype) -> bool:
     return dtype in (own, torch.float64) or (own in _OWN_FORMAT and holds(dtype, _OWN_FORMAT[own]))
 
 
-def carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> ProductCarrier:
+def product_carrier(a: Values, b: Values, device: torch.device, narrow: torch.dtype | None = None) -> ProductCarrier:
     """The cheapest carrier of two operands, each given by a format that holds its values.
 
     Operands that are not rounded stay in their own dtype: then the product is torch's own.

@@ -70,7 +70,7 @@ def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:
     return are_fp8 and len(sums) > 0 and all(how is not None and _adds_fp8(how) for how in sums)
 
 
-def coded(operand: Operand) -> CodedOperand:
+def coded_operand(operand: Operand) -> CodedOperand:
     """The operand in FP8 codes."""
     point = operand.backward.quantizer
     assert point is not None  # `takes_codes` has found one

@@ -13,11 +13,11 @@ from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.product.arithmetic import Adder, Arithmetic
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
-from qsim.nn.product.carriers import ProductCarrier, carrier
-from qsim.nn.product.chip import CodedUpstream, coded, takes_codes
+from qsim.nn.product.carriers import ProductCarrier, product_carrier
+from qsim.nn.product.chip import CodedUpstream, coded_operand, takes_codes
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.operands import CODE_BITS, Operand, Upstream, coding_of
-from qsim.nn.product.sites import Left, SharedOperand, Site, leaves_factor, values_of
+from qsim.nn.product.sites import Left, SharedOperand, Site, leaves_factor, values_of_site
 from qsim.nn.product.sums import chain_of, spelled_sums
 from qsim.random.places import WHOLE, Place
 from qsim.random.streams import own_rank, rank_stream, stream
@@ -146,7 +146,7 @@ class ProductPlan:
 
     def on_codes(self) -> ProductPlan:
         """The same products of FP8 codes."""
-        return replace(self, first=coded(self.first), second=coded(self.second), upstream=CodedUpstream)
+        return replace(self, first=coded_operand(self.first), second=coded_operand(self.second), upstream=CodedUpstream)
 
 
 #: Before torch 2.13, Dynamo passes only plain constants on to functions whose results it takes for constants.
@@ -214,7 +214,7 @@ def _plan(
     def carrier_of(one: Site, one_dtype: torch.dtype, other: Site, other_dtype: torch.dtype, result: torch.dtype) -> ProductCarrier:
         # Results still to be multiplied by scales must not be rounded to 16 bits before.
         own = torch.promote_types(result, torch.float32) if leaves_factor(one) or leaves_factor(other) else result
-        return carrier(values_of(one, one_dtype), values_of(other, other_dtype), device, product.narrow_carrier(own))
+        return product_carrier(values_of_site(one, one_dtype), values_of_site(other, other_dtype), device, product.narrow_carrier(own))
 
     carriers = (
         carrier_of(first.forward, of_a, second.forward, of_w, dtype),

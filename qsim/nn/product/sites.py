@@ -147,7 +147,7 @@ def leaves_factor(site: Site) -> bool:
     return scale is not None and (not isinstance(scale, (Blocks, Tiles)) or scale.outer is not None)
 
 
-def values_of(site: Site, dtype: torch.dtype) -> Values:
+def values_of_site(site: Site, dtype: torch.dtype) -> Values:
     """A format that holds the rounded values of a tensor of a dtype, if it is rounded and there is one, and that dtype.
 
     Elements times scales are assumed to have exponents within those of bfloat16 and float32: below these, in blocks whose largest magnitude

@@ -8,7 +8,7 @@ from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
 from qsim.nn.product.operands import Operand
-from qsim.nn.product.sites import Site, values_of
+from qsim.nn.product.sites import Site, values_of_site
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Blocks, Tiles
 
@@ -77,7 +77,7 @@ def _spelled(accumulator: Accumulator, product: str, one: tuple[Site, torch.dtyp
 
 def _facts(site: Site, dtype: torch.dtype) -> tuple[str, str]:
     """The name of an operand, and its format as text; the dtype's where no format holds its values."""
-    found = values_of(site, dtype)[0] or _OWN.get(dtype)
+    found = values_of_site(site, dtype)[0] or _OWN.get(dtype)
     in_blocks = site.quantizer is not None and isinstance(site.quantizer.scale, (Blocks, Tiles)) and not site.chain
     name = f"{site.name} times its blocks' scales" if in_blocks else site.name
     return name, str(dtype) if found is None else found.__repr__()

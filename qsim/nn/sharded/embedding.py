@@ -17,7 +17,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from qsim.functional.quantizer import is_stochastic
 from qsim.nn.product.embedding import check_table, draws_gradient, embedding_with_seeds
 from qsim.nn.sharded.scales import shares_of_lookup
-from qsim.nn.sharded.shares import Placements, agreed_seed, draws_of_weight, is_shard, placed, refuse_shard, seed_of_shares, summing, whole
+from qsim.nn.sharded.shares import (
+    Placements,
+    agreed_seed,
+    draws_of_weight,
+    from_shards,
+    is_shard,
+    placed,
+    refuse_shard,
+    seed_of_shares,
+    summing,
+)
 from qsim.random.shards import sizes, span
 from qsim.recipes.five_point import FivePoint
 
@@ -62,7 +72,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     own = (indices - start).masked_fill(elsewhere, 0 if points.sums[2] is None else -1) if in_rows else indices
     y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
-    return whole((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)
+    return from_shards((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)
 
 
 def _layout(x: DTensor, weight: DTensor, size: int, of_x: Placement, of_weight: Placement) -> Placements:

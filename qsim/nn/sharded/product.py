@@ -41,12 +41,12 @@ from qsim.nn.sharded.shares import (
     agreed_seed,
     draws_of_weight,
     first_holder,
+    from_shards,
     is_shard,
     placed,
     refuse_shard,
     seed_of_shares,
     summing,
-    whole,
 )
 
 
@@ -94,7 +94,7 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductS
     own_bias = None if bias is None else placed(bias, layout.bias).to_local(grad_placements=layout.grad_bias)
     own = ProductSetting(points, setting.product, setting.two_inputs, draws, setting.dtype, shares)
     y = product_with_seeds(own_a, own_w, own_bias, seed, weight_seed, plan_of(own, own_a, own_w))
-    return whole(result_shape(a, w, setting), y, mesh, layout.out)
+    return from_shards(result_shape(a, w, setting), y, mesh, layout.out)
 
 
 def _on_one_mesh(a: Tensor, w: Tensor, bias: Tensor | None) -> tuple[DTensor, DTensor, DTensor | None]:

@@ -32,7 +32,7 @@ def refuse_shard(rule: str, placement: Placement) -> None:
         raise ValueError(f"{rule}, got {placement}")
 
 
-def whole(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: DeviceMesh, how: Placements) -> DTensor:
+def from_shards(shape: torch.Size | tuple[int, ...], local: Tensor, mesh: DeviceMesh, how: Placements) -> DTensor:
     """The distributed tensor made of the processes' shards."""
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(local, mesh, how, run_check=False, shape=torch.Size(shape), stride=strides)

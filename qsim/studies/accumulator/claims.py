@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED
 from qsim.studies.accumulator.dot_products import MEAN_ONE, NORMAL, POSITIVE, WANG
-from qsim.studies.accumulator.findings import LENGTH, SAME, Findings, shown
+from qsim.studies.accumulator.findings import LENGTH, SAME, Findings, percent_text
 from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, mean
 
@@ -86,7 +86,7 @@ def _claims_of_training(findings: Findings) -> list[Claim]:
         Claim(
             "the study's own control",
             "sums that end at 448 train worse",
-            f"loss {shown(control)}",
+            f"loss {percent_text(control)}",
             control.low > SAME,
             test=test,
             rule="otherwise nothing follows from the training",
@@ -102,7 +102,7 @@ def _claims_of_training(findings: Findings) -> list[Claim]:
             f"DeepSeek-V3 takes less for the randomness of training"
         )
         agrees = (worse is harm) if decided else None
-        claims.append(Claim(source, paper, f"loss {shown(found)}", agrees, test=test, rule=rule, power=_least(found)))
+        claims.append(Claim(source, paper, f"loss {percent_text(found)}", agrees, test=test, rule=rule, power=_least(found)))
     return claims
 
 

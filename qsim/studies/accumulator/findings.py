@@ -56,6 +56,6 @@ class Findings(Results[Settings, Run]):
         return mean([float(self._of[run]["gradients"][accumulate]) for run in runs])
 
 
-def shown(found: Interval) -> str:
+def percent_text(found: Interval) -> str:
     """A share in percent, as text."""
     return f"{Interval(100 * found.value, 100 * found.low, 100 * found.high):+.2f} %"

@@ -9,11 +9,11 @@ from qsim.plot import figures
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, AccumulatorStudy, adders
 from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
-from qsim.studies.accumulator.findings import SAME, Findings, shown
+from qsim.studies.accumulator.findings import SAME, Findings, percent_text
 from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import Interval, bars, mean, percent
+from qsim.studies.statistics import Interval, confidence_text, describe_bars, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class ReportWriter:
             "per-tensor scales, and add all three products with the accumulator; the longest sums, those of weight gradients, have "
             f"{self._found.longest} products. There are {chosen.seeds} seeds; all accumulators begin with the same weights and see the "
             "same sequences. The change of a gradient includes roundings that come out otherwise behind a changed sum. Intervals are "
-            f"{percent()}, over seeds."
+            f"{confidence_text()}, over seeds."
         )
 
     def _sums(self) -> Table:
@@ -103,7 +103,7 @@ class ReportWriter:
             [
                 _label(name),
                 f"{mean(self._found.losses(name)):.4f}",
-                shown(self._found.lost(name)),
+                percent_text(self._found.lost(name)),
                 f"{100 * self._found.gradients(name).value:.2g} %",
             ]
             for name in (UNROUNDED, *TRAINED)
@@ -116,14 +116,14 @@ class ReportWriter:
             Picture(
                 "errors",
                 "Root mean square error of sums of E4M3 products, in units of the exact sums. First: normal operands. Second: positive "
-                f"ones. Dotted: the error that rounding the operands to E4M3 causes by itself. {bars()}",
+                f"ones. Dotted: the error that rounding the operands to E4M3 causes by itself. {describe_bars()}",
                 self._draw_errors,
             ),
             Picture(
                 "training",
                 "First: loss on held-out text relative to FP32 sums with the same seed; grey: differences that count as none. Second: "
                 "change of the trained model's gradient against FP32 sums; dotted: its change if nothing is rounded. Bars: "
-                f"{percent()} intervals over seeds.",
+                f"{confidence_text()} intervals over seeds.",
                 self._draw_training,
             ),
         ]
@@ -176,7 +176,7 @@ class ReportWriter:
             f"every 128; where signs cancel it is off by {cancelling:.2%}, and rounding the operands to E4M3 by {rounding:.1%}. In a "
             f"GPT with {self._settings.layers} blocks and sums of up to {self._found.longest} products, the chain changes gradients by "
             f"{self._found.gradients(CHAIN).value:.1%}, E4M3 by {self._found.gradients(UNROUNDED).value:.0%}, and the chain the loss by "
-            f"{shown(self._found.lost(CHAIN))}."
+            f"{percent_text(self._found.lost(CHAIN))}."
         )
 
 

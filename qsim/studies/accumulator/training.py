@@ -12,7 +12,7 @@ import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.studies.accumulator import SINGLE, TRAINED, UNROUNDED
 from qsim.studies.learners.gpt import GPT, GPTSize, language_loss
-from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at
+from qsim.studies.learners.gpt_training import BETAS, parameter_groups, rate_at
 from qsim.studies.learners.text import VOCABULARY, text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
     found = text(run.operands, run.context, device)
     model = begun(run, device)
     order = torch.Generator().manual_seed(run.seed)
-    optimizer = torch.optim.AdamW(groups_of(list(model.parameters())), betas=BETAS, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(parameter_groups(list(model.parameters())), betas=BETAS, fused=device.type == "cuda")
     for step in range(run.steps):
         optimizer.zero_grad()
         language_loss(model, found.batch(run.batch, run.context, order)).backward()
@@ -58,11 +58,11 @@ def begun(run: Run, device: torch.device, accumulate: str = "") -> GPT:
     model = GPT(GPTSize(run.layers, run.width, run.heads), VOCABULARY, run.context).to(device)
     chosen = accumulate or run.accumulate
     if chosen != UNROUNDED:
-        qsim.convert(model, points(chosen), exclude=["head"])
+        qsim.convert(model, e4m3_points(chosen), exclude=["head"])
     return model
 
 
-def points(accumulate: str) -> FivePoint:
+def e4m3_points(accumulate: str) -> FivePoint:
     """Inputs, weights and gradients in E4M3 with per-tensor scales, as an H100 multiplies them."""
     rounds = Quantizer("e4m3", scale=scaling.Tensor())
     return FivePoint(rounds, rounds, "same", "same", rounds, accumulate=None if accumulate == SINGLE else accumulate)

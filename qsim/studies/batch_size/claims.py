@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN
-from qsim.studies.batch_size.findings import SCALES, Findings, points
+from qsim.studies.batch_size.findings import SCALES, Findings, in_points
 from qsim.studies.report import Claim
 from qsim.studies.statistics import above, below, difference, exponential, mean, within
 
@@ -42,7 +42,7 @@ def _gains(found: Findings, design: str, scale: str) -> Claim:
     return Claim(
         "Figure 1",
         f"stochastic rounding achieves higher accuracy with larger batches ({_how(found, design, scale)})",
-        f"{_span(found)}: {points(own)} points, in full precision {points(full)}; {points(beyond)} beyond full precision",
+        f"{_span(found)}: {in_points(own)} points, in full precision {in_points(full)}; {in_points(beyond)} beyond full precision",
         False if False in parts else None if None in parts else True,
         test="gain in accuracy from the smallest to the largest batch, on its own and minus that of full precision, which has a gain, too",
         rule="yes if both intervals are above 0, no if one is below: without the second, rounding has no part in the gain",
@@ -114,7 +114,7 @@ def _accumulates(found: Findings) -> Claim:
     return Claim(
         "Section 6.1",
         "gradients accumulated over 4 to 8 micro-batches emulate a larger batch",
-        f"{found.coarse}, {found.most} {found.unit} in {parts} parts: {points(ahead)} points relative to one part",
+        f"{found.coarse}, {found.most} {found.unit} in {parts} parts: {in_points(ahead)} points relative to one part",
         within(ahead, -_SAME, _SAME),
         test=f"difference of accuracy, the loss of each {found.unit[:-1]} scaled alike",
         rule=f"equal if the interval is within {100 * _SAME:g} point: other test images, a thousand of them, would change as much",
@@ -127,7 +127,7 @@ def _outperforms(found: Findings, scale: str) -> Claim:
     return Claim(
         "Section 7",
         f"stochastic rounding consistently outperforms round-to-nearest, particularly under aggressive quantization ({SCALES[scale]})",
-        f"{found.coarse}, {found.most} {found.unit}: {points(ahead)} points ahead of nearest",
+        f"{found.coarse}, {found.most} {found.unit}: {in_points(ahead)} points ahead of nearest",
         above(ahead),
         test="difference of accuracy in the coarsest format with the largest batch" + (", where gradients underflow" * (scale == PLAIN)),
         rule="the sign of the interval: any lead is one",

@@ -81,6 +81,6 @@ class Findings(Results[Settings, Run]):
         return mean([(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)])
 
 
-def points(found: Interval) -> str:
+def in_points(found: Interval) -> str:
     """A difference of accuracies in points."""
     return f"{found * 100:+.1f}"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy
 from qsim.studies.batch_size.claims import claims
-from qsim.studies.batch_size.findings import SCALES, Findings, points
+from qsim.studies.batch_size.findings import SCALES, Findings, in_points
 from qsim.studies.learners.examples import OWN, described, optimized
 from qsim.studies.learners.images import DIGITS
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import Interval, bars, exponential, mean, percent, proportion
+from qsim.studies.statistics import Interval, confidence_text, describe_bars, exponential, mean, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ class ReportWriter:
             f"which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, {looks}. The "
             "variance that one bit less adds is measured on nets that were trained in full precision for a tenth of the steps, in "
             f"batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from above, and no measured "
-            f"norm contradicts such a bound whose constants are unknown. Intervals are {percent()}, over seeds."
+            f"norm contradicts such a bound whose constants are unknown. Intervals are {confidence_text()}, over seeds."
         )
 
     def _accuracies(self, design: str) -> Table:
@@ -84,13 +84,13 @@ class ReportWriter:
         return [
             Picture(
                 "error",
-                f"Test error against batch size. {bars()}",
+                f"Test error against batch size. {describe_bars()}",
                 lambda: self._curves(panels, self._error, "test error in %"),
             ),
             Picture(
                 "gradient",
                 "Squared norm of the true gradient at the end of training, relative to full precision with the same seed and batches. "
-                f"{bars()}",
+                f"{describe_bars()}",
                 lambda: self._curves(panels, self._excess, "squared gradient norm\n÷ that of full precision"),
             ),
         ]
@@ -148,7 +148,8 @@ class ReportWriter:
                 f"{factor.value:.2f} times as large [{factor.low:.2f}, {factor.high:.2f}]. "
             )
         gains = " and ".join(
-            f"{points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}" for design in self._settings.designs
+            f"{in_points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}"
+            for design in self._settings.designs
         )
         nearest, stochastic = (
             mean(found.seeds("accuracy", found.coarse, how, found.most, PLAIN)).value for how in ("nearest", "stochastic")

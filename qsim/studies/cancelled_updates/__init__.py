@@ -18,7 +18,7 @@ from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.training import accuracy, full_precision
 from qsim.studies.report import Report
 from qsim.studies.result import Result
-from qsim.studies.stagnation.least_squares import carrier
+from qsim.studies.stagnation.least_squares import weight_dtype
 from qsim.studies.study import Study
 
 FULL = "fp32"
@@ -100,7 +100,7 @@ class CancelledUpdatesStudy(Study[Settings, Run]):
         """Train and count."""
         found = images(run.data, device)
         torch.manual_seed(run.seed)
-        dtype = torch.float32 if run.format == FULL else carrier(run.format)
+        dtype = torch.float32 if run.format == FULL else weight_dtype(run.format)
         own = replace(found, x=found.x.to(dtype), test_x=found.test_x.to(dtype))
         model = net(found).to(device, dtype)
         with torch.no_grad():

@@ -14,7 +14,7 @@ from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.learners.images import DIGITS, images
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import bars, mean, percent, positive, proportion
+from qsim.studies.statistics import confidence_text, describe_bars, mean, positive, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,9 +51,8 @@ class ReportWriter:
             "average: all that nearest cancels, and nothing of what stochastic rounding leaves, because its other steps make up for it. "
             "In the mixed nets, the last layers have Kahan updates; memory is that of weights and of what Kahan summation stores. Our "
             "source for Appendix D.3 lists what it measures, without its numbers; of that list, stochastic rounding combined with Kahan "
-            "summation of the same weight is left out. Intervals are "
-            f"{percent()}, over seeds; those of shares and losses are computed in log odds and logarithms, so that they stay within "
-            "bounds."
+            f"summation of the same weight is left out. Intervals are {confidence_text()}, over seeds; those of shares and losses are "
+            "computed in log odds and logarithms, so that they stay within bounds."
         )
 
     def _tables(self) -> list[Table]:
@@ -91,12 +90,12 @@ class ReportWriter:
             ),
             Picture(
                 "accuracy",
-                f"Test error and training loss by the format of the weights. {bars()}",
+                f"Test error and training loss by the format of the weights. {describe_bars()}",
                 self._by_format,
             ),
             Picture(
                 "memory",
-                f"Figure 5: layer by layer from stochastic to Kahan updates. {bars()}",
+                f"Figure 5: layer by layer from stochastic to Kahan updates. {describe_bars()}",
                 self._frontier,
             ),
         ]

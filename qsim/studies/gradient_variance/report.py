@@ -9,7 +9,7 @@ from qsim.studies.gradient_variance.claims import claims
 from qsim.studies.gradient_variance.findings import Findings
 from qsim.studies.learners.images import described
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import bars, percent
+from qsim.studies.statistics import confidence_text, describe_bars
 
 
 class ReportWriter:
@@ -44,7 +44,7 @@ class ReportWriter:
             "only, and a loss that is a mean over the batch. Both operands of a product round stochastically to the same mantissa. "
             "Formats have 7 exponent bits, so that all errors are relative and nothing underflows. The gradient of the layer's inputs "
             "is measured relative to its own square, so that the 1/b of the mean cancels. Weights are rounded in uniform steps, as in "
-            f"Lemma 1, the same in both passes. Intervals are {percent()}, over seeds."
+            f"Lemma 1, the same in both passes. Intervals are {confidence_text()}, over seeds."
         )
 
     def _bits(self) -> Table:
@@ -85,10 +85,10 @@ class ReportWriter:
         )
 
     def _pictures(self) -> list[Picture]:
-        by_batch = f"Variance of rounding against batch size. {bars()} Dotted: the paper's prediction."
+        by_batch = f"Variance of rounding against batch size. {describe_bars()} Dotted: the paper's prediction."
         by_bits = (
             f"First: variance of rounding ∇W against mantissa bits, batches of {self._found.batch}. Second: bias of the gradient from "
-            f"rounded weights; dashed, the bounds of Lemma 1. {bars()}"
+            f"rounded weights; dashed, the bounds of Lemma 1. {describe_bars()}"
         )
         return [
             Picture("batch", by_batch, partial(figures.by_batch, self._found)),

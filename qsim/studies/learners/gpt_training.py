@@ -77,7 +77,7 @@ def begin(how: GPTTraining, device: torch.device) -> tuple[GPT, torch.optim.Opti
     model = GPT(size(how.size), VOCABULARY, how.context).bfloat16().to(device)
     if how.method == MIXED:
         model.float()
-    groups = groups_of(list(model.parameters()))
+    groups = parameter_groups(list(model.parameters()))
     if how.method == MIXED:
         return model, torch.optim.AdamW(groups, lr=how.rate, betas=BETAS, fused=device.type == "cuda")
     return model, qsim.optim.AdamW(groups, lr=how.rate, betas=BETAS, update=how.method, seed=how.seed)
@@ -96,7 +96,7 @@ def described(name: str, vocabulary: int, context: int, data: str) -> str:
     return f"A GPT ({name}: {parts}) learns bytes of {text}"
 
 
-def groups_of(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
+def parameter_groups(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
     """The optimizer's parameter groups: matrices decay, as in nanoGPT; biases and normalization weights do not."""
     return [
         {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": DECAY},

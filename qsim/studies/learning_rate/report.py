@@ -14,7 +14,7 @@ from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, bars, below, difference, mean, percent, positive
+from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ class Findings:
             "others keep everything in bfloat16 and are named after their updates of weights. The learning rate rises for a tenth of "
             "the steps and decays along half a cosine to a tenth. A rate counts as stable if, at it and all lower ones, every seed ends "
             "with a lower loss on held-out text than the unigram baseline, which only knows the frequency of each byte "
-            f"({self.frequencies:.3f}). Intervals are {percent()}, over seeds; for the toy, over groups of weights."
+            f"({self.frequencies:.3f}). Intervals are {confidence_text()}, over seeds; for the toy, over groups of weights."
         )
 
     def _tables(self) -> list[Table]:
@@ -100,13 +100,13 @@ class Findings:
         return [
             Picture(
                 "loss",
-                f"Validation loss against learning rate. {bars()} Dotted: unigram baseline.",
+                f"Validation loss against learning rate. {describe_bars()} Dotted: unigram baseline.",
                 self._losses,
             ),
             Picture(
                 "correlation",
                 "Proposition 1. First: the toy, measured (marks) and by the formula (lines). Second: gradients in training with those of "
-                f"the step before. Bars: {percent()}.",
+                f"the step before. Bars: {confidence_text()}.",
                 self._correlations,
             ),
         ]

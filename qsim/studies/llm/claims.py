@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.llm import METHODS, MORE_BITS
-from qsim.studies.llm.findings import SAME, Findings, shown
+from qsim.studies.llm.findings import SAME, Findings, excess_text
 from qsim.studies.llm.training import O1, O2
 from qsim.studies.report import Claim
 from qsim.studies.statistics import Interval, above, below, within
@@ -60,8 +60,8 @@ def _nearest_worse(findings: Findings) -> Claim:
 def _compared(findings: Findings, method: str, other: str) -> str:
     """One method relative to another: each at its best rate, which decides, and both at the same rate."""
     rates = findings.settings.rates if len(findings.settings.rates) > 1 else ()
-    same = "".join(f"; both at {rate:g}: {shown(findings.beside_at(rate, method, other))}" for rate in rates)
-    return f"relative to {METHODS[other]}, each at its best rate: {shown(findings.beside(method, other))}{same}"
+    same = "".join(f"; both at {rate:g}: {excess_text(findings.beside_at(rate, method, other))}" for rate in rates)
+    return f"relative to {METHODS[other]}, each at its best rate: {excess_text(findings.beside(method, other))}{same}"
 
 
 def _kahan(findings: Findings) -> Claim:
@@ -69,7 +69,7 @@ def _kahan(findings: Findings) -> Claim:
     return Claim(
         "Zamirai et al., Revisiting BFloat16 Training, Section 4",
         "BF16 with Kahan summation matches training with weights in FP32",
-        f"relative to O1: {shown(found)}",
+        f"relative to O1: {excess_text(found)}",
         _same([found], SAME) if findings.inside(KAHAN, O1) else None,
         test=_RATIO,
         rule=f"equal if the interval is within {SAME:.0%}, less than half of what the paper reports as an improvement, and both best "
@@ -123,7 +123,7 @@ def _memories(findings: Findings) -> list[Claim]:
 def _no_difference(findings: Findings) -> Claim:
     found = [findings.more_bits(*bits) for bits in MORE_BITS]
     told = "; ".join(
-        f"moments {states.upper()}, gradients {gradients.upper()}: {shown(each)}"
+        f"moments {states.upper()}, gradients {gradients.upper()}: {excess_text(each)}"
         for (states, gradients), each in zip(MORE_BITS, found, strict=True)
     )
     return Claim(

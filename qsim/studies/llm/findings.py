@@ -69,11 +69,11 @@ class Findings(Results[Settings, Run]):
         return exponential(difference(*([math.log(value) for value in self.cost(name, what)] for name in (method, other))))
 
 
-def in_percent(ratio: Interval) -> Interval:
+def excess_percent(ratio: Interval) -> Interval:
     """The excess of a ratio over 1, in percent."""
     return Interval(*(100 * (bound - 1) for bound in (ratio.value, ratio.low, ratio.high)))
 
 
-def shown(ratio: Interval) -> str:
+def excess_text(ratio: Interval) -> str:
     """The excess of a ratio over 1, in percent, as text."""
-    return f"{in_percent(ratio):+.2f} %"
+    return f"{excess_percent(ratio):+.2f} %"

@@ -11,10 +11,10 @@ from qsim.plot import figures
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
 from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
-from qsim.studies.llm.findings import SAME, Findings, in_percent, shown
+from qsim.studies.llm.findings import SAME, Findings, excess_percent, excess_text
 from qsim.studies.llm.training import O1, O2
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import Interval, bars, difference, exponential, mean, percent
+from qsim.studies.statistics import Interval, confidence_text, describe_bars, difference, exponential, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,8 +63,8 @@ class ReportWriter:
             f"steps and decays along a cosine to a tenth. There are {chosen.seeds} seeds; all methods begin with the same weights and "
             "see the same sequences. Perplexity is per byte of held-out text, in the method's own precision. Tokens per second are "
             f"those of training, without validation and the steps of the warm-up, when kernels are compiled. {where}Intervals are "
-            f"{percent()}, over seeds; for speed and memory, over seeds and rates. The paper's models have 350 million to 6.7 billion "
-            "parameters and "
+            f"{confidence_text()}, over seeds; for speed and memory, over seeds and rates. The paper's models have 350 million to 6.7 "
+            "billion parameters and "
             "see 20 to 49 billion tokens, on 8 to 64 A100."
         )
 
@@ -72,7 +72,7 @@ class ReportWriter:
         rows = []
         for method, label in METHODS.items():
             found = [f"{exponential(mean(self._found.losses(method, rate))):.3f}" for rate in self._settings.rates]
-            rows.append([label, _KEPT[method], *found, "-" if method == O1 else shown(self._found.beside(method, O1))])
+            rows.append([label, _KEPT[method], *found, "-" if method == O1 else excess_text(self._found.beside(method, O1))])
         header = ["method", "stored in", *(f"rate {rate:g}" for rate in self._settings.rates), "relative to O1, each at its best rate"]
         return Table("Validation perplexity per byte", header, rows)
 
@@ -95,7 +95,7 @@ class ReportWriter:
         rows = [["BF16", "BF16", f"{exponential(mean(self._found.losses(STOCHASTIC, rate))):.3f}", "-"]]
         for states, gradients in MORE_BITS:
             perplexity = exponential(mean(self._found.losses(STOCHASTIC, rate, states, gradients)))
-            rows.append([states.upper(), gradients.upper(), f"{perplexity:.3f}", shown(self._found.more_bits(states, gradients))])
+            rows.append([states.upper(), gradients.upper(), f"{perplexity:.3f}", excess_text(self._found.more_bits(states, gradients))])
         return Table(
             f"Stochastic updates with more bits elsewhere, at a rate of {rate:g}",
             ["moments in", "gradients summed in", "perplexity", "relative to all in BF16"],
@@ -103,19 +103,19 @@ class ReportWriter:
         )
 
     def _pictures(self) -> list[Picture]:
-        cost = Picture("cost", f"Tokens per second in training, and peak memory. {bars('seeds and rates')}", self._draw_cost)
+        cost = Picture("cost", f"Tokens per second in training, and peak memory. {describe_bars('seeds and rates')}", self._draw_cost)
         return [
             Picture(
                 "perplexity",
                 "Perplexity of held-out text relative to O1 with the same seed. First: over training, each method at its best rate. "
-                f"Second: at the end, both at the same rate. {bars()}",
+                f"Second: at the end, both at the same rate. {describe_bars()}",
                 self._draw_perplexity,
             ),
             *([cost] if self._found.on_gpu else []),
             Picture(
                 "more-bits",
                 "Perplexity under stochastic updates with moments or gradients in FP32, relative to all in BF16 with the same seed. "
-                f"Grey: differences that count as none. {bars()}",
+                f"Grey: differences that count as none. {describe_bars()}",
                 self._draw_more_bits,
             ),
         ]
@@ -129,7 +129,7 @@ class ReportWriter:
             tokens = [(count + 0.01 * (place - 1.5) * steps[-1]) * self._found.tokens / self._settings.steps / 1e3 for count in steps]
             figures.band(over, tokens, ratios, look, METHODS[method])
             at = [number + 0.15 * (place - 1.5) for number in range(len(self._settings.rates))]
-            ends = [in_percent(self._found.beside_at(rate, method, O1)) for rate in self._settings.rates]
+            ends = [excess_percent(self._found.beside_at(rate, method, O1)) for rate in self._settings.rates]
             figures.band(end, at, ends, look.alone(), METHODS[method])
             drawn += ratios + ends
         for panel in (over, end):
@@ -154,7 +154,7 @@ class ReportWriter:
         own, other = ([result["curve"] for result in self._found.results(name, self._found.best(name))] for name in (method, O1))
         steps = [step for step, _ in own[0]]
         ahead = [difference(*([curve[at][1] for curve in curves] for curves in (own, other))) for at in range(len(steps))]
-        return steps, [in_percent(exponential(each)) for each in ahead]
+        return steps, [excess_percent(exponential(each)) for each in ahead]
 
     def _draw_cost(self) -> list[Figure]:
         drawn, axes = figures.row(2, height=2.2)
@@ -177,7 +177,7 @@ class ReportWriter:
         (figure,), (axes,) = figures.row(1)
         axes.axhspan(-100 * SAME, 100 * SAME, color="#808080", alpha=0.25, linewidth=0)
         axes.axhline(0, **figures.REFERENCE())
-        found = [in_percent(self._found.more_bits(*bits)) for bits in MORE_BITS]
+        found = [excess_percent(self._found.more_bits(*bits)) for bits in MORE_BITS]
         figures.band(axes, range(len(MORE_BITS)), found, figures.LOOKS[0].alone())
         axes.set_xticks(range(len(MORE_BITS)), [f"{states.upper()}\n{gradients.upper()}" for states, gradients in MORE_BITS])
         axes.set_xlim(-0.5, len(MORE_BITS) - 0.5)
@@ -190,8 +190,8 @@ class ReportWriter:
         against = {other: self._found.beside_at(rate, STOCHASTIC, other) for other in (O1, NEAREST)}
         found = (
             f"At a rate of {rate:g}, a GPT ({self._settings.size}) in BF16 with stochastic updates ends {self._found.tokens:,} tokens with "
-            f"a perplexity {shown(against[O1])} relative to mixed precision (O1), and {shown(against[NEAREST])} relative to BF16 with "
-            "updates rounded to nearest"
+            f"a perplexity {excess_text(against[O1])} relative to mixed precision (O1), and {excess_text(against[NEAREST])} relative to "
+            "BF16 with updates rounded to nearest"
         )
         edges = [METHODS[method] for method in METHODS if not self._found.inside(method)]
         tuned = f" The best rate is at the edge of the grid for {', '.join(edges)}: tuned methods are not compared." if edges else ""

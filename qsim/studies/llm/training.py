@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qsim
 from qsim.studies.learners.gpt import GPT, language_loss, size
-from qsim.studies.learners.gpt_training import BETAS, groups_of, rate_at, warmup
+from qsim.studies.learners.gpt_training import BETAS, parameter_groups, rate_at, warmup
 from qsim.studies.learners.text import Text, text
 
 #: Weights in FP32 with products in BF16 by autocast; weights in BF16 with updates of an FP32 copy. Other methods are all in BF16.
@@ -110,7 +110,7 @@ class WeightUpdater:
         for weight in self.weights:
             # Autograd accumulates the gradients of micro-batches in this dtype.
             weight.grad_dtype = dtype
-        groups = groups_of(self.moved)
+        groups = parameter_groups(self.moved)
         self.optimizer: torch.optim.Optimizer
         if run.method in (O1, O2):
             self.optimizer = torch.optim.AdamW(groups, betas=BETAS, fused=self.weights[0].is_cuda)

@@ -10,7 +10,7 @@ from qsim.studies.learners.images import described
 from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, bars, difference, mean, percent, positive, within
+from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean, positive, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +34,8 @@ class Findings:
     def report(self) -> Report:
         """The complete report."""
         pictures = [
-            Picture("loss", f"Test loss added by few random bits. {bars()}", self._draw_loss),
-            Picture("bias", f"Mean error of one rounding, in gaps between neighbours. {bars()}", self._draw_bias),
+            Picture("loss", f"Test loss added by few random bits. {describe_bars()}", self._draw_loss),
+            Picture("bias", f"Mean error of one rounding, in gaps between neighbours. {describe_bars()}", self._draw_bias),
         ]
         parts: list[str | Table | Picture] = [*pictures, self._setting(), *(self._losses(*place) for place in self.places), self._biases()]
         return Report(self.study, parts, self._claims(), self._meaning())
@@ -69,8 +69,8 @@ class Findings:
             f"with a loss scale that keeps them in range; or weights are values of {chosen.weights.upper()} and only their update rounds, "
             f"at a rate of {chosen.update_rate:g}: updates are then small parts of the gap, and those below 2^-r of it never change a "
             f"weight. There are {chosen.seeds} seeds; loss is compared with that of 32 bits, seed by seed. Intervals are "
-            f"{percent()}. The paper estimates the cost of a six-bit generator in hardware and claims nothing about accuracy, so the "
-            "verdicts on it answer this "
+            f"{confidence_text()}. The paper estimates the cost of a six-bit generator in hardware and claims nothing about accuracy, so "
+            "the verdicts on it answer this "
             "study's question."
         )
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from qsim.plot import figures
 from qsim.studies.random_walk import _DISTANCE, EXACT, STOCHASTIC, RandomWalkStudy, Run, Settings
-from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, moments
+from qsim.studies.random_walk.walks import CONSTANT, HALVED, HARMONIC, Array, exact_steps, late, step_moments
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, normal, percent
+from qsim.studies.statistics import Interval, confidence_text, normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ class WalkGroup:
     @property
     def expected(self) -> float:
         """The same by the closed form."""
-        return moments(self.late)[0]
+        return step_moments(self.late)[0]
 
     @property
     def off(self) -> float:
@@ -111,7 +111,7 @@ class Findings:
             f"{chosen.adam_weights * chosen.seeds} weights. The paper does not give its constants: these were fitted to the numbers of "
             "steps that it reports, 4600, 7700 and 4600, so the claims show that such constants exist, and the effect of a minimum "
             "rate, but do not confirm any number. In means, weights that have not arrived at the last step count as arriving there, "
-            f"also in the closed form (the page Derivations of qsim's site has it). Intervals are {percent()}, over weights."
+            f"also in the closed form (the page Derivations of qsim's site has it). Intervals are {confidence_text()}, over weights."
         )
 
     def _tables(self) -> list[Table]:
@@ -257,4 +257,4 @@ class Findings:
 
 def _error(way: WalkGroup) -> float:
     """The standard error of a mean, by the closed form."""
-    return math.sqrt(moments(way.late)[1] / (way.run.weights * len(way.results)))
+    return math.sqrt(step_moments(way.late)[1] / (way.run.weights * len(way.results)))

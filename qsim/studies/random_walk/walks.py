@@ -82,7 +82,7 @@ def late(updates: Array, levels: int) -> Array:
     return np.array(found)
 
 
-def moments(late: Array) -> tuple[float, float]:
+def step_moments(late: Array) -> tuple[float, float]:
     """The mean and the variance of the number of steps, limited to `len(late) - 1`."""
     # The sum over t of P(T > t), and of (2 t + 1) P(T > t).
     mean = float(late[:-1].sum())

@@ -80,9 +80,9 @@ class StagnationStudy(Study[Settings, Run]):
         found = []
         for seed in range(settings.seeds):
             for method in METHODS:
-                found += [whole(settings, method, rate, seed) for rate in settings.rates]
+                found += [full_gradient(settings, method, rate, seed) for rate in settings.rates]
                 found += [single(settings, method, noise, seed) for noise in (0.0, settings.noise)]
-            found += [replace(whole(settings, NEAREST, rate, seed), dimensions=1) for rate in settings.rates]
+            found += [replace(full_gradient(settings, NEAREST, rate, seed), dimensions=1) for rate in settings.rates]
         return found
 
     def work(self, run: Run) -> float:
@@ -134,7 +134,7 @@ def _stored(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
 
 
-def whole(settings: Settings, method: str, rate: float, seed: int) -> Run:
+def full_gradient(settings: Settings, method: str, rate: float, seed: int) -> Run:
     """The run with the gradient of all samples, which a model can fit perfectly."""
     steps = round(settings.length / rate)
     return Run(method, settings.format, ALL, rate, steps, 0.0, settings.problems, settings.samples, settings.dimensions, seed)

@@ -8,7 +8,7 @@ import numpy as np
 
 import qsim
 from qsim.studies.result import Result, Results
-from qsim.studies.stagnation import Run, Settings, single, whole
+from qsim.studies.stagnation import Run, Settings, full_gradient, single
 from qsim.studies.stagnation.bounds import Array, Curves
 from qsim.studies.stagnation.least_squares import NEAREST
 from qsim.studies.statistics import Interval, exponential, mean
@@ -24,7 +24,7 @@ class Findings(Results[Settings, Run]):
 
     def whole(self, method: str, rate: float) -> Curves:
         """Runs with the gradient of all samples."""
-        return self._curves([whole(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
+        return self._curves([full_gradient(self.settings, method, rate, seed) for seed in range(self.settings.seeds)])
 
     def single(self, method: str, noise: float = 0.0) -> Curves:
         """Runs with the gradient of one sample."""
@@ -32,7 +32,7 @@ class Findings(Results[Settings, Run]):
 
     def lone(self, rate: float) -> Curves:
         """Runs of single weights, rounded to nearest."""
-        runs = [whole(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
+        runs = [full_gradient(self.settings, NEAREST, rate, seed) for seed in range(self.settings.seeds)]
         return self._curves([Run(**{**vars(run), "dimensions": 1}) for run in runs])
 
     def _curves(self, runs: Sequence[Run]) -> Curves:

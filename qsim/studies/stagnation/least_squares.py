@@ -98,7 +98,7 @@ class DescendingWeights:
         exact = how.method in (EXACT, COMPUTE)
         # Float64 if weights are not rounded. Otherwise float32, which contains the values of the format, so that gradients need not be
         # rounded too; but the compensation of Kahan summation has the weights' dtype, and must not have more bits than they.
-        dtype = torch.float64 if exact else carrier(how.format) if how.method == KAHAN else torch.float32
+        dtype = torch.float64 if exact else weight_dtype(how.format) if how.method == KAHAN else torch.float32
         self._weights = nn.Parameter(torch.zeros(data.optimum.shape, dtype=dtype, device=data.x.device))
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.SGD([self._weights], lr=how.rate)
@@ -140,7 +140,7 @@ class DescendingWeights:
         return data.x[row, chosen][:, None], data.y[row, chosen][:, None]
 
 
-def carrier(format: str) -> torch.dtype:
+def weight_dtype(format: str) -> torch.dtype:
     """The narrowest dtype of weights that holds a format; the compensation of Kahan summation has the same dtype."""
     able = holders(qsim.format(format))
     return next(dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if dtype in able)

@@ -13,7 +13,7 @@ from qsim.studies.stagnation.bounds import Array
 from qsim.studies.stagnation.claims import claims
 from qsim.studies.stagnation.findings import Findings, geometric
 from qsim.studies.stagnation.least_squares import COMPUTE, METHODS, NEAREST
-from qsim.studies.statistics import bars, percent
+from qsim.studies.statistics import confidence_text, describe_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ class ReportWriter:
             "Distances are not squared, and are in units of Theorem 1's published bound, problem by problem. With the gradient of one "
             "sample, L is the largest of all samples', and the bound is so small that it is below the distance between the format's "
             "levels; with the gradient of all samples it is above. The page Derivations of qsim's site shows which steps of Theorem 1's "
-            f"proof do not hold, and derives the bound that does. Intervals are {percent()}, over problems."
+            f"proof do not hold, and derives the bound that does. Intervals are {confidence_text()}, over problems."
         )
 
     def _table(self) -> Table:
@@ -68,7 +68,7 @@ class ReportWriter:
             ),
             Picture(
                 "rate",
-                f"Where rounding to nearest stops, with the gradient of all samples; geometric means. {bars('problems')}",
+                f"Where rounding to nearest stops, with the gradient of all samples; geometric means. {describe_bars('problems')}",
                 self._rates,
             ),
             Picture(

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from qsim.diagnostics.gradients.statistics import Moments, added, moments, rounding, sampling, squared_bias, student
+from qsim.diagnostics.gradients.statistics import Moments, rounding_variance, sampling, squared_bias, student, total_moments, weight_moments
 from support.bounds import check_means, surprise
 
 TRIALS, BATCHES, DRAWS = 1501, 12, 3
@@ -25,7 +25,7 @@ def known(elements: int, offset: float) -> tuple[list[Moments], dict[str, float]
     expected = reference + offset + 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)
     draws = expected + 0.7 * scale * torch.randn(DRAWS, *shape, generator=generator, dtype=torch.float64)
     spread = draws.var(0).sum(-1)
-    found = [moments(mean, own, base) for mean, own, base in zip(draws.mean(0), spread, reference, strict=True)]
+    found = [weight_moments(mean, own, base) for mean, own, base in zip(draws.mean(0), spread, reference, strict=True)]
     squares = float(scale.square().sum())
     return found, {"bias": offset**2 * elements, "sampling": squares + 0.04 * elements, "rounding": 0.49 * squares}
 
@@ -33,7 +33,7 @@ def known(elements: int, offset: float) -> tuple[list[Moments], dict[str, float]
 @pytest.mark.parametrize(("elements", "offset"), CASES)
 def test_estimates_are_unbiased_and_intervals_cover(elements: int, offset: float) -> None:
     found, due = known(elements, offset)
-    estimates = [{"bias": squared_bias(one), "sampling": sampling(one, DRAWS), "rounding": rounding(one)} for one in found]
+    estimates = [{"bias": squared_bias(one), "sampling": sampling(one, DRAWS), "rounding": rounding_variance(one)} for one in found]
     check_means(
         torch.tensor([[float(one[name].value) for name in due] for one in estimates], dtype=torch.float64),
         torch.tensor(list(due.values()), dtype=torch.float64),
@@ -51,18 +51,18 @@ def test_estimates_are_unbiased_and_intervals_cover(elements: int, offset: float
 def test_leaving_out_a_batch_is_what_it_says() -> None:
     means, reference = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
     spread = torch.rand(6, dtype=torch.float64)
-    whole = moments(means, spread, reference)
-    for estimate in (rounding, squared_bias, lambda found: sampling(found, 4)):
+    whole = weight_moments(means, spread, reference)
+    for estimate in (rounding_variance, squared_bias, lambda found: sampling(found, 4)):
         for i in range(6):
             rest = [k for k in range(6) if k != i]
-            part = estimate(moments(means[rest], spread[rest], reference[rest])).value
+            part = estimate(weight_moments(means[rest], spread[rest], reference[rest])).value
             assert torch.allclose(estimate(whole).without[i], part)
 
 
 def test_moments_of_weights_add_up() -> None:
     means, reference, spread = torch.randn(5, 7), torch.randn(5, 7), torch.rand(5)
-    parts = [moments(means[:, own], spread / 2, reference[:, own]) for own in (slice(0, 3), slice(3, 7))]
-    for together, apart in zip(added(parts), moments(means, spread, reference), strict=True):
+    parts = [weight_moments(means[:, own], spread / 2, reference[:, own]) for own in (slice(0, 3), slice(3, 7))]
+    for together, apart in zip(total_moments(parts), weight_moments(means, spread, reference), strict=True):
         torch.testing.assert_close(together, apart)
 
 

@@ -15,7 +15,7 @@ from qsim.formats import BF16, E2M1, E4M3, E5M2, FP16, NAMED, Format
 from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, multiply
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.carriers import ProductCarrier, carrier
+from qsim.nn.product.carriers import ProductCarrier, product_carrier
 from qsim_kernels.ops.direct import DISPATCHED
 from support.written_out import (
     CASES,
@@ -86,16 +86,26 @@ TF32 = qsim.format("tf32")
     ],
 )
 def test_carrier_is_the_cheapest_that_holds_both(first: Any, second: Any, on_cuda: torch.dtype, on_cpu: torch.dtype) -> None:
-    assert carrier(first, second, CUDA).dtype == carrier(second, first, CUDA).dtype == on_cuda
-    assert carrier(first, second, CPU).dtype == carrier(second, first, CPU).dtype == on_cpu
+    assert product_carrier(first, second, CUDA).dtype == product_carrier(second, first, CUDA).dtype == on_cuda
+    assert product_carrier(first, second, CPU).dtype == product_carrier(second, first, CPU).dtype == on_cpu
 
 
 def test_results_of_convolutions_have_their_operands_dtype() -> None:
     # So a 16-bit carrier only works if it is the dtype of the result.
     eight, eleven = (E4M3, torch.float32), (FP16, torch.float32)
     narrow = [convolution(2).product.narrow_carrier(dtype) for dtype in DTYPES]
-    assert [carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [torch.float32, torch.bfloat16, torch.float16, torch.float32]
-    assert [carrier(eight, eleven, CUDA, dtype).dtype for dtype in narrow] == [torch.float32, torch.float32, torch.float16, torch.float32]
+    assert [product_carrier(eight, eight, CUDA, dtype).dtype for dtype in narrow] == [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+    ]
+    assert [product_carrier(eight, eleven, CUDA, dtype).dtype for dtype in narrow] == [
+        torch.float32,
+        torch.float32,
+        torch.float16,
+        torch.float32,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +124,10 @@ def test_results_of_convolutions_have_their_operands_dtype() -> None:
 def test_float32_is_not_shortened_where_that_would_change_it(point: Any, dtype: torch.dtype, on_cuda: bool, on_cpu: bool) -> None:
     # The second operand rules out 16-bit carriers.
     a, b = (point, dtype), (BF16, torch.float32)
-    assert carrier(a, b, CUDA, torch.float32) == carrier(b, a, CUDA, torch.float32) == ProductCarrier(torch.float32, on_cuda)
-    assert carrier(a, b, CPU) == carrier(b, a, CPU) == ProductCarrier(torch.float32, on_cpu)
+    assert (
+        product_carrier(a, b, CUDA, torch.float32) == product_carrier(b, a, CUDA, torch.float32) == ProductCarrier(torch.float32, on_cuda)
+    )
+    assert product_carrier(a, b, CPU) == product_carrier(b, a, CPU) == ProductCarrier(torch.float32, on_cpu)
 
 
 @pytest.mark.parametrize("setting", ["old", "new", "none"])

@@ -112,7 +112,7 @@ def fill(context: Any, place: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
-def largest_of(context: Any, place: Any, index: Any, ignored: Any) -> Any:
+def largest_magnitude(context: Any, place: Any, index: Any, ignored: Any) -> Any:
     """The largest magnitude among the float32 patterns of `GROUP` consecutive elements, those beyond `ignored` left out."""
     integer = ir.IntType(32)
     vector = ir.VectorType(integer, GROUP)

@@ -25,7 +25,7 @@ def shift_of(magnitude, shift, low):
 
 
 @inlined
-def signed(rounded, pattern, magnitude):
+def with_sign(rounded, pattern, magnitude):
     """The sign of the element, and the canonical NaN for a NaN."""
     return _i32(_NAN) if magnitude > _INFINITY else _i32(rounded | _i32(pattern & ~_NAN))
 

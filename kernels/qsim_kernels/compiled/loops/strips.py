@@ -35,7 +35,7 @@ from qsim_kernels.compiled.loops.bits import (
     room_for_wide_words,
     room_for_words,
 )
-from qsim_kernels.compiled.loops.elements import limited, shift_of, signed
+from qsim_kernels.compiled.loops.elements import limited, shift_of, with_sign
 from qsim_kernels.compiled.loops.noise import SERVED, draw, draw_first
 
 STRIP = 512
@@ -62,7 +62,7 @@ def nearest(out_at, x_at, count, how_at, seed, stream, first):
         magnitude = _i32(pattern & _NAN)
         within = min(magnitude, top)
         power = as_float(_i32(max(_i32(within & _INFINITY), lowest) + steps))
-        out[i] = signed(as_int(_f32(_f32(as_float(within) + power) - power)), pattern, magnitude)
+        out[i] = with_sign(as_int(_f32(_f32(as_float(within) + power) - power)), pattern, magnitude)
 
 
 def nearest_spaced(out_at, x_at, count, how_at, seed, stream, first):
@@ -76,7 +76,7 @@ def nearest_spaced(out_at, x_at, count, how_at, seed, stream, first):
         magnitude = _i32(pattern & _NAN)
         within = min(magnitude, limit)
         last = _i32(_i32(_i32(within ^ parity) >> shift) & one)
-        out[i] = signed(_i32(_i32(within + _i32(last + _i32(ones >> 1))) & _i32(~ones)), pattern, magnitude)
+        out[i] = with_sign(_i32(_i32(within + _i32(last + _i32(ones >> 1))) & _i32(~ones)), pattern, magnitude)
 
 
 def deterministic(out_at, x_at, count, how_at, seed, stream, first):
@@ -141,7 +141,7 @@ def _by_addition(out, x, count, how, drawn):
         magnitude = _i32(pattern & _NAN)
         noise = _i32(_i32(drawn[i]) & mask)
         rounded = _i32(_i32(min(magnitude, limit) + _i32(noise >> spare)) & kept)
-        out[i] = signed(rounded, pattern, magnitude)
+        out[i] = with_sign(rounded, pattern, magnitude)
 
 
 @part
@@ -164,7 +164,7 @@ def _by_steps(out, x, count, how, drawn):
         # Later bits, of the element and of its noise, could carry through 16 ones only.
         open_ = _i32(open_ | _i32(_i32(_i32(position + 1) & 0xFFFF) == 0))
         rounded = as_int(_f32(_f32(_i32(position >> _HALF)) * as_float(_i32(binade - down))))
-        out[i] = signed(rounded, pattern, magnitude)
+        out[i] = with_sign(rounded, pattern, magnitude)
     return open_ == 0
 
 

@@ -20,7 +20,7 @@ from qsim_kernels.compiled.loops.bits import (
     fill,
     floats,
     ints,
-    largest_of,
+    largest_magnitude,
     longs,
     part,
     room_for_floats,
@@ -119,7 +119,7 @@ def _raise_amaxes(found, x, start, count, width, largest):
         end, most = min(i + left, count), found[tile]
         if in_groups:
             for j in range(i, end, GROUP):
-                most = max(most, largest_of(x, j, largest))
+                most = max(most, largest_magnitude(x, j, largest))
         else:
             for j in range(i, end):
                 magnitude = _i32(x[j] & _NAN)

@@ -183,7 +183,7 @@ def moved(operands, blocks, rows_a, rows_b, P: tl.constexpr):
 
 
 @triton.jit
-def store_tile(out, total, rows, columns, M: tl.constexpr, N: tl.constexpr):
+def store_sums(out, total, rows, columns, M: tl.constexpr, N: tl.constexpr):
     """Write the tile of a program on results whose sizes are multiples of a tile's; every NaN becomes the canonical one."""
     column = tl.program_id(1) * N + tl.arange(0, N)
     first = (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * M) * columns
@@ -240,4 +240,4 @@ def aligned_kernel(
                 operands = moved(operands, every, rows_a, rows_b, P)
         else:
             total = chain(operands, blocks, rows_a, rows_b, grid, P, V, M, N)
-        store_tile(out, total, rows_a, rows_b, M, N)
+        store_sums(out, total, rows_a, rows_b, M, N)

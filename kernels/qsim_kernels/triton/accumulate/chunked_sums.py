@@ -7,7 +7,7 @@ Everywhere else `chained_kernel` emulates the unit.
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.accumulate.aligned import chain, first_operands, moved, store_tile, with_one_nan
+from qsim_kernels.triton.accumulate.aligned import chain, first_operands, moved, store_sums, with_one_nan
 from qsim_kernels.triton.accumulate.rounded_sums import RANDOM, ROUNDING, add_rounded, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.values import Noise, as_numbers
@@ -157,4 +157,4 @@ def chained_kernel(
         if C.roundings > 0:
             random += inner_stride // 8
     result = promoted if C.promoted else total.to(out.dtype.element_ty)
-    store_tile(out, result, rows_a, rows_b, M, N)
+    store_sums(out, result, rows_a, rows_b, M, N)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.accumulate.aligned import store_tile
+from qsim_kernels.triton.accumulate.aligned import store_sums
 from qsim_kernels.triton.device.directed import (
     NEAREST,
     TOWARD_ZERO,
-    add_toward_zero,
+    add_double_toward_zero,
     from_halves,
     multiply_add,
     multiply_add_to_odd,
@@ -122,8 +122,8 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
     below = noise.correction.to(tl.uint32) << (32 - WIDTH) | (noise.late >> 1).to(tl.uint32)
     kept = (drawn & (noise.keep.to(tl.uint32) << (32 - WIDTH))) | below
     first, last = spacing | (kept >> 12).to(tl.int32), kept << 20 | ((noise.late & 1) << 19).to(tl.uint32)
-    raised = add_toward_zero(tl.abs(x), from_halves(first, last))
-    truncated = add_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
+    raised = add_double_toward_zero(tl.abs(x), from_halves(first, last))
+    truncated = add_double_toward_zero(raised, from_halves(magic, tl.zeros(magic.shape, tl.uint32)))
     found = upper_bits(truncated - from_halves(magic, tl.full(magic.shape, 1, tl.uint32)))
     # From the next value after the largest to infinity; NaN, whose pattern is above that, stays.
     beyond = ((grid.top >> 32) + (tl.full([], 1, tl.int64) << (grid.shift - 32))).to(tl.int32)
@@ -134,7 +134,7 @@ def _stochastic(x, drawn, noise, grid, V: tl.constexpr):
 
 
 @triton.jit
-def add_product(a, b, total, drawn, noise, grid, C: tl.constexpr, V: tl.constexpr):
+def add_product_rounded(a, b, total, drawn, noise, grid, C: tl.constexpr, V: tl.constexpr):
     """Add exact products to a running sum: one rounding."""
     if C.native is tl.float32:
         result = multiply_add(a, b, total, NEAREST)
@@ -148,7 +148,7 @@ def add_product(a, b, total, drawn, noise, grid, C: tl.constexpr, V: tl.constexp
 @triton.jit
 def add_rounded(x, y, drawn, noise, grid, C: tl.constexpr, V: tl.constexpr):
     """Add two numbers of the carrier: one rounding."""
-    return add_product(x, tl.full(x.shape, 1.0, x.dtype), y, drawn, noise, grid, C, V)
+    return add_product_rounded(x, tl.full(x.shape, 1.0, x.dtype), y, drawn, noise, grid, C, V)
 
 
 @triton.jit
@@ -180,14 +180,14 @@ def add_term(
         b = tl.full(a.shape, 1.0, a.dtype)
     if C.kahan:
         # Times -1, because a unary minus here is a subtraction from zero, which has no -0.
-        due = add_product(a, b, -1.0 * lost, _integer(random, NEXT, C), noise, grid, C, V)
+        due = add_product_rounded(a, b, -1.0 * lost, _integer(random, NEXT, C), noise, grid, C, V)
         after = add_rounded(total, due, _integer(random, NEXT + 1, C), noise, grid, C, V)
         gained = add_rounded(after, -1.0 * total, _integer(random, NEXT + 2, C), noise, grid, C, V)
         lost = add_rounded(gained, -1.0 * due, _integer(random, NEXT + 3, C), noise, grid, C, V)
         lost = tl.where(tl.abs(after) < float("inf"), lost, 0.0)
         total = after
     else:
-        total = add_product(a, b, total, _integer(random, NEXT, C), noise, grid, C, V)
+        total = add_product_rounded(a, b, total, _integer(random, NEXT, C), noise, grid, C, V)
     return total, lost
 
 
@@ -347,7 +347,7 @@ def rounded_kernel(
             a, b = a + tl.cast(every, tl.int64) * rows_a, b + tl.cast(every, tl.int64) * rows_b
             if C.roundings > 0:
                 blocks += inner_stride // 8
-        store_tile(out, promoted, rows_a, rows_b, M, N)
+        store_sums(out, promoted, rows_a, rows_b, M, N)
     else:
         total = sum_of_products(a, b, row, column, length, rows_a, rows_b, blocks, noise, product_noise, grid, product_grid, C, V, W, M, N)
-        store_tile(out, total.to(out.dtype.element_ty), rows_a, rows_b, M, N)
+        store_sums(out, total.to(out.dtype.element_ty), rows_a, rows_b, M, N)

@@ -49,7 +49,7 @@ def multiply_add_to_odd(a, b, c):
 
 
 @triton.jit
-def add_toward_zero(a, b):
+def add_double_toward_zero(a, b):
     """`a + b` of float64 blocks, rounded toward zero."""
     if INTERPRETED:
         result = multiply_add(a, tl.full(a.shape, 1.0, tl.float64), b, TOWARD_ZERO)

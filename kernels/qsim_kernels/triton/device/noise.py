@@ -16,7 +16,7 @@ LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
 
 
 @triton.jit
-def multiply(a, b: tl.constexpr):
+def wide_product(a, b: tl.constexpr):
     """Both halves of a 64-bit product: one multiplication, where Triton's own Philox takes two."""
     if INTERPRETED:
         product = a.to(tl.uint64) * b
@@ -33,8 +33,8 @@ def words(index, seed, stream):
     c2, c3 = stream.to(tl.uint32), (stream >> 32).to(tl.uint32)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
-        high0, low0 = multiply(c0, 0xD2511F53)
-        high1, low1 = multiply(c2, 0xCD9E8D57)
+        high0, low0 = wide_product(c0, 0xD2511F53)
+        high1, low1 = wide_product(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + 0x9E3779B9).to(tl.uint32), (k1 + 0xBB67AE85).to(tl.uint32)
     return c0, c1, c2, c3

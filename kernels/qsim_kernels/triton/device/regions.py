@@ -81,7 +81,7 @@ def row_starts(row, columns, column, HEIGHT: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def place_of(region, m, S: tl.constexpr):
+def region_place(region, m, S: tl.constexpr):
     """The position of the region with a given number."""
     if S.flat:
         matrix, row, column = region * 0, region * 0, region.to(tl.int64) * S.width

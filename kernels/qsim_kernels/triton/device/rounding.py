@@ -9,7 +9,7 @@ import triton.language as tl
 
 from qsim_kernels.grid import Mode
 from qsim_kernels.triton.device.noise import INTERPRETED, STOCHASTIC
-from qsim_kernels.triton.device.toward_zero import add_toward_zero, multiply_add_toward_zero
+from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multiply_add_toward_zero
 from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
@@ -96,16 +96,16 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
     elif V.mode == STOCHASTIC and V.halves:
         # R in units of 2**-16 of the spacing: sums rounded toward zero reach the upper neighbour exactly when R carries them there.
         raised = multiply_add_toward_zero(drawn.to(tl.uint16).to(tl.float32), magic * 1.8189894035458565e-12, y)
-        rounded = add_toward_zero(raised, magic) - magic
+        rounded = add_single_toward_zero(raised, magic) - magic
     elif V.mode == STOCHASTIC:
         # The same with 32 bits, the last 16 first. Rounding the first sum toward zero cannot change the outcome: it must reach the
         # neighbour minus the first bits, which is a float32 wherever the last bits can matter.
         unit = magic * 1.8189894035458565e-12
         raised = multiply_add_toward_zero((drawn & 0xFFFF).to(tl.float32), unit * 1.52587890625e-05, y)
         raised = multiply_add_toward_zero((drawn >> 16).to(tl.float32), unit, raised)
-        rounded = add_toward_zero(raised, magic) - magic
+        rounded = add_single_toward_zero(raised, magic) - magic
     else:
-        rounded = add_toward_zero(y, magic) - magic
+        rounded = add_single_toward_zero(y, magic) - magic
         if V.mode != TOWARD_ZERO:
             away = (rounded < y) & (negative if V.mode == DOWN else ~negative)
             rounded = tl.where(away, rounded + magic * 1.1920928955078125e-07, rounded)

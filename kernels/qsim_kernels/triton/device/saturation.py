@@ -74,7 +74,7 @@ ALWAYS: tl.constexpr = tl.constexpr(int(Clamp.ALWAYS))
 
 
 @triton.constexpr_function
-def largest_of(target):
+def largest_finite(target):
     """The largest finite value of a type that float32 products are stored in."""
     return 65504.0 if target == tl.float16 else 3.3895313892515355e38 if target == tl.bfloat16 else _FLOAT32
 
@@ -82,7 +82,7 @@ def largest_of(target):
 @triton.jit
 def clamped(products, TARGET: tl.constexpr):
     """Clamp float32 products to the finite values of a type; NaN stays."""
-    LARGEST: tl.constexpr = largest_of(TARGET)
+    LARGEST: tl.constexpr = largest_finite(TARGET)
     products = tl.minimum(products, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.maximum(products, -LARGEST, propagate_nan=tl.PropagateNan.ALL)
 

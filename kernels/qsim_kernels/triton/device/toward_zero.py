@@ -7,7 +7,7 @@ from qsim_kernels.triton.device.noise import INTERPRETED
 
 
 @triton.jit
-def add_toward_zero(a, b):
+def add_single_toward_zero(a, b):
     """The sum of two positive float32 blocks, rounded toward zero: one instruction, which Triton's language and interpreter lack."""
     if INTERPRETED:
         total = a + b
@@ -21,5 +21,5 @@ def add_toward_zero(a, b):
 def multiply_add_toward_zero(a, b, c):
     """`a * b + c`, rounded once, toward zero, where the product is exact and nothing is negative."""
     if INTERPRETED:
-        return add_toward_zero(a * b, c)
+        return add_single_toward_zero(a * b, c)
     return tl.inline_asm_elementwise("fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1)

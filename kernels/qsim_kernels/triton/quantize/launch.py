@@ -125,10 +125,10 @@ def _quantizer(
     tile: TransposedTile | None,
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    run, steps = run_of(source, target), 1
+    run, steps = run_length(source, target), 1
     is_plain = aligned and not variant.wide and tile is None
     if is_plain:
-        variant = drawn_later(variant, grid, source)
+        variant = drawn_later_if_faster(variant, grid, source)
     draws_words = is_plain and rule.mode == Mode.STOCHASTIC and not variant.halves
     size, warps = 1024 if run == 4 else 2048, 4
     registers = 0
@@ -161,10 +161,10 @@ def _encoder(
 ) -> Launcher:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     if aligned and tile is None:
-        variant = drawn_later(variant, grid, source)
+        variant = drawn_later_if_faster(variant, grid, source)
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     block = block or 2048
-    constants = (variant, code_variant, tile, run_of(source, target), aligned, block)
+    constants = (variant, code_variant, tile, run_length(source, target), aligned, block)
     return launcher(encode_kernel, (source, target, unseeded, checked), *numbers, *code_numbers, *constants, share=2 * block)
 
 
@@ -194,22 +194,22 @@ def _both(
     second_variant, second_numbers = arguments.rounding(code_grid, code_rule, wide)
     code_variant, code_numbers = arguments.writing(code_grid, coding, second_variant.wide)
     if tile is None:
-        variant = drawn_later(variant, grid, source)
-        second_variant = drawn_later(second_variant, code_grid, source)
+        variant = drawn_later_if_faster(variant, grid, source)
+        second_variant = drawn_later_if_faster(second_variant, code_grid, source)
     one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
-    constants = (variant, second_variant, code_variant, tile, one_grid, run_of(source, target), 2048)
+    constants = (variant, second_variant, code_variant, tile, one_grid, run_length(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
     numbers = (*numbers, *second_numbers, *code_numbers)
     return launcher(quantize_and_encode_kernel, (source, target, codes, unseeded, misaligned), *numbers, *constants, share=2048, **scarce)
 
 
-def drawn_later(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
+def drawn_later_if_faster(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
     """The variant that draws later, unless so many bytes are moved that drawing all random bits takes no extra time."""
     return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
 
 
-def run_of(source: torch.dtype, target: torch.dtype) -> int:
+def run_length(source: torch.dtype, target: torch.dtype) -> int:
     """The number of neighbours a thread holds, so that it reads or writes 16 bytes of the narrower type at once."""
     return max(4, 16 // min(source.itemsize, target.itemsize))
 

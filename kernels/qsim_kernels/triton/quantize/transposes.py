@@ -20,7 +20,7 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
-from qsim_kernels.triton.quantize.launch import drawn_later
+from qsim_kernels.triton.quantize.launch import drawn_later_if_faster
 
 
 class Square(NamedTuple):
@@ -198,4 +198,4 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
 def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
-    return drawn_later(variant, grid, source), code_variant, (*numbers, *code_numbers)
+    return drawn_later_if_faster(variant, grid, source), code_variant, (*numbers, *code_numbers)

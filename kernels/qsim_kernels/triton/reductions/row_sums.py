@@ -20,7 +20,7 @@ from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
-from qsim_kernels.triton.quantize.launch import quantize_into, run_of
+from qsim_kernels.triton.quantize.launch import quantize_into, run_length
 
 # Enough warps to keep a large GPU busy; more would leave more partial sums to add.
 _WARPS = 4224
@@ -125,7 +125,7 @@ def _prepared(
     depth = max(_LEAST_ROWS, -(-rows * across * _warps(block) // _WARPS))
     parts, kind = -(-rows // depth), _kind(source)
     variant, numbers = arguments.rounding(grid, rule, torch.float64 in (source, target))
-    constants, options = (variant, run_of(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
+    constants, options = (variant, run_length(source, target), block), {"num_warps": _warps(block), "maxnreg": 64}
     round_ = launcher(quantize_and_sum_kernel, (source, target, unseeded), *numbers, *constants, **options)
     add = launcher(add_parts_kernel, (kind,), 64, _ADDED)
     return Launch(round_, parts * across, (rows, columns, depth)), Launch(add, -(-columns // _ADDED), (columns, parts)), kind

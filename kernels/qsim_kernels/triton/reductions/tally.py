@@ -59,7 +59,7 @@ def facts_of(x, q, lowest, highest):
 
 
 @triton.jit
-def sums_of(squares, GROUP: tl.constexpr):
+def sums_of_neighbours(squares, GROUP: tl.constexpr):
     """The sums of neighbours."""
     return tl.sum(tl.reshape(squares, [squares.shape[0] // GROUP, GROUP]), 1)
 
@@ -76,7 +76,7 @@ def tally_block(elements, rounded, left, lowest, highest, MASKED: tl.constexpr, 
         facts = tl.where(place < left, facts, 0)
     finite = (tl.abs(x) < float("inf")) & (tl.abs(q) < float("inf"))
     x, q = tl.where(finite, x, 0.0).to(tl.float64), tl.where(finite, q, 0.0).to(tl.float64)
-    return fields, facts, sums_of(x * x, GROUP), sums_of((q - x) * (q - x), GROUP)
+    return fields, facts, sums_of_neighbours(x * x, GROUP), sums_of_neighbours((q - x) * (q - x), GROUP)
 
 
 @triton.jit(do_not_specialize=["count", "low", "high"])

@@ -47,7 +47,7 @@ def part_of(part, size, parts, EACH: tl.constexpr, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def largest_of(
+def largest_patterns(
     x, row, row_end, column, column_end, columns, base, signs,
     T: tl.constexpr, S: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def amaxes_kernel(
     tile_column, column, column_end = part_of(program % all_along, width, parts_along.to(tl.int32), EACH_COLUMN, WIDTH)
     base = matrix * rows
     row_end, column_end = tl.minimum(row_end, rows), tl.minimum(column_end, columns)
-    found = largest_of(x, row, row_end, column, column_end, columns, base, signs.to(tl.int32), T, S, FINITE, STEPS, EACH_COLUMN)
+    found = largest_patterns(x, row, row_end, column, column_end, columns, base, signs.to(tl.int32), T, S, FINITE, STEPS, EACH_COLUMN)
     down_tiles = tile_row + tl.arange(0, S.height if EACH_ROW else 1)
     along_tiles = tile_column + tl.arange(0, S.width if EACH_COLUMN else 1)
     if not EACH_COLUMN:

@@ -12,7 +12,7 @@ from qsim_kernels.reference.hadamard import signs_of
 from qsim_kernels.scales import ElementRounding, Scales, TileSizes, Turn
 from qsim_kernels.triton.device.hadamard import NO_TURN, TurnVariant
 from qsim_kernels.triton.device.regions import RegionShape
-from qsim_kernels.triton.quantize.launch import run_of
+from qsim_kernels.triton.quantize.launch import run_length
 
 # Elements of the largest region that a program holds.
 _LARGEST = 2**14
@@ -156,7 +156,7 @@ def _cut_into(
 ) -> Cut:
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
-    shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_of(*types))
+    shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_length(*types))
     down, along = (-(-size // part) if part else 1 for size, part in zip((rows, columns), tile, strict=True))
     regions_down, regions_along = -(-rows // region[0]), -(-columns // region[1])
     programs = count // (rows * columns) * regions_down * regions_along if count else 0

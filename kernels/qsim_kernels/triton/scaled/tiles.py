@@ -9,8 +9,8 @@ from qsim_kernels.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
-from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, place_of, store_region
-from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_of, reach_of
+from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
+from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
@@ -72,7 +72,7 @@ def store_scales(scales, own, at, m, S: tl.constexpr):
 
 
 @triton.jit
-def factors_of(own, under, RESTORE: tl.constexpr):
+def restoring_factors(own, under, RESTORE: tl.constexpr):
     """The factors that rounded elements are multiplied by again, from their own scales."""
     if RESTORE == ALL and under is not None:
         own = under_whole(own, under)
@@ -93,7 +93,7 @@ def round_region(
         if CLAMP == ALWAYS:
             result = clamped(result, out.dtype.element_ty)
     if CLAMP == BY_TENSOR:
-        if reach > largest_of(out.dtype.element_ty):
+        if reach > largest_finite(out.dtype.element_ty):
             store_region(out, narrowed(clamped(result, out.dtype.element_ty), out.dtype.element_ty), at, m, S)
         else:
             store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
@@ -124,12 +124,12 @@ def tiles_kernel(
     )  # fmt: skip
     making = as_scale_numbers(largest, factor, spare, power, smallest, lift, scale_grid)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
-    at = place_of(tl.program_id(0), m, S)
+    at = region_place(tl.program_id(0), m, S)
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
     if scales is not None:
         store_scales(scales, own, at, m, S)
-    factors = spread(factors_of(own, under, RESTORE), S)
+    factors = spread(restoring_factors(own, under, RESTORE), S)
     reach = reach_of(under, making, G) if CLAMP == BY_TENSOR else 0.0
     round_region(values, spread(inverses, S), factors, reach, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)
 
@@ -164,8 +164,8 @@ def scaled_kernel(
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
-    at = place_of(tl.program_id(0), m, S)
+    at = region_place(tl.program_id(0), m, S)
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own = scales_of_region(scales, at, m, S, ACROSS)
-    factors = factors_of(own, under, RESTORE)
+    factors = restoring_factors(own, under, RESTORE)
     round_region(values, inverses_of(own, under), factors, 0.0, out, at, m, offset, noise, grid, V, S, RESTORE, CLAMP)

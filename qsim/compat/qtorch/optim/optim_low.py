@@ -153,7 +153,7 @@ class OptimLP(DrawsSeed, Wrapper):
                     moment.copy_(self.momentum_quant(moment))
 
     def _saved(self) -> dict[str, Any]:
-        return accumulators.added(super()._saved(), self._parameters(), self.weight_acc)
+        return accumulators.with_copies(super()._saved(), self._parameters(), self.weight_acc)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         rest, saved = accumulators.split(state_dict)
