@@ -73,8 +73,8 @@ def check_what_the_gallery_shows(name: str, printed: str) -> None:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without folders and with a sign for every number."""
-    return re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?", "#", re.sub(r"\S*/", "", text)).split()
+    """The words of a text, without folders and with a sign for every number, also for one that is only bounded, as `<0.01`."""
+    return re.sub(r"<?[-+]?\d[\d.]*(e[-+]?\d+)?", "#", re.sub(r"\S*/", "", text)).split()
 
 
 def table(printed: str, heading: str) -> dict[str, list[float]]:
