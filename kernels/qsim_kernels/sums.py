@@ -175,8 +175,6 @@ class PromotedSum(NamedTuple):
 
 
 Sum = RoundedSum | AlignedSum | TwoStepSum | BlockScaledSum | PromotedSum
-#: Sums that are computed in plain torch on GPUs.
-PLAIN = (TwoStepSum, BlockScaledSum)
 
 #: Float32's values, and bounds within which 64-bit integers hold the sum of a block exactly.
 SINGLE_GRID = Grid(23, -126, 2.0**-149, (2.0 - 2.0**-23) * 2.0**127, -(2.0 - 2.0**-23) * 2.0**127, True, True, True)
@@ -274,7 +272,7 @@ def spell_sum(how: Sum) -> str:
     """
     if isinstance(how, PromotedSum):
         return f"promoted {spell(_PromotedNumbers(how.every))}{_BAR}{spell_sum(how.inner)}"
-    if isinstance(how, PLAIN):
+    if isinstance(how, (TwoStepSum, BlockScaledSum)):
         return f"{_NAMES[type(how)]} {spell(how)}"
     if isinstance(how, AlignedSum):
         return f"aligned {spell(_AlignedNumbers(*how[1:]))}{_BAR}{spell(how.grid)}"

@@ -93,4 +93,6 @@ def register(backend: str, key: str, otherwise: str | None = None) -> None:
 register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
 if HAS_NUMBA:
     register("qsim_kernels.compiled.sums", "CPU", otherwise="qsim_kernels.reference.sums")
+if torch.version.hip is None:
+    register("qsim_kernels.triton.accumulate.launch", "CUDA")
 torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)

@@ -1,7 +1,7 @@
 """Measures products of square matrices with accumulators, emulated and on the chip, next to a native product in bf16 (in float32 on a CPU).
 
 Speeds are in TFLOP/s (GFLOP/s on a CPU), with two operations for each of the `size**3` products. Operands are normally distributed, in
-E4M3 for the units that take only FP8, in FP16 for those that take only that, and otherwise in bf16.
+bf16 or else in the first format of a list that an accumulator takes. Units that take scales have some for each of their groups.
 """
 
 from __future__ import annotations
@@ -16,19 +16,28 @@ import torch
 from torch import Tensor
 
 from qsim import accumulators
-from qsim.accumulators import Accumulator
+from qsim.accumulators import Accumulator, BlockScaled
 from qsim.cli.bench import _settings
 from qsim.cli.bench._tables import Column, Row, hundredths, render
 from qsim.cli.bench._timing import Call, clock_of, interleaved
 from qsim.formats import format as resolve_format
+from qsim.functional import quantize
 from qsim.functional.matmul import accumulated
 
-#: What is measured by default, and the dtypes that operands can have, the first that an accumulator takes first.
+#: What is measured by default.
 _DEFAULT = (
-    "h100_fp8, h100_fp8_promoted, h100_bf16, Rounded('fp16'), Rounded('fp16', rounding='stochastic'), Rounded('fp16', chunk=32), "
-    "Rounded('fp16', chunk=64), Rounded('fp16', chunk=128)"
+    "h100_fp8, h100_fp8_promoted, h100_bf16, b200_mxfp8, b200_nvfp4, cdna3_fp8, cdna3_bf16, Rounded('fp16'), "
+    "Rounded('fp16', rounding='stochastic'), Rounded('fp16', chunk=32), Rounded('fp16', chunk=64), Rounded('fp16', chunk=128)"
 )
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "fp32": torch.float32}
+#: The formats that operands can have, those that are tried first coming first, each with a dtype that holds it.
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+    "e2m1": torch.bfloat16,
+    "fp32": torch.float32,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,10 +82,15 @@ def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: 
     operands, how = _description(accumulator)
     generator = torch.Generator(device).manual_seed(0)
     given = [torch.randn(size, size, generator=generator, device=device) for _ in range(2)]
-    a, b = (x.to(_DTYPES[operands]) for x in given)
+    a, b = (quantize(x, operands).to(_DTYPES[operands]) for x in given)
     b = b.mT  # stored along the sum, as chips read FP8 operands
     seed = torch.zeros((), dtype=torch.int64, device=device)
-    product = partial(accumulated, a, b, seed, how, 0)
+    if isinstance(accumulator, BlockScaled):
+        blocks = size, -(-size // accumulator.group)
+        p, q = (quantize(torch.exp2(torch.randn(blocks, generator=generator, device=device)), accumulator.scale) for _ in range(2))
+        product = partial(torch.ops.qsim.accumulate_scaled.default, a, b, p, q, [1, 1, 1, 1], None, how, 0, 0)
+    else:
+        product = partial(accumulated, a, b, seed, how, 0)
     ways: dict[str, Call] = {"emulator": partial(product, chip="never")}
     try:
         product(chip="require")

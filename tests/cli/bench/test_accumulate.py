@@ -20,6 +20,14 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[:3] for line in lines[2:]] == [["h100_fp8", "e4m3", "emulator"], ["Rounded('fp16')", "bf16", "emulator"]]
 
 
+def test_units_with_formats_and_scales_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = "b200_mxfp8, b200_nvfp4, cdna3_fp8, cdna3_tf32"
+    assert main(["bench", "accumulate", "--device", "cpu", "--size", "40", "--repeats", "1", "--accumulators", chosen]) == 0
+    rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[2:]]
+    formats = ["e4m3", "e2m1", "e4m3fnuz", "bf16"]
+    assert rows == [[name, fmt, "emulator"] for name, fmt in zip(chosen.split(", "), formats, strict=True)]
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = "Rounded('fp16', chunk=16), a100_fp16"
     assert main(["bench", "accumulate", "--device", "cpu", "--size", "4", "--repeats", "1", "--json", "--accumulators", chosen]) == 0

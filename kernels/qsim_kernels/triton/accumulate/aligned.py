@@ -85,35 +85,64 @@ def larger_sums(most, a, b, DPX: tl.constexpr):
 
 
 @triton.jit
-def largest_exponents(total, at, rows_a, rows_b, P: tl.constexpr):
-    """The largest exponent of the running sum and of the products of one block."""
-    own = tl.maximum(((total.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127, P.low)
-    own = tl.where(total == 0.0, LEAST, own)
-    most = own << 16 | (own & 0xFFFF)
+def exponents_of_sums(total, LOW: tl.constexpr):
+    """The exponents of running sums, but at least `LOW`; `LEAST` for zeros."""
+    own = tl.maximum(((total.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127, LOW)
+    return tl.where(total == 0.0, LEAST, own)
+
+
+@triton.jit
+def largest_of_products(most, at, rows_a, rows_b, P: tl.constexpr):
+    """The maximum of `most` and the exponents of one block's products: those at odd places in the upper halves, the others in the lower."""
     for pair in tl.range(0, P.block // 2, loop_unroll_factor=P.unroll):
         a, b = tl.load(at.exponents_a + pair * rows_a + at.row), tl.load(at.exponents_b + pair * rows_b + at.column)
         most = larger_sums(most, a[:, None], b[None, :], P.dpx)
+    return most
+
+
+@triton.jit
+def largest_exponents(total, at, rows_a, rows_b, P: tl.constexpr):
+    """The largest exponent of the running sum and of the products of one block."""
+    own = exponents_of_sums(total, P.low)
+    most = largest_of_products(own << 16 | (own & 0xFFFF), at, rows_a, rows_b, P)
     return tl.maximum(most >> 16, most << 16 >> 16)
+
+
+@triton.jit
+def truncating_power(largest, FRACTION: tl.constexpr, CARRIER: tl.constexpr):
+    """The `upper_bits` of the power of two at which the spacing of the carrier is `2**(largest - FRACTION)`."""
+    if CARRIER == tl.float32:
+        result = (largest + (127 + 23 - FRACTION)) << 23
+    else:
+        result = (largest + (1023 + 52 - FRACTION)) << 20
+    return result
+
+
+@triton.jit
+def truncated(x, big):
+    """Numbers of the carrier, truncated at powers from `truncating_power`."""
+    magic = power_with_signs(big, upper_bits(x) & SIGN, tl.zeros(big.shape, tl.int32), x.dtype)
+    return multiply_add(x, tl.full(x.shape, 1.0, x.dtype), magic, TOWARD_ZERO) - magic
+
+
+@triton.jit
+def truncated_products(x, y, big):
+    """The products of numbers of a row and of a column, truncated at powers from `truncating_power`."""
+    sign_x, sign_y = upper_bits(x) & SIGN, upper_bits(y) & SIGN
+    magic = power_with_signs(big, tl.broadcast_to(sign_x[:, None], big.shape), tl.broadcast_to(sign_y[None, :], big.shape), x.dtype)
+    x, y = tl.broadcast_to(x[:, None], big.shape), tl.broadcast_to(y[None, :], big.shape)
+    return multiply_add(x, y, magic, TOWARD_ZERO) - magic
 
 
 @triton.jit
 def truncated_sum(total, largest, at, rows_a, rows_b, P: tl.constexpr):
     """The exact sum of the running sum and of the products of one block, all truncated to `P.fraction` bits below the largest exponent."""
     CARRIER: tl.constexpr = tl.float32 if P.single else tl.float64
-    # The upper bits of the power of two.
-    if P.single:
-        big = (largest + (127 + 23 - P.fraction)) << 23
-    else:
-        big = (largest + (1023 + 52 - P.fraction)) << 20
-    held = total.to(CARRIER)
-    magic = power_with_signs(big, upper_bits(total) & SIGN, tl.zeros(big.shape, tl.int32), CARRIER)
-    result = multiply_add(held, tl.full(held.shape, 1.0, CARRIER), magic, TOWARD_ZERO) - magic
+    big = truncating_power(largest, P.fraction, CARRIER)
+    result = truncated(total.to(CARRIER), big)
     for k in tl.range(0, P.block, loop_unroll_factor=P.unroll):
         x, y = tl.load(at.a + k * rows_a + at.row).to(CARRIER), tl.load(at.b + k * rows_b + at.column).to(CARRIER)
-        sign_x, sign_y = upper_bits(x) & SIGN, upper_bits(y) & SIGN
-        magic = power_with_signs(big, tl.broadcast_to(sign_x[:, None], big.shape), tl.broadcast_to(sign_y[None, :], big.shape), CARRIER)
-        x, y = tl.broadcast_to(x[:, None], big.shape), tl.broadcast_to(y[None, :], big.shape)
-        result += multiply_add(x, y, magic, TOWARD_ZERO) - magic
+        result += truncated_products(x, y, big)
     return result
 
 

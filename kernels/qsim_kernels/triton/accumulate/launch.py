@@ -19,32 +19,30 @@ from qsim_kernels.carrier import DOUBLE, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import (
-    LEAST_EXPONENT,
-    PLAIN,
     SINGLE_GRID,
     AlignedSum,
+    BlockScaledSum,
     Order,
     PromotedSum,
     RoundedSum,
     Sum,
+    TwoStepSum,
     chunk_sum,
     is_single,
     is_stochastic,
     noise_indices,
     roundings_per_term,
 )  # fmt: skip
-from qsim_kernels.triton.accumulate.aligned import AlignedVariant, aligned_kernel
+from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
 from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
-from qsim_kernels.triton.accumulate.planes import Planes, planes
+from qsim_kernels.triton.accumulate.planes import planes
 from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, rounded_kernel
+from qsim_kernels.triton.accumulate.units import launch_aligned, launch_block_scaled, launch_two_step, unit_of
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.values import Variant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.updates import own_grid
 
-#: The longest sum that stays in float32's range where all operands' exponents are at most `planes.NARROW`.
-_LONGEST = 1 << 24
 #: Bits of float32 to which a sum must be rounded at most, and the smallest step, so that two more bits are left for rounding to odd.
 _MOST_MANTISSA, _LEAST_STEP = 21, 2.0**-147
 #: Conversions of float32 that round to nearest, and the grids of their results.
@@ -59,64 +57,16 @@ _MOST_BATCHES = 65535
 _MOST_STOCHASTIC = 19
 
 
-class ResultTile(NamedTuple):
-    """The size of a program's tile, and its warps."""
-
-    rows: int
-    columns: int
-    warps: int
-
-
-class AccumulateCall(NamedTuple):
-    """The matrices of one call, three-dimensional, and the source of random bits."""
-
-    out: Tensor
-    a: Tensor
-    b: Tensor
-    seed: Tensor | None
-    stream: int
-    offset: int
-    tile: ResultTile | None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the result."""
-        return self.out.shape[1]
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result."""
-        return self.out.shape[2]
-
-    @property
-    def length(self) -> int:
-        """Products in a sum."""
-        return self.a.shape[2]
-
-    def room(self, a: Planes, b: Planes) -> Tensor:
-        """Room for the result with the padding of the operands' planes."""
-        if (self.rows, self.columns) == (a.rows, b.rows):
-            return self.out
-        return self.out.new_empty((self.out.shape[0], a.rows, b.rows))
-
-    def finish(self, room: Tensor) -> None:
-        """Copy the result from the room that `room` has given."""
-        if room is not self.out:
-            self.out.copy_(room[:, : self.rows, : self.columns])
-
-    def programs(self, tile: ResultTile) -> tuple[int, int, int]:
-        """The number of tiles along each dimension."""
-        return -(-self.rows // tile.rows), -(-self.columns // tile.columns), self.out.shape[0]
-
-    def noise(self, how: Sum) -> tuple[Any, ...]:
-        """The kernels' arguments from the seed to the stride of a short sum."""
-        pointer, number = seed_of(self.seed, self.a)
-        inner = noise_indices(how.inner, how.every) if isinstance(how, PromotedSum) else 0
-        return pointer, number, self.stream, self.offset, noise_indices(how, self.length), inner
-
-
 def accumulate_into(
-    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, tile: ResultTile | None = None
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    seed: Tensor | None,
+    how: Sum,
+    stream: int,
+    offset: int,
+    scales: tuple[Tensor, Tensor] | None = None,
+    tile: ResultTile | None = None,
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`.
 
@@ -128,6 +78,7 @@ def accumulate_into(
         how: The sum.
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
+        scales: Those of a `BlockScaledSum`, `[…, M, groups]` and `[…, N, groups]`, if its operands have some.
         tile: The size of a program's tile; by default the fastest.
     """
     if not out.numel() or not a.shape[-1]:
@@ -138,76 +89,35 @@ def accumulate_into(
         return
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]
     left, right, result = a.reshape(-1, rows, length), b.reshape(-1, length, columns), out.view(-1, rows, columns)
+    factors = None if scales is None else tuple(x.reshape(-1, *x.shape[-2:]) for x in scales)
     for start in range(0, len(result), _MOST_BATCHES):
         part = slice(start, start + _MOST_BATCHES)
         first = offset + start * rows * columns * noise_indices(how, length)
+        own = None if factors is None else (factors[0][part], factors[1][part])
         with nullcontext() if INTERPRETED else torch.cuda.device(a.device):
-            _launch(AccumulateCall(result[part], left[part], right[part], seed, stream, first, tile), how)
+            _launch(AccumulateCall(result[part], left[part], right[part], own, seed, stream, first, tile), how)
 
 
 def _launch(call: AccumulateCall, how: Sum) -> None:
     inner = how.inner if isinstance(how, PromotedSum) else how
-    assert isinstance(inner, (RoundedSum, AlignedSum))  # others are plain
-    if isinstance(inner, AlignedSum):
-        _launch_aligned(call, how, inner)
-    elif inner.chunk == 1:
-        _launch_rounded(call, how, inner)
-    else:
-        _launch_chunks(call, how, inner)
+    match inner:
+        case AlignedSum():
+            launch_aligned(call, how, inner)
+        case TwoStepSum():
+            launch_two_step(call, inner)
+        case BlockScaledSum():
+            launch_block_scaled(call, inner)
+        case RoundedSum(chunk=1):
+            _launch_rounded(call, how, inner)
+        case RoundedSum():
+            _launch_chunks(call, how, inner)
 
 
 def _has_kernel(how: Sum, offset: int) -> bool:
-    if isinstance(how, PLAIN):
-        return False
     inner = how.inner if isinstance(how, PromotedSum) else how
-    if isinstance(inner, AlignedSum):
+    if not isinstance(inner, RoundedSum):
         return True
     return inner.order != Order.PAIRWISE and (not is_stochastic(how) or (offset % 8 == 0 and roundings_per_term(inner) in (1, 2, 4)))
-
-
-def _launch_aligned(call: AccumulateCall, how: Sum, inner: AlignedSum) -> None:
-    single = _sums_in_single(inner) and call.length <= _LONGEST
-    is_wide = torch.zeros(1, dtype=torch.int32, device=call.a.device)
-    tile = call.tile or ResultTile(8, 128, 1)
-    dtype = torch.float32 if single else torch.float64
-    a = planes(call.a, dtype, tile.rows, inner.block, inner.low_a, is_wide)
-    b = planes(call.b.mT, dtype, tile.columns, inner.block, inner.low_b, is_wide)
-    blocks = -(-call.length // inner.block)
-    every = how.every // inner.block if isinstance(how, PromotedSum) else blocks
-    room = call.room(a, b)
-    for carrier in (True, False) if single else (False,):
-        unit, variant, numbers = _unit(inner, carrier, 2 if single else 1, isinstance(how, PromotedSum), _has_dpx())
-        aligned_kernel[call.programs(tile)](
-            a.values, b.values, a.exponents, b.exponents, room, is_wide, a.rows, b.rows, a.length, blocks,
-            every, *numbers, unit, variant, tile.rows, tile.columns, **_options(tile.warps),
-        )  # fmt: skip
-    call.finish(room)
-
-
-@lru_cache(maxsize=256)
-def _unit(how: AlignedSum, single: bool, launches: int, promoted: bool, dpx: bool) -> tuple[AlignedVariant, Any, tuple[int, ...]]:
-    """The compile-time and the runtime numbers of a matrix unit."""
-    variant, numbers = arguments.rounding(how.grid, Rule(how.mode, 0, correction=False, saturate=False), True)
-    is_single_range = how.grid.exponent == SINGLE_GRID.exponent and how.grid.least == math.ldexp(1.0, -126 - how.grid.mantissa)
-    unit = AlignedVariant(
-        block=how.block + how.block % 2,
-        fraction=how.fraction,
-        low=how.grid.exponent,
-        single=single,
-        nearest=how.mode == Mode.NEAREST,
-        dropped=23 - how.grid.mantissa if is_single_range else -1,
-        promoted=promoted,
-        launches=launches,
-        unroll=8 if single else 4,
-        dpx=dpx,
-    )
-    return unit, variant, numbers[3:]
-
-
-def _sums_in_single(how: AlignedSum) -> bool:
-    """Whether float32 holds a block's sum exactly: a product is below `2**(fraction + 2)` units, the running sum below half of that."""
-    least_unit = math.ldexp(1.0, LEAST_EXPONENT - how.fraction)
-    return (4 * how.block + 2) << how.fraction <= 1 << 24 and least_unit >= SINGLE_GRID.least
 
 
 def _launch_rounded(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
@@ -220,7 +130,7 @@ def _launch_rounded(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
     room = call.room(a, b)
     rounded_kernel[call.programs(tile)](
         a.values, b.values, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, call.length, every, *rounding.numbers,
-        *rounding.product_numbers, sum_variant, *rounding.variants, tile.rows, tile.columns, **_options(tile.warps),
+        *rounding.product_numbers, sum_variant, *rounding.variants, tile.rows, tile.columns, **options(tile.warps),
     )  # fmt: skip
     call.finish(room)
 
@@ -233,7 +143,7 @@ def _launch_chunks(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
         return
     tile = call.tile or ResultTile(8, 64, 1)
     summed, is_wide = chunk_sum(inner), torch.zeros(1, dtype=torch.int32, device=call.a.device)
-    unit, _, _ = _unit(summed, False, 1, False, _has_dpx())
+    unit, _, _ = unit_of(summed, False, 1, False, has_dpx())
     a = planes(call.a, torch.float64, tile.rows, summed.block, summed.low_a, is_wide)
     b = planes(call.b.mT, torch.float64, tile.columns, summed.block, summed.low_b, is_wide)
     blocks, chunk = -(-call.length // summed.block), inner.chunk // summed.block
@@ -242,7 +152,7 @@ def _launch_chunks(call: AccumulateCall, how: Sum, inner: RoundedSum) -> None:
     chained_kernel[call.programs(tile)](
         a.values, b.values, a.exponents, b.exponents, room, *call.noise(how), call.rows, call.columns, a.rows, b.rows, a.length,
         blocks, chunk, every, *rounding.numbers, rounding.sum_variant, rounding.variants[0], unit, tile.rows, tile.columns,
-        **_options(tile.warps),
+        **options(tile.warps),
     )  # fmt: skip
     call.finish(room)
 
@@ -339,11 +249,3 @@ def _unit_dtype(a: Tensor, b: Tensor, how: RoundedSum) -> torch.dtype | None:
         if how.low_a == how.low_b == low and a.dtype in taken and b.dtype in taken:
             return held
     return None
-
-
-def _has_dpx() -> bool:
-    return not INTERPRETED and torch.cuda.get_device_capability() >= (9, 0)
-
-
-def _options(warps: int) -> dict[str, int]:
-    return {} if INTERPRETED else {"num_warps": warps}

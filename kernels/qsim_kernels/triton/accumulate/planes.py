@@ -23,6 +23,20 @@ NARROW: tl.constexpr = tl.constexpr(32)
 _ROWS, _LENGTH = 64, 32
 
 
+class PlaneScales(NamedTuple):
+    """The scales of an operand.
+
+    Attributes:
+        values: Float32, `[batch, rows, groups]`.
+        group: The number of neighbours along the sum that share one.
+        low: The exponent of the smallest normal number in their format.
+    """
+
+    values: Tensor
+    group: int
+    low: int
+
+
 class Planes(NamedTuple):
     """An operand as planes.
 
@@ -46,10 +60,11 @@ def exponents_of(x, low):
     return tl.where(x == 0.0, NONE, tl.maximum(field - 127, low))
 
 
-@triton.jit(do_not_specialize=["low", "block", "padded_block", "count", "length"])
+@triton.jit(do_not_specialize=["low", "block", "padded_block", "count", "length", "low_scale", "group"])
 def planes_kernel(
     x, values, exponents, is_wide, count, length, batch_stride: tl.int64, row_stride: tl.int64, length_stride: tl.int64,
     rows: tl.int64, padded_length: tl.int64, low, block, padded_block,
+    scales, scale_batch_stride: tl.int64, scale_row_stride: tl.int64, scale_group_stride: tl.int64, low_scale, group,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of both planes; set `is_wide` if an exponent is above `NARROW`.
@@ -68,7 +83,13 @@ def planes_kernel(
         padded_length: The number of its elements along the sum.
         low: See `exponents_of`.
         block: Elements along the sum that are followed by zeros, up to `padded_block`.
-        padded_block: An even number.
+        padded_block: At least `block`; an even number with `PAIRS`.
+        scales: Float32 factors of the elements, one for each `group` of them in a row, which become part of the values; or None.
+        scale_batch_stride: The strides of the scales.
+        scale_row_stride: The same.
+        scale_group_stride: The same.
+        low_scale: The smallest exponent of scales, which are added to those of the elements.
+        group: Neighbours along the sum that share a scale.
         PAIRS: Whether exponents are wanted.
         ROWS: Rows of a tile.
         LENGTH: Elements along the sum of a tile.
@@ -81,12 +102,22 @@ def planes_kernel(
     element = place // padded_block * block + place % padded_block
     known = (place % padded_block < block) & (element < length)
     at = x + batch * batch_stride + row[:, None] * row_stride + element[None, :] * length_stride
-    found = as_single(tl.load(at, mask=(row < count)[:, None] & known[None, :], other=0.0))
+    given = (row < count)[:, None] & known[None, :]
+    found = as_single(tl.load(at, mask=given, other=0.0))
+    scale = found
+    if scales is not None:
+        of_group = scales + batch * scale_batch_stride + row[:, None] * scale_row_stride + (element // group)[None, :] * scale_group_stride
+        scale = tl.load(of_group, mask=given, other=0.0)
     held = (row < rows)[:, None] & (place < padded_length)[None, :]
     into = values + batch * rows * padded_length + place[None, :] * rows + row[:, None]
-    tl.store(into, found.to(values.dtype.element_ty), mask=held)
+    value = found.to(values.dtype.element_ty)
+    if scales is not None:
+        value *= scale.to(values.dtype.element_ty)
+    tl.store(into, value, mask=held)
     if PAIRS:
         own = exponents_of(found, low)
+        if scales is not None:
+            own = tl.maximum(own + exponents_of(scale, low_scale), NONE)
         tl.atomic_max(is_wide, 1, mask=tl.max(tl.max(own, 1), 0) > NARROW, sem="relaxed")
         first, second = tl.split(tl.reshape(own, (ROWS, LENGTH // 2, 2)))
         pair = tile * (LENGTH // 2) + tl.arange(0, LENGTH // 2)
@@ -94,29 +125,42 @@ def planes_kernel(
         tl.store(into, second << 16 | (first & 0xFFFF), mask=(row < rows)[:, None] & (pair < padded_length // 2)[None, :])
 
 
-def planes(x: Tensor, dtype: torch.dtype, tile: int, block: int = 1, low: int | None = None, is_wide: Tensor | None = None) -> Planes:
+def planes(
+    x: Tensor,
+    dtype: torch.dtype,
+    tile: int,
+    block: int = 1,
+    low: int | None = None,
+    is_wide: Tensor | None = None,
+    *,
+    padded_block: int | None = None,
+    scales: PlaneScales | None = None,
+) -> Planes:
     """Write an operand as planes.
 
     Args:
         x: `[batch, rows, length]`, of any strides.
         dtype: The dtype of the values.
         tile: The rows of a plane are padded to a multiple of this.
-        block: Elements along the sum that belong together; each block is padded to an even number if exponents are wanted.
+        block: Elements along the sum that belong together.
         low: The smallest exponent; None where exponents are not wanted.
         is_wide: One int32, set to 1 if an exponent is above `NARROW`.
+        padded_block: Elements of a block with its padding; by default an even number if exponents are wanted, and otherwise `block`.
+        scales: Factors of the values, whose exponents are added to those of the elements.
     """
     if x.dtype.itemsize == 1:
         x = x.to(torch.bfloat16)
     batches, count, length = x.shape
     pairs = low is not None
-    padded_block = block + (block & 1 if pairs else 0)
+    padded_block = padded_block or block + (block & 1 if pairs else 0)
     rows, padded_length = -(-count // tile) * tile, -(-length // block) * padded_block
     values = torch.empty(batches, padded_length, rows, dtype=dtype, device=x.device)
     exponents = torch.empty(batches, padded_length // 2, rows, dtype=torch.int32, device=x.device) if pairs else None
+    factors = (None, 0, 0, 0, 0, 1) if scales is None else (scales.values, *scales.values.stride(), scales.low, scales.group)
     if values.numel():
         blocks = (-(-rows // _ROWS) * -(-padded_length // _LENGTH), 1, batches)
         planes_kernel[blocks](
-            x, values, exponents, is_wide, count, length, *x.stride(), rows, padded_length, low or 0, block, padded_block,
+            x, values, exponents, is_wide, count, length, *x.stride(), rows, padded_length, low or 0, block, padded_block, *factors,
             PAIRS=pairs, ROWS=_ROWS, LENGTH=_LENGTH,
         )  # fmt: skip
     return Planes(values, exponents, rows, padded_length)
