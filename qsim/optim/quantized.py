@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
-from qsim.optim import accumulators, quantized_checks as checks
+from qsim.optim import accumulators, quantized_checks as checks, quantized_rounding as rounding
+from qsim.optim.modes import SwitchesModes
 from qsim.optim.noise import StepNoise
 from qsim.optim.rounding import round_into
 from qsim.optim.seeds import DrawsSeed
-from qsim.optim.wrapper import Wrapper
-from qsim.random import shards
 
 STEPS, SEED = "quantized_steps", "quantized_seed"
 
 
-class Quantized(DrawsSeed, Wrapper):
+class Quantized(DrawsSeed, SwitchesModes):
     """A low-precision wrapper around any optimizer.
 
     A step multiplies each gradient by `grad_scale` and rounds it (`grad`), both in place; runs the optimizer's step; and rounds the weights
@@ -170,42 +168,13 @@ class Quantized(DrawsSeed, Wrapper):
             evaluation = next(evaluations)
             with accumulators.parameters_exchanged(self.optimizer, parameters):
                 if evaluation and self._copies:
-                    self._write_weights(noise, evaluation)
+                    rounding.round_weights(self._parameters(), self._copies, self.weight, noise, evaluation)
                 loss = closure()
                 self._check_gradients()
                 self._take_gradients(noise, evaluation)
             return loss
 
         return evaluate
-
-    @property
-    def train(self) -> Callable[[], None]:
-        """Switch the optimizer to training, if it has such a method: its weights are those at which gradients are taken.
-
-        The optimizer computes the unrounded weights again. In a dtype with more bits than the format of the weights, or of the accumulator,
-        rounding that to nearest restores the weights from before `eval()`; otherwise the optimizer's rounding errors remain, as without
-        this class.
-
-        Raises:
-            AttributeError: If the optimizer has no `train`; `hasattr` is False then.
-        """
-        return self._switch_to("train")
-
-    @property
-    def eval(self) -> Callable[[], None]:
-        """Switch the optimizer to evaluation, if it has such a method: its weights are those used to evaluate the model.
-
-        After a step they are rounded according to `weight`.
-
-        Raises:
-            AttributeError: If the optimizer has no `eval`; `hasattr` is False then.
-        """
-        return self._switch_to("eval")
-
-    def _switch_to(self, mode: str) -> Callable[[], None]:
-        if not callable(getattr(self.optimizer, mode, None)):
-            raise AttributeError(f"Quantized: {type(self.optimizer).__name__} has no {mode}(); schedule-free optimizers have one")
-        return partial(self._switch, mode)
 
     @torch.no_grad()
     def _switch(self, mode: str) -> None:
@@ -222,7 +191,7 @@ class Quantized(DrawsSeed, Wrapper):
         # The noise of the last step: unchanged weights stay the same.
         noise = StepNoise(self.seed, self.steps - 1)
         if mode == "eval":
-            self._write_weights(noise, role="evaluation")
+            rounding.round_weights(self._parameters(), self._copies, self.weight, noise, role="evaluation")
         else:
             self._write_weights_of_training(noise)
 
@@ -231,7 +200,7 @@ class Quantized(DrawsSeed, Wrapper):
         if self.accumulator is not None:
             for copy in self._copies.values():
                 round_into(copy, copy, checks.to_nearest(self.accumulator), None, 0)
-            self._write_weights(noise)
+            rounding.round_weights(self._parameters(), self._copies, self.weight, noise)
         elif self.weight is not None:
             for parameter, copy in self._copies.items():
                 round_into(parameter, copy, checks.to_nearest(self.weight), None, 0)
@@ -268,60 +237,23 @@ class Quantized(DrawsSeed, Wrapper):
     @torch.no_grad()
     def _take_gradients(self, noise: StepNoise, evaluation: int = 0) -> None:
         """Round the gradients, and assign them to the copies."""
-        for number, parameter in enumerate(self._parameters()):
-            if parameter.grad is None:
-                continue
-            if self.grad is not None and shards.is_distributed(parameter.grad):
-                # Tensor parallelism may leave a partial sum; the total is rounded.
-                parameter.grad = shards.placed_as(parameter.grad, parameter)
-            if self.grad_scale != 1.0:
-                parameter.grad.mul_(self.grad_scale)
-            if self.grad is not None:
-                round_into(parameter.grad, parameter.grad, self.grad, noise.seed, noise.stream("gradient", number, evaluation))
+        rounding.round_gradients(self._parameters(), self.grad, self.grad_scale, noise, evaluation)
         for parameter, copy in self._copies.items():
             copy.grad = None if parameter.grad is None else parameter.grad.to(copy.dtype)
-
-    @torch.no_grad()
-    def _write_weights(self, noise: StepNoise, evaluation: int = 0, role: str = "weight") -> None:
-        """Round the weights, or the copies that they follow from."""
-        for number, parameter in enumerate(self._parameters()):
-            source = self._copies.get(parameter, parameter)
-            if self.weight is not None:
-                round_into(parameter, source, self.weight, noise.seed, noise.stream(role, number, evaluation))
-            elif source is not parameter:
-                parameter.copy_(source)
 
     @torch.no_grad()
     def _finish(self, noise: StepNoise) -> None:
         """Round the optimizer's weights and states after its step."""
         for copy in self._copies.values():
             copy.grad = None
-        states = self._states_to_round()
+        parameters = self._parameters()
+        states = rounding.rounded_states(self.optimizer, parameters, self.states)
         if self.accumulator is not None:
-            for number, parameter in enumerate(self._parameters()):
-                copy = self._copies[parameter]
-                round_into(copy, copy, self.accumulator, noise.seed, noise.stream("accumulator", number))
-        self._write_weights(noise)
-        for number, name, x, quantizer, like in states:
-            round_into(x, x, quantizer, noise.seed, noise.stream(f"state {name}", number), like)
+            rounding.round_copies(parameters, self._copies, self.accumulator, noise)
+        rounding.round_weights(parameters, self._copies, self.weight, noise)
+        for state in states:
+            state.round(noise)
         self._note(noise.step + 1, self.seed)
-
-    def _states_to_round(self) -> list[tuple[int, str, Tensor, Quantizer, Tensor]]:
-        """Number of the parameter, name, state, quantizer, and a tensor with the state's placements."""
-        if self.states is None:
-            return []
-        named = self.states if isinstance(self.states, dict) else None
-        found, known = [], set()
-        for number, parameter in enumerate(self._parameters()):
-            for name, x in checks.states_of_parameter(self.state.get(parameter, {}), parameter):
-                known.add(name)
-                quantizer = self.states if named is None else named.get(name)
-                if isinstance(quantizer, Quantizer):
-                    checks.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
-                    found.append((number, name, x, quantizer, checks.placed_alike(name, x, parameter)))
-        if named is not None and any(parameter.grad is not None for parameter in self._parameters()):
-            checks.check_names(named, known, type(self.optimizer).__name__)
-        return found
 
     def _saved(self) -> dict[str, Any]:
         name = accumulators.UNROUNDED if self.accumulator is None else accumulators.KEY

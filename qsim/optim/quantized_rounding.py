@@ -1,0 +1,106 @@
+"""The roundings of a step of `Quantized`: of gradients before it, of weights, their copies and the optimizer's states after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qsim.functional.quantizer import Quantizer
+from qsim.optim import quantized_checks as checks
+from qsim.optim.noise import StepNoise
+from qsim.optim.rounding import round_into
+from qsim.random import shards
+
+
+def round_gradients(parameters: Sequence[Tensor], quantizer: Quantizer | None, scale: float, noise: StepNoise, evaluation: int) -> None:
+    """Multiply the gradients by a factor, and round them, in place."""
+    for number, parameter in enumerate(parameters):
+        if parameter.grad is None:
+            continue
+        if quantizer is not None and shards.is_distributed(parameter.grad):
+            # Tensor parallelism may leave a partial sum; the total is rounded.
+            parameter.grad = shards.placed_as(parameter.grad, parameter)
+        if scale != 1.0:
+            parameter.grad.mul_(scale)
+        if quantizer is not None:
+            round_into(parameter.grad, parameter.grad, quantizer, noise.seed, noise.stream("gradient", number, evaluation))
+
+
+@torch.no_grad()
+def round_weights(
+    parameters: Sequence[Tensor],
+    copies: Mapping[Tensor, Tensor],
+    quantizer: Quantizer | None,
+    noise: StepNoise,
+    evaluation: int = 0,
+    role: str = "weight",
+) -> None:
+    """Round the weights, or the copies that they follow from."""
+    for number, parameter in enumerate(parameters):
+        source = copies.get(parameter, parameter)
+        if quantizer is not None:
+            round_into(parameter, source, quantizer, noise.seed, noise.stream(role, number, evaluation))
+        elif source is not parameter:
+            parameter.copy_(source)
+
+
+def round_copies(parameters: Sequence[Tensor], copies: Mapping[Tensor, Tensor], quantizer: Quantizer, noise: StepNoise) -> None:
+    """Round the copies of the weights, in place."""
+    for number, parameter in enumerate(parameters):
+        copy = copies[parameter]
+        round_into(copy, copy, quantizer, noise.seed, noise.stream("accumulator", number))
+
+
+class RoundedState(NamedTuple):
+    """A state that is rounded.
+
+    Attributes:
+        number: The number of its parameter.
+        name: Its name.
+        x: The state.
+        quantizer: How it is rounded.
+        like: A tensor with its placements.
+    """
+
+    number: int
+    name: str
+    x: Tensor
+    quantizer: Quantizer
+    like: Tensor
+
+    def round(self, noise: StepNoise) -> None:
+        """Round it in place."""
+        round_into(self.x, self.x, self.quantizer, noise.seed, noise.stream(f"state {self.name}", self.number), self.like)
+
+
+def rounded_states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], states: checks.States) -> list[RoundedState]:
+    """The states of an optimizer that are rounded.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Its parameters.
+        states: One quantizer for all states, or those of some by name.
+
+    Raises:
+        TypeError: If a dtype cannot hold a format.
+        ValueError: If it took a step and has no state of a name.
+    """
+    if states is None:
+        return []
+    named = states if isinstance(states, dict) else None
+    found: list[RoundedState] = []
+    known: set[str] = set()
+    saved: Mapping[Tensor, Mapping[Any, Any]] = optimizer.state
+    for number, parameter in enumerate(parameters):
+        for name, x in checks.states_of_parameter(saved.get(parameter, {}), parameter):
+            known.add(name)
+            quantizer = states if named is None else named.get(name)
+            if isinstance(quantizer, Quantizer):
+                checks.check_holds(f"state {name!r} of parameter {number}", x, quantizer)
+                found.append(RoundedState(number, name, x, quantizer, checks.placed_alike(name, x, parameter)))
+    if named is not None and any(parameter.grad is not None for parameter in parameters):
+        checks.check_names(named, known, type(optimizer).__name__)
+    return found
