@@ -5,8 +5,7 @@ A converted layer is the same object with another class: its parameters, hooks, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -14,21 +13,19 @@ from torch import nn
 from qsim import recipes
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
-from qsim.nn.arguments import recipe_hint
 from qsim.nn.calls.settings import Calls, check_calls
-from qsim.nn.converting.calls import callers, enter_calls, leave_calls, set_call_points
+from qsim.nn.converting.calls import enter_calls, leave_calls, set_call_points
+from qsim.nn.converting.choosing import Chosen, choose
 from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
-from qsim.nn.converting.interfaces import attends_by_qsim
-from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, TARGETS, Layer, check_layer, layers, target
-from qsim.nn.converting.patterns import matches, patterns_of_layers, patterns_of_modules
+from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, check_layer, target
 from qsim.nn.converting.table import conversion
 from qsim.nn.histories import keep_histories
-from qsim.nn.modules import FivePointModule, resolve_points
+from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import fresh_seed
 from qsim.random.streams import Drawn
-from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -104,40 +101,13 @@ def convert(
     if isinstance(points, Quantizer):
         raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     check_calls(calls)
-    known = layers(model)
-    asked_for = {EMBEDDING: embeddings, ADAPTER: adapters}
-    reasons = [_reason(layer, calls) or ("" if asked_for.get(layer.by_default, True) else layer.by_default) for layer in known]
-    left = [(layer, reason) for layer, reason in zip(known, reasons, strict=True) if reason]
-    usable = [layer for layer, reason in zip(known, reasons, strict=True) if not reason]
-    if not usable:
-        warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
-    choose = _chooser(points, usable, left)
-    included = None if include is None else patterns_of_layers("include", include, usable, left)
-    excluded = patterns_of_modules("exclude", exclude or (), model)
-
-    def chosen_of(layers: Sequence[Layer]) -> list[tuple[Layer, FivePoint]]:
-        meant = [layer for layer in layers if included is None or matches(layer.names, included)]
-        found = [(layer, choose(layer)) for layer in meant if not matches(layer.names, excluded)]
-        return [(layer, own) for layer, own in found if own is not None]
-
-    chosen, calling = chosen_of(usable), chosen_of(callers(model, known, calls))
-    if isinstance(points, Recipe):
-        chosen = _keep_ends(chosen, usable, points)
-        calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
-    fitting = [(layer, *fitted(layer, found)) for layer, found in chosen]
-    for layer, found, _ in fitting:
-        check_layer(layer, found)
-    warn_of_zeros([(layer, found) for layer, found, _ in fitting])
+    chosen, calling = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
+    fitting = _fitted(chosen)
     source, recipe = Drawn.of(fresh_seed()), points.name if isinstance(points, Recipe) else None
     for layer, found, note in fitting:
         if not layer.obstacle:
             _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
-    called = [*(pair for pair in chosen if pair[0].obstacle), *calling]
-    _warn_of_delayed(called, calls)
-    for layer, found in called:
-        of_activations = (calls == "all" or layer.obstacle == ATTENTION) and not found.is_delayed
-        if of_activations or layer.obstacle != ATTENTION:
-            set_call_points(layer, found, source, of_activations=of_activations)
+    _set_call_points([*(pair for pair in chosen if pair[0].obstacle), *calling], calls, source)
     if calls != "none":
         enter_calls(model)
     for module in model.modules():
@@ -150,13 +120,25 @@ def convert(
     return model
 
 
-def _reason(layer: Layer, calls: Calls) -> str:
-    """Why a layer cannot be chosen; empty if it can."""
-    attends = layer.obstacle == ATTENTION and (calls == "all" or (calls == "parameters" and attends_by_qsim(layer.module)))
-    return "" if attends or (layer.calls and calls != "none") else layer.obstacle
+def _fitted(chosen: Chosen) -> list[tuple[Layer, FivePoint, str]]:
+    """The layers with the points that they can have, and notes on what they lack; raise an error for those that would not round."""
+    fitting = [(layer, *fitted(layer, found)) for layer, found in chosen]
+    for layer, found, _ in fitting:
+        check_layer(layer, found)
+    warn_of_zeros([(layer, found) for layer, found, _ in fitting])
+    return fitting
 
 
-def _warn_of_delayed(called: Sequence[tuple[Layer, FivePoint]], calls: Calls) -> None:
+def _set_call_points(called: Chosen, calls: Calls, source: Drawn) -> None:
+    """Give modules the points of their own products."""
+    _warn_of_delayed(called, calls)
+    for layer, found in called:
+        of_activations = (calls == "all" or layer.obstacle == ATTENTION) and not found.is_delayed
+        if of_activations or layer.obstacle != ATTENTION:
+            set_call_points(layer, found, source, of_activations=of_activations)
+
+
+def _warn_of_delayed(called: Chosen, calls: Calls) -> None:
     """Warn of attention that stays in high precision: histories belong to weights, and its products have none."""
     delayed = [layer for layer, found in called if found.is_delayed and not isinstance(layer.module, nn.Embedding)]
     left = [layer.title for layer in delayed if calls == "all" or layer.obstacle == ATTENTION]
@@ -229,69 +211,3 @@ def _keep_from_bypassing(module: nn.Module) -> None:
         if isinstance(module, bypassing) and any(isinstance(inner, FivePointModule) for inner in module.modules()):
             module.__dict__.setdefault("_kept_from_bypassing", {}).setdefault(name, getattr(module, name))
             setattr(module, name, value)
-
-
-def _keep_ends(chosen: Sequence[tuple[Layer, FivePoint]], usable: Sequence[Layer], recipe: Recipe) -> list[tuple[Layer, FivePoint]]:
-    """The layers with their points; layers at the ends that a recipe keeps in high precision have none."""
-    known = [layer for layer in usable if isinstance(layer.module, (FivePointModule, *TARGETS)) or target(layer.module)]
-    ends = {id(layer) for layer in (*known[: recipe.first], *known[max(0, len(known) - recipe.last) :])}
-    if recipe.first + recipe.last and all(id(layer) in ends for layer, _ in chosen):
-        kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(known)} layers in high precision"
-        raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none that was chosen: give recipe.points to round all")
-    return [(layer, FivePoint() if id(layer) in ends else found) for layer, found in chosen]
-
-
-def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
-    """A function that returns a layer's points."""
-    if isinstance(points, Mapping) and _is_configuration(points):
-        points = FivePoint.from_dict(points)
-    if isinstance(points, (FivePoint, Recipe)):
-        return lambda layer: resolve_points(points)
-    if isinstance(points, Mapping):
-        _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
-        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
-    if callable(points):
-        _check_function(points)
-        return lambda layer: _checked(layer, points(layer.names[0], layer.module))
-    allowed = "a FivePoint, a recipe or its name, a dictionary of points by name, or a function of name and module"
-    raise TypeError(f"convert: points must be {allowed}, got {points!r}")
-
-
-def _check_function(points: Callable[..., Any]) -> None:
-    """Raise an error for a function that does not take a layer's name and module, such as a recipe's function that was not called."""
-    try:
-        signature(points).bind("", nn.Module())
-    except ValueError:  # some C functions have no signature
-        return
-    except TypeError as error:
-        wanted = "convert: a function as points takes a layer's name and module; if it makes points or a recipe, call it"
-        raise TypeError(f"{wanted}, got {points!r}: {error}") from error
-
-
-def _is_configuration(points: Mapping[str, Any]) -> bool:
-    """Whether a dictionary describes one `FivePoint`, as in a configuration file, rather than patterns."""
-
-    def is_point(point: Any) -> bool:
-        return isinstance(point, (str, Quantizer)) or (isinstance(point, Mapping) and "format" in point)
-
-    return bool(points) and all(name in ("accumulate", "chip") or (name in POINTS and is_point(point)) for name, point in points.items())
-
-
-def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
-    """Raise an error for a pattern whose layers all match earlier ones, so that its points would not be used."""
-    for i, pattern in enumerate(patterns):
-        mine = [layer for layer in usable if matches(layer.names, [pattern])]
-        if all(matches(layer.names, patterns[:i]) for layer in mine):
-            earlier = next(other for other in patterns[:i] if matches(mine[0].names, [other]))
-            taken = f"{earlier!r} before it matches {mine[0].title}, and the first that matches counts"
-            raise ValueError(f"convert: points pattern {pattern!r} comes too late: {taken}")
-
-
-def _checked(layer: Layer, points: Any) -> FivePoint | None:
-    if points is None or isinstance(points, FivePoint):
-        return points
-    if isinstance(points, Mapping):
-        return FivePoint.from_dict(points)
-    if isinstance(points, Recipe):
-        raise TypeError(f"convert: the points of {layer.title} are those of one layer, and a recipe is for a model: give recipe.points")
-    raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{recipe_hint(points)}")
