@@ -148,29 +148,10 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
 
 
 @triton.jit
-def round_bits(bits, drawn, grid, V: tl.constexpr):
-    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
-
-    Args:
-        bits: Patterns of the carrier.
-        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
-        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
-        V: The `Variant`.
-    """
-    MANTISSA: tl.constexpr = 52 if V.wide else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    QUIET: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    magnitude = bits & MASK
+def raising(magnitude, bits, steps, drawn, grid, V: tl.constexpr):
+    """The number that is added to magnitudes before their last `steps` bits are dropped, and whether those below `grid.least` go to it."""
     inexact = magnitude > 0
     negative = (bits < 0) & inexact
-    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
-    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
-    is_nan = value != value
-    if V.flat:
-        steps = grid.shift
-    else:
-        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
     unit = (magnitude * 0 + 1) << steps
     ones = unit - 1
     if V.mode == NEAREST:
@@ -190,7 +171,7 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
         away = bits > 0
     elif V.mode == DOWN:
         increment = tl.where(negative, ones, 0)
-        away = negative & inexact
+        away = negative
     elif V.mode == ODD:
         increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
         away = inexact
@@ -202,7 +183,51 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
         increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
         position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
         away = position + drawn < position
-    rounded = (magnitude + increment) & ~ones
+    return increment, away
+
+
+@triton.jit
+def beyond_end(magnitude, bits, negative, grid, V: tl.constexpr):
+    """Where magnitudes go that are rounded beyond the largest value."""
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    end = tl.where(negative, grid.floor, grid.top)
+    if not V.saturate:
+        if V.mode == TOWARD_ZERO:
+            outward = magnitude == INFINITY
+        elif V.mode == UP:
+            outward = (magnitude == INFINITY) | (bits >= 0)
+        elif V.mode == DOWN:
+            outward = (magnitude == INFINITY) | negative
+        else:
+            outward = magnitude >= 0
+        end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
+    return end
+
+
+@triton.jit
+def round_bits(bits, drawn, grid, V: tl.constexpr):
+    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
+
+    Args:
+        bits: Patterns of the carrier.
+        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
+        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
+        V: The `Variant`.
+    """
+    MANTISSA: tl.constexpr = 52 if V.wide else 23
+    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
+    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
+    magnitude = bits & MASK
+    negative = (bits < 0) & (magnitude > 0)
+    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
+    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
+    is_nan = value != value
+    if V.flat:
+        steps = grid.shift
+    else:
+        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
+    increment, away = raising(magnitude, bits, steps, drawn, grid, V)
+    rounded = (magnitude + increment) & ~(((magnitude * 0 + 1) << steps) - 1)
     if not V.zero:
         rounded = tl.maximum(rounded, grid.least)
     elif not V.flat:
@@ -210,20 +235,11 @@ def round_bits(bits, drawn, grid, V: tl.constexpr):
     if V.saturate and V.symmetric:
         rounded = tl.minimum(rounded, grid.top)
     elif not V.open:
-        end = tl.where(negative, grid.floor, grid.top)
-        if not V.saturate:
-            if V.mode == TOWARD_ZERO:
-                outward = magnitude == INFINITY
-            elif V.mode == UP:
-                outward = (magnitude == INFINITY) | (bits >= 0)
-            elif V.mode == DOWN:
-                outward = (magnitude == INFINITY) | negative
-            else:
-                outward = magnitude >= 0
-            end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
+        end = beyond_end(magnitude, bits, negative, grid, V)
         rounded = tl.where(rounded > tl.where(negative, grid.bottom, grid.top), end, rounded)
         is_nan |= rounded > INFINITY
     if V.signed:
         with_sign = rounded | (bits & ~MASK)
         rounded = with_sign if V.keep_sign else tl.where(rounded == 0, 0, with_sign)
-    return tl.where(is_nan, QUIET, rounded)
+    # The canonical NaN has all bits set but the sign.
+    return tl.where(is_nan, MASK, rounded)
