@@ -33,12 +33,12 @@ def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, strea
     return None if values is None else (values, x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
 
 
-def patterns(x: Tensor, plan: GridBits) -> Tensor:
+def patterns(x: Tensor, how: GridBits) -> Tensor:
     """A tensor's values as bit patterns of a carrier."""
     if x.dtype == torch.float64:
         return x.view(torch.int64)
     bits = single_patterns(x)
-    return bits.view(torch.float32).to(torch.float64).view(torch.int64) if plan.carrier == DOUBLE else bits
+    return bits.view(torch.float32).to(torch.float64).view(torch.int64) if how.carrier == DOUBLE else bits
 
 
 def single_patterns(x: Tensor) -> Tensor:

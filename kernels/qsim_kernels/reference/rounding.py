@@ -14,17 +14,17 @@ from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.philox import ElementNoise, as_added, random_bits
 
 
-def float_dtype(plan: GridBits) -> torch.dtype:
+def float_dtype(how: GridBits) -> torch.dtype:
     """The carrier's float dtype."""
-    return torch.float64 if plan.carrier == DOUBLE else torch.float32
+    return torch.float64 if how.carrier == DOUBLE else torch.float32
 
 
-def as_values(bits: Tensor, plan: GridBits, dtype: torch.dtype) -> Tensor:
+def as_values(bits: Tensor, how: GridBits, dtype: torch.dtype) -> Tensor:
     """Convert the carrier's bit patterns to a dtype that holds their values exactly; NaN results do not depend on the processor."""
     if dtype == torch.bfloat16:
-        single = bits if plan.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
+        single = bits if how.carrier == SINGLE else bits.view(torch.float64).to(torch.float32).view(torch.int32)
         return (single >> 16).to(torch.int16).view(dtype)
-    values = bits.view(float_dtype(plan)).to(torch.float32 if dtype != torch.float64 else dtype)
+    values = bits.view(float_dtype(how)).to(torch.float32 if dtype != torch.float64 else dtype)
     if dtype == torch.float16:
         halves = values.to(dtype)
         return torch.where(halves.isnan(), 0x7FFF, halves.view(torch.int16)).view(dtype)
@@ -48,7 +48,7 @@ def one_nan(x: Tensor) -> Tensor:
     return x.view(pattern).masked_fill(x.isnan(), nan).view(x.dtype)
 
 
-def rounded(bits: Tensor, plan: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
+def rounded(bits: Tensor, how: GridBits, rule: Rule, noise: ElementNoise | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier, drawing only random bits that can matter.
 
     The first 16 of 32 random bits decide nearly all roundings. The rest are drawn only where they could matter, because all zeros and all
@@ -56,117 +56,117 @@ def rounded(bits: Tensor, plan: GridBits, rule: Rule, noise: ElementNoise | None
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values, in one dimension.
-        plan: The grid.
+        how: The grid.
         rule: The rounding.
         noise: The source of random bits, for stochastic rounding.
     """
     if rule.mode != Mode.STOCHASTIC:
-        return round_bits(bits, plan, rule, None)
+        return round_bits(bits, how, rule, None)
     assert noise is not None  # the operators reject stochastic rounding without a seed
-    used = bits_that_matter(plan, rule)
+    used = bits_that_matter(how, rule)
     if used <= 16:
-        return round_bits(bits, plan, rule, as_added(random_bits(noise, used), used, rule.correction))
+        return round_bits(bits, how, rule, as_added(random_bits(noise, used), used, rule.correction))
     first = noise.first_bits() << used - 16
-    least = round_bits(bits, plan, rule, as_added(first, used, rule.correction))
-    most = round_bits(bits, plan, rule, as_added(first + (1 << used - 16) - 1, used, rule.correction))
+    least = round_bits(bits, how, rule, as_added(first, used, rule.correction))
+    most = round_bits(bits, how, rule, as_added(first + (1 << used - 16) - 1, used, rule.correction))
     open_ = (least != most).nonzero().view(-1)
     if open_.numel():
         drawn = as_added(random_bits(noise.of(open_), used), used, rule.correction)
-        least[open_] = round_bits(bits[open_], plan, rule, drawn)
+        least[open_] = round_bits(bits[open_], how, rule, drawn)
     return least
 
 
-def round_bits(bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
+def round_bits(bits: Tensor, how: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round values, given and returned as bit patterns of the carrier.
 
     Conditions are masks, integers with all bits set or none: integer arithmetic is several times faster than selecting by booleans.
 
     Args:
         bits: int32 patterns of float32 values, or int64 patterns of float64 values.
-        plan: The grid.
+        how: The grid.
         rule: The rounding.
         noise: The output of `reference.philox.as_added`, for stochastic rounding.
     """
-    magnitude = bits & ~plan.carrier.sign
-    rounded = signed(magnitude, bits, plan, rule, noise)
+    magnitude = bits & ~how.carrier.sign
+    rounded = signed(magnitude, bits, how, rule, noise)
     # Checking whether there is any NaN is cheaper than always replacing NaN.
-    if rule.saturate and int(magnitude.amax()) <= plan.carrier.infinity:
+    if rule.saturate and int(magnitude.amax()) <= how.carrier.infinity:
         return rounded
-    return checked(rounded, magnitude, plan, rule)
+    return checked(rounded, magnitude, how, rule)
 
 
-def signed(magnitude: Tensor, bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
+def signed(magnitude: Tensor, bits: Tensor, how: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round values, given their magnitudes too; the result for NaN is undefined."""
-    rounded = _nearest_by_addition(magnitude, plan) if rounds_by_addition(plan, rule) else _rounded(magnitude, bits, plan, rule, noise)
-    if plan.signed:
-        sign = bits & plan.carrier.sign
-        if not plan.negative_zero:
-            sign &= -rounded >> plan.carrier.last
+    rounded = _nearest_by_addition(magnitude, how) if rounds_by_addition(how, rule) else _rounded(magnitude, bits, how, rule, noise)
+    if how.signed:
+        sign = bits & how.carrier.sign
+        if not how.negative_zero:
+            sign &= -rounded >> how.carrier.last
         rounded |= sign
     return rounded
 
 
-def checked(rounded: Tensor, magnitude: Tensor, plan: GridBits, rule: Rule) -> Tensor:
+def checked(rounded: Tensor, magnitude: Tensor, how: GridBits, rule: Rule) -> Tensor:
     """Put the canonical NaN wherever the input is NaN."""
-    nan = magnitude > plan.carrier.infinity
+    nan = magnitude > how.carrier.infinity
     if not rule.saturate:
-        nan |= (rounded & ~plan.carrier.sign) > plan.carrier.infinity
+        nan |= (rounded & ~how.carrier.sign) > how.carrier.infinity
     # In compiled code `masked_fill` would reorder elements into logical order.
-    return torch.where(nan, plan.carrier.nan, rounded)
+    return torch.where(nan, how.carrier.nan, rounded)
 
 
-def rounds_by_addition(plan: GridBits, rule: Rule) -> bool:
+def rounds_by_addition(how: GridBits, rule: Rule) -> bool:
     """Whether `_nearest_by_addition` works: evenly spaced to zero, symmetric, more than one value per binade, room for the power."""
     if rule.mode != Mode.NEAREST or not rule.saturate:
         return False
-    room = 1 <= plan.shift < plan.carrier.mantissa and (plan.top >> plan.carrier.mantissa) + plan.shift <= 2 * plan.carrier.bias
-    return plan.low > 0 and plan.top == plan.bottom and room
+    room = 1 <= how.shift < how.carrier.mantissa and (how.top >> how.carrier.mantissa) + how.shift <= 2 * how.carrier.bias
+    return how.low > 0 and how.top == how.bottom and room
 
 
-def _nearest_by_addition(magnitude: Tensor, plan: GridBits) -> Tensor:
+def _nearest_by_addition(magnitude: Tensor, how: GridBits) -> Tensor:
     """Add and subtract a power of two near which the carrier's spacing is the grid's: the addition rounds, ties to even."""
-    mantissa = plan.carrier.mantissa
-    carrier = float_dtype(plan)
-    within = magnitude.clamp(max=plan.top)
-    power = (within & plan.carrier.infinity).clamp_(min=plan.low << mantissa).add_(plan.shift << mantissa).view(carrier)
+    mantissa = how.carrier.mantissa
+    carrier = float_dtype(how)
+    within = magnitude.clamp(max=how.top)
+    power = (within & how.carrier.infinity).clamp_(min=how.low << mantissa).add_(how.shift << mantissa).view(carrier)
     return within.view(carrier).add(power).sub_(power).view(within.dtype)
 
 
-def _rounded(magnitude: Tensor, bits: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
+def _rounded(magnitude: Tensor, bits: Tensor, how: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Round magnitudes; the result for NaN is undefined."""
-    negative = bits >> plan.carrier.last
-    shift = _shift(magnitude, plan)
+    negative = bits >> how.carrier.last
+    shift = _shift(magnitude, how)
     kept = -1 << shift if isinstance(shift, int) else torch.bitwise_left_shift(-1, shift)
-    rounded = _increment(magnitude, negative, shift, kept, plan, rule, noise)
+    rounded = _increment(magnitude, negative, shift, kept, how, rule, noise)
     rounded = rounded.add_(magnitude).bitwise_and_(kept)
-    if plan.least:
-        below = (magnitude - plan.least) >> plan.carrier.last
-        if plan.zero:
-            chosen = _leaves_zero(magnitude, negative, plan, rule, noise).bitwise_and_(plan.least)
+    if how.least:
+        below = (magnitude - how.least) >> how.carrier.last
+        if how.zero:
+            chosen = _leaves_zero(magnitude, negative, how, rule, noise).bitwise_and_(how.least)
             rounded.bitwise_xor_(chosen.bitwise_xor_(rounded).bitwise_and_(below))
         else:
-            rounded.clamp_(min=plan.least)
-    return _limit(rounded, magnitude, negative, plan, rule)
+            rounded.clamp_(min=how.least)
+    return _limit(rounded, magnitude, negative, how, rule)
 
 
-def _shift(magnitude: Tensor, plan: GridBits) -> Tensor | int:
+def _shift(magnitude: Tensor, how: GridBits) -> Tensor | int:
     """The number of low bits to round away: constant, or growing the further a value is below the lowest binade with its own spacing."""
-    if not plan.low:
-        return plan.shift
-    # The same as plan.low - field, from the plan's shift upwards.
-    mantissa = plan.carrier.mantissa
-    return (plan.low + plan.shift - (magnitude >> mantissa)).clamp_(plan.shift, mantissa)
+    if not how.low:
+        return how.shift
+    # The same as how.low - field, from `how.shift` upwards.
+    mantissa = how.carrier.mantissa
+    return (how.low + how.shift - (magnitude >> mantissa)).clamp_(how.shift, mantissa)
 
 
 def _increment(
-    magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, plan: GridBits, rule: Rule, noise: Tensor | None
+    magnitude: Tensor, negative: Tensor, shift: Tensor | int, kept: Tensor | int, how: GridBits, rule: Rule, noise: Tensor | None
 ) -> Tensor:
     """The number to add so that clearing the low bits, those not in the mask `kept`, leaves the neighbour that the rounding chooses."""
     ones = ~kept
     match rule.mode:
         case Mode.NEAREST:
-            last = (magnitude ^ plan.parity if plan.parity else magnitude) >> shift
-            return last.bitwise_and_(1 if plan.shift else ones & 1).add_(ones >> 1)
+            last = (magnitude ^ how.parity if how.parity else magnitude) >> shift
+            return last.bitwise_and_(1 if how.shift else ones & 1).add_(ones >> 1)
         case Mode.NEAREST_AWAY:
             return torch.zeros_like(magnitude).add_((ones + 1) >> 1)
         case Mode.NEAREST_UP:
@@ -178,25 +178,25 @@ def _increment(
         case Mode.DOWN:
             return negative & ones
         case Mode.ODD:
-            even = ((magnitude ^ plan.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
+            even = ((magnitude ^ how.parity) >> shift).bitwise_and_(1).bitwise_xor_(1)
             return even * ones
     assert noise is not None  # the operators reject stochastic rounding without a seed
-    mantissa = plan.carrier.mantissa
+    mantissa = how.carrier.mantissa
     aligned = noise >> (NOISE_BITS - mantissa) if mantissa < NOISE_BITS else noise << (mantissa - NOISE_BITS)
     return aligned.to(magnitude.dtype).bitwise_right_shift_(mantissa - shift)
 
 
-def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
+def _leaves_zero(magnitude: Tensor, negative: Tensor, how: GridBits, rule: Rule, noise: Tensor | None) -> Tensor:
     """Mask of the magnitudes below the smallest value that round to it instead of zero."""
-    last = plan.carrier.last
+    last = how.carrier.last
     inexact = -magnitude >> last
     match rule.mode:
         case Mode.NEAREST:
-            return (plan.half - magnitude) >> last
+            return (how.half - magnitude) >> last
         case Mode.NEAREST_AWAY:
-            return (plan.half - 1 - magnitude) >> last & inexact
+            return (how.half - 1 - magnitude) >> last & inexact
         case Mode.NEAREST_UP:
-            return (plan.half - 1 - negative - magnitude) >> last & inexact
+            return (how.half - 1 - negative - magnitude) >> last & inexact
         case Mode.TOWARD_ZERO:
             return torch.zeros_like(inexact)
         case Mode.UP:
@@ -207,24 +207,24 @@ def _leaves_zero(magnitude: Tensor, negative: Tensor, plan: GridBits, rule: Rule
             return inexact
     assert noise is not None
     # Above the smallest value the position is meaningless and might not fit an int64.
-    position = magnitude.clamp(max=plan.least).view(float_dtype(plan)) * plan.scale
+    position = magnitude.clamp(max=how.least).view(float_dtype(how)) * how.scale
     return position.to(torch.int64).add_(noise).bitwise_right_shift_(NOISE_BITS).to(magnitude.dtype).neg_()
 
 
-def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, plan: GridBits, rule: Rule) -> Tensor:
+def _limit(rounded: Tensor, magnitude: Tensor, negative: Tensor, how: GridBits, rule: Rule) -> Tensor:
     """Replace values beyond the largest as the rule says."""
-    if rule.saturate and plan.top == plan.bottom:
-        return rounded.clamp_(max=plan.top)
-    if not rule.saturate and plan.is_open and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC):
+    if rule.saturate and how.top == how.bottom:
+        return rounded.clamp_(max=how.top)
+    if not rule.saturate and how.is_open and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC):
         return rounded
     # -0 is zero, not a number below every value of a set without zero.
     is_negative = (negative < 0) & (magnitude > 0)
-    largest = torch.where(is_negative, plan.bottom, plan.top)
-    end = torch.where(is_negative, plan.floor, plan.top)
+    largest = torch.where(is_negative, how.bottom, how.top)
+    end = torch.where(is_negative, how.floor, how.top)
     beyond = rounded > largest
     if not rule.saturate:
-        inward = _is_inward(is_negative, rule) & (magnitude < plan.carrier.infinity)
-        end = torch.where(inward, end, torch.where(is_negative, plan.under, plan.over))
+        inward = _is_inward(is_negative, rule) & (magnitude < how.carrier.infinity)
+        end = torch.where(inward, end, torch.where(is_negative, how.under, how.over))
     return torch.where(beyond, end, rounded).to(rounded.dtype)
 
 

@@ -95,13 +95,19 @@ def find_amaxes(job_at, first, count, column, columns):
             top = tile % down * height
             for row in range(top, min(top + height, rows)):
                 at = (matrix * rows + row) * all_columns
-                for start in range(column, column + columns, STRIP):
-                    size = min(STRIP, column + columns - start)
-                    if x_is_narrow:
-                        load(given, x_at, at + start, size, True)
-                        _raise_amaxes(found, given, start, size, width, largest)
-                    else:
-                        _raise_amaxes(found, ints(x_at + 4 * (at + start)), start, size, width, largest)
+                _raise_amaxes_of_row(found, given, x_at, at, x_is_narrow, column, columns, width, largest)
+
+
+@part
+def _raise_amaxes_of_row(found, room, x_at, at, x_is_narrow, column, columns, width, largest):
+    """Replace magnitudes by larger ones of some columns of a row, which begins at element `at`."""
+    for start in range(column, column + columns, STRIP):
+        size = min(STRIP, column + columns - start)
+        if x_is_narrow:
+            load(room, x_at, at + start, size, True)
+            _raise_amaxes(found, room, start, size, width, largest)
+        else:
+            _raise_amaxes(found, ints(x_at + 4 * (at + start)), start, size, width, largest)
 
 
 @part

@@ -1,6 +1,10 @@
 """The kernels: one per operator, over flat or transposed tensors. Formats and roundings are runtime arguments: a sweep compiles each once.
 
 Full blocks are read and written without a mask, because masks depend on runtime values, which would prevent wide accesses.
+
+The numbers of grids, codes and random bits are separate arguments, and jitted functions put them together again. Triton also takes tuples,
+but always specializes on their elements, up to version 3.7 at least: on a 1, on multiples of 16 and on the width of each, whatever
+`do_not_specialize` and annotations say. Most formats would have a kernel of their own.
 """
 
 import triton
