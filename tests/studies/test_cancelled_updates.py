@@ -66,10 +66,14 @@ def test_memory_grows_layer_by_layer(findings: Findings) -> None:
 
 
 def test_training_learns_where_updates_arrive(findings: Findings) -> None:
-    # Ten classes: guessing classifies a tenth correctly.
-    for name, update in ((FULL, NEAREST), ("bf16", STOCHASTIC), ("bf16", KAHAN), ("e5m3", KAHAN)):
-        assert findings.values("accuracy", name, update)[0] > 0.3
-    assert findings.values("accuracy", "e5m3", NEAREST) < findings.values("accuracy", "e5m3", KAHAN)
+    (full,) = findings.values("loss", FULL, NEAREST)
+    # Six standard deviations of the differences, over twelve seeds with the kernels of AVX-512 and plain SSE.
+    for update in (STOCHASTIC, KAHAN):
+        (loss,) = findings.values("loss", "bf16", update)
+        assert abs(loss - full) < 0.06, update
+    # In E5M3 nearest rounding loses nearly all updates, and does not get below ten equal probabilities: 2.291 to 2.302.
+    assert abs(findings.values("loss", "e5m3", NEAREST)[0] - math.log(10)) < 0.03
+    assert findings.values("loss", "e5m3", KAHAN) < findings.values("loss", "e5m3", NEAREST)
 
 
 def test_runs_are_each_there_once_and_share_all_but_the_update() -> None:

@@ -48,11 +48,12 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
     findings = found[1]
     (rate,) = findings.settings.rates
     mixed = findings.losses(O1, rate)
-    # One bit in 256 per weight is less than the effect of another seed's sequences: at most 0.39 of it, over all pairs of ten seeds.
+    # One bit in 256 per weight: it changes the loss by up to 0.002, over twelve seeds with the kernels of AVX-512 and plain SSE, with a
+    # standard deviation of 0.001. Seeds differ by 0.2.
     for method in (STOCHASTIC, KAHAN, O2):
-        assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < max(mixed) - min(mixed), method
+        assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < 0.005, method
     for bits in MORE_BITS:
-        assert abs(mean(findings.losses(STOCHASTIC, rate, *bits)) - mean(mixed)) < max(mixed) - min(mixed), bits
+        assert abs(mean(findings.losses(STOCHASTIC, rate, *bits)) - mean(mixed)) < 0.005, bits
     for method in METHODS:
         for result in findings.results(method, rate):
             steps, losses = zip(*result["curve"], strict=True)

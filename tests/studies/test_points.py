@@ -39,14 +39,15 @@ def test_nets_round_when_they_are_tested_what_they_round_forward(found: Found) -
         assert (result["own_loss"] != result["loss"]) == (point in FORWARD), point
 
 
-def test_unbiased_roundings_backward_cost_less_than_another_seed(found: Found) -> None:
-    full = losses(found, NONE)
-    seeds = max(full) - min(full)
-    for point in BACKWARD:
-        assert all(abs(loss - own) < seeds for loss, own in zip(losses(found, point), full, strict=True)), point
-    # A weight that is rounded forward has to do with what is left of it. To nearest that adds 0.005 or more, whatever the kernels (AVX-512,
-    # AVX2, plain SSE; four seeds); stochastically it may add next to nothing for one seed.
-    assert all(loss > own for loss, own in zip(losses(found, "weight", "nearest"), full, strict=True))
+# Five standard deviations of what stochastic rounding at a point adds to the loss, over twelve seeds with the kernels of AVX-512 and plain
+# SSE. On average it adds at most 0.0005. Seeds differ by 0.07.
+NOISE = {"act_bwd": 0.004, "weight_bwd": 0.005, "grad": 0.0125}
+
+
+def test_unbiased_roundings_backward_add_only_noise(found: Found) -> None:
+    assert NOISE.keys() == set(BACKWARD)
+    for point, most in NOISE.items():
+        assert all(0 < abs(loss - own) < most for loss, own in zip(losses(found, point), losses(found, NONE), strict=True)), point
 
 
 @pytest.mark.parametrize("point", ["act_bwd", "weight_bwd"])
@@ -54,8 +55,8 @@ def test_four_bits_more_backward_add_nothing(found: Found, point: str) -> None:
     settings, full = PointsStudy().quick(), losses(found, NONE)
     for seed, loss in enumerate(full):
         run = Run(settings.data, point, "e4m3", "stochastic", settings.batch, settings.steps, settings.rate, seed)
-        # At most a sixteenth of an operand, and not the same way twice: far less than the effect of another seed.
-        assert abs(PointsStudy().measure(run, CPU)["own_loss"] - loss) < (max(full) - min(full)) / 4
+        # At most a sixteenth of an operand, and not the same way twice: up to 0.0005 over eight seeds.
+        assert abs(PointsStudy().measure(run, CPU)["own_loss"] - loss) < 0.002
 
 
 def test_the_table_is_what_the_losses_say(found: Found) -> None:

@@ -67,7 +67,7 @@ class StagnationStudy(Study[Settings, Run]):
 
     def quick(self) -> Settings:
         """Two rates, few problems."""
-        return Settings(rates=(0.3, 0.1), length=20.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
+        return Settings(rates=(0.3, 0.1), length=40.0, sample_rate=0.02, sample_steps=400, problems=16, samples=200, seeds=1)
 
     def full(self) -> Settings:
         """More problems, and smaller rates."""
