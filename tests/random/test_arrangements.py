@@ -9,6 +9,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +21,14 @@ from qsim import FivePoint, Quantizer, random
 from qsim.random import seeds
 from support.bounds import check_share
 from support.comparing import same_bits
+from support.distributed_models import coarse, mesh_of, shared_as, whole
 from support.ranks import NEEDS_GLOO, Ranks, ranks_of
 
 BF16 = torch.bfloat16
 COIN = Quantizer("e2m1", "stochastic")
 WEIGHT = FivePoint(weight=COIN)
 COUNT = 2048
-two = ranks_of(2)
+two, eight = ranks_of(2), ranks_of(8)
 
 
 def check_independent(*coins: Tensor) -> None:
@@ -76,13 +78,16 @@ def test_equal_parameters_round_independently(name: str) -> None:
 
 
 def experiment() -> Tensor:
-    """A typical script: a model is created, converted and trained for a step; so is a copy of it."""
+    """The coins of a typical script: a model is created, converted, copied and trained for a step; tensors are rounded directly."""
     with torch.no_grad():
         model = nn.Linear(32, COUNT // 32, bias=False)
         model.weight.fill_(1.25)
     copied = copy.deepcopy(qsim.convert(model, WEIGHT))
     coins = [net(torch.eye(32)).detach().flatten() - 1 for net in (model, copied)]
-    return torch.stack([*coins, *stepped(OPTIMIZERS["AdamW"], 1)])
+    coins += [x for make in OPTIMIZERS.values() for x in stepped(make, 1)]
+    with qsim.fpu("bf16", rounding="stochastic"):
+        unit = torch.ones(COUNT) + 2.0**-8
+    return torch.stack([*coins, COIN(torch.full((COUNT,), 1.25)), unit])
 
 
 def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
@@ -96,6 +101,43 @@ def test_a_repeated_experiment_is_another_sample_unless_it_is_seeded() -> None:
     script += "print(qsim.random.stream(*map(int, experiment().double().view(torch.int64).flatten().tolist())))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert int(found) == random.stream(*map(int, expected.double().view(torch.int64).flatten().tolist())), "in a new process"
+
+
+def begun() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = qsim.convert(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)), FivePoint(*[COIN] * 5))
+    return net, qsim.optim.AdamW(net.parameters(), lr=2.0**-6, weight="bf16")
+
+
+def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Weights after two more steps."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def resume(folder: str) -> None:
+    """Two more steps from a checkpoint in a folder; save the weights next to it."""
+    net, optimizer = begun()
+    saved = torch.load(f"{folder}/checkpoint")
+    net.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["generator"])
+    torch.save(trained(net, optimizer), f"{folder}/weights")
+
+
+def test_a_checkpoint_resumed_in_a_new_process_goes_on_to_the_bit(tmp_path: Path) -> None:
+    net, optimizer = begun()
+    trained(net, optimizer)
+    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "generator": torch.get_rng_state()}
+    assert [*saved["model"]] == ["0.weight", "0.bias", "2.weight", "2.bias"], "as without points"
+    torch.save(saved, tmp_path / "checkpoint")
+    expected = trained(net, optimizer)
+    script = f"import sys; sys.path[:0] = {sys.path!r}; from {__name__} import resume; resume({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert all(map(same_bits, torch.load(tmp_path / "weights"), expected))
 
 
 # Layers.
@@ -165,12 +207,30 @@ def test_layers_tied_to_one_weight_round_it_independently_and_a_layer_called_twi
     assert same_bits(first, third)
 
 
-def test_micro_batches_of_a_step_share_the_noise_of_weights_only() -> None:
-    layer = qsim.convert(linear(), FivePoint(weight=COIN))
+def test_micro_batches_of_a_step_share_the_noise_of_weights() -> None:
+    layer = qsim.convert(linear(), FivePoint(weight=COIN, weight_bwd=COIN))
+
+    def backward() -> Tensor:
+        x = torch.zeros(32, 64, requires_grad=True)
+        return torch.autograd.grad(layer(x), x, torch.eye(32))[0]
+
     assert same_bits(seen(layer), seen(layer))
-    inputs = filled(nn.Linear(1, 1, bias=False), 1.0)
-    qsim.convert(inputs, FivePoint(act=COIN))
-    check_independent(*(inputs(torch.full((COUNT, 1), 1.25)).detach() for _ in range(3)))
+    assert same_bits(backward(), backward())
+
+
+@pytest.mark.parametrize("point", ["act", "act_bwd", "grad"])
+def test_micro_batches_of_a_step_share_no_other_noise(point: str) -> None:
+    # The other factor of each product is 1.
+    shape = (1, COUNT) if point == "act_bwd" else (COUNT, 1)
+    layer = filled(qsim.nn.Linear(shape[1], 1, bias=False, points=FivePoint(**{point: COIN})), 1.0)
+
+    def batch() -> Tensor:
+        x = torch.full(shape, 1.25, requires_grad=True)
+        y = layer(x)
+        of_x, of_weight = torch.autograd.grad(y, (x, layer.weight), torch.full_like(y, 1.25 if point == "grad" else 1.0))
+        return {"act": y.detach(), "act_bwd": of_weight, "grad": of_x}[point]
+
+    check_independent(*(batch() for _ in range(3)))
 
 
 # Ranks.
@@ -199,12 +259,12 @@ def _shared(device: torch.device) -> list[Tensor]:
 
 
 @NEEDS_GLOO
-def test_draws_of_single_ranks_are_independent_and_can_be_shared(two: Ranks) -> None:
-    first, second = two(_own)
-    for name in first:
-        check_independent(first[name], second[name])
-    for mine, theirs in zip(*two(_shared), strict=True):
-        assert same_bits(mine, theirs)
+def test_draws_of_single_ranks_are_independent_and_can_be_shared(eight: Ranks) -> None:
+    found = eight(_own)
+    for name in found[0]:
+        check_independent(*(own[name] for own in found))
+    for first, *others in zip(*eight(_shared), strict=True):
+        assert all(same_bits(first, other) for other in others)
 
 
 def _alike(device: torch.device, alone: bool) -> list[Tensor]:
@@ -249,3 +309,40 @@ def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks
     for mine, theirs, due in zip(first, second, expected, strict=True):
         assert same_bits(mine, theirs)
         assert same_bits(mine, due)
+
+
+def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
+    """What two layers compute in each of two steps, and their weights after it; sums of these numbers are exact."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0 if layout == "alone" else distributed.get_rank())
+    net = nn.Sequential(nn.Linear(16, 40, bias=False), nn.Linear(40, 16, bias=False)).to(device)
+    with torch.no_grad():
+        for number, p in enumerate(net.parameters()):
+            p.copy_(coarse(*p.shape, seed=number))
+    call = qsim.convert(net, WEIGHT)
+    if layout == "ddp":
+        call = nn.parallel.DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
+    elif layout == "fsdp":
+        fully_shard(net, mesh=mesh_of(device), reshard_after_forward=True)
+    elif layout == "tp":
+        parallelize_module(net, mesh_of(device), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    optimizer = qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+    found = []
+    for step in range(2):
+        with torch.no_grad():
+            found.append(call(torch.eye(16, device=device)))
+        for number, p in enumerate(net.parameters()):
+            p.grad = shared_as(coarse(*p.shape, seed=10 + 2 * step + number), p)
+        optimizer.step()
+        found += [whole(p) for p in net.parameters()]
+    return found
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp"])
+def test_eight_ranks_round_weights_and_updates_as_one_process(eight: Ranks, layout: str) -> None:
+    expected = _in_a_layout(torch.device("cpu"), "alone")
+    for found in eight(_in_a_layout, layout):
+        assert all(map(same_bits, found, expected))
