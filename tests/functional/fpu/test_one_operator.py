@@ -176,6 +176,25 @@ def test_checkpoints_repeat_the_numbers(rounding: str, reentrant: bool) -> None:
     assert all(same_bits(a, b) for a, b in zip(found[0][:count], found[1][:count], strict=True))
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_what_the_forward_pass_computed(reentrant: bool) -> None:
+    seen: list[Tensor] = []
+
+    def block(x: Tensor) -> Tensor:
+        y = (1 + 2.0**-8 * x).clone()
+        seen.append(y.detach())
+        return y.tanh().sum()
+
+    x = torch.ones(256, requires_grad=True)
+    with qsim.fpu("bf16", "stochastic"):
+        loss = checkpoint(block, x, use_reentrant=reentrant)
+        torch.rand(3)
+        loss.backward()
+    first, again = seen
+    assert set(first.tolist()) == {1.0, 1 + 2.0**-7}
+    assert same_bits(first, again)
+
+
 def _backward(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
     for x in inputs:
         x.grad = None
