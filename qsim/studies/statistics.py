@@ -130,7 +130,8 @@ def proportion(values: Sequence[float]) -> Interval:
     half = _student(len(values)) * error / (center * (1 - center))
     odds = math.log(center / (1 - center))
     low, high = (1 / (1 + math.exp(min(-at, 700))) for at in (odds - half, odds + half))
-    return Interval(center, low, high)
+    # Where all shares are equal, the way to log odds and back may end on the wrong side of the mean.
+    return Interval(center, min(low, center), max(center, high))
 
 
 def positive(values: Sequence[float]) -> Interval:
