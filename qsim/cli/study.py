@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(study, chosen, args.options)
     if chosen.dry_run:
         # With a budget of seeds: what will run at most.
-        _print_plan(plan.at(plan.looks.seeds[-1]) if plan.looks.seeds else plan)
+        largest = plan.at(plan.looks.seeds[-1]) if plan.looks.seeds else plan
+        lacks_gpu = chosen.form == "full" and chosen.device is None and plan.engine.device.type == "cpu"
+        (_print_runs if lacks_gpu else _print_plan)(largest)
         return 0
     _show(plan.decided())
     return 0
@@ -135,8 +137,20 @@ def _print_plan(plan: Plan) -> None:
     todo, found = plan.todo(), plan.estimate()
     for run in todo:
         print(f"{found.seconds[plan.study.key(run)]:>8.1f} s  {_named(run)}")
-    done = len(plan.runs) - len(todo)
-    print(f"{len(todo)} runs to do, {done} done; about {_duration(found.total)} on {plan.engine.device} with {found.at_once} at a time")
+    basis = f", {found.basis}" if found.basis else ""
+    print(f"{_counted(plan, todo)}; about {_duration(found.total)} on {plan.engine.device} with {found.at_once} at a time{basis}")
+
+
+def _print_runs(plan: Plan) -> None:
+    """Print the runs of a full form on a machine without a GPU, where a single one can take days."""
+    todo = plan.todo()
+    for run in todo:
+        print(_named(run))
+    print(f"{_counted(plan, todo)}; no time is estimated, because --full is for a GPU and this machine has none (--device cpu measures it)")
+
+
+def _counted(plan: Plan, todo: Sequence[Any]) -> str:
+    return f"{len(todo)} runs to do, {len(plan.runs) - len(todo)} done"
 
 
 def _named(run: Any) -> str:

@@ -31,6 +31,7 @@ class Duration:
     Attributes:
         seconds: The seconds of each run, by its key.
         at_once: The number of runs at a time.
+        basis: The measurements from which the seconds are extrapolated.
 
     Example:
         >>> Duration({"a": 3.0, "b": 2.0, "c": 1.0}, at_once=4).total
@@ -39,6 +40,7 @@ class Duration:
 
     seconds: Mapping[str, float]
     at_once: int
+    basis: str = ""
 
     @property
     def total(self) -> float:
@@ -98,12 +100,16 @@ class Plan:
         """
         todo = sorted(self.todo(), key=self.study.work)
         with self.engine.ready(self.study) as workers:
+            if not todo:
+                return Duration({}, workers.count)
             known = [result for result in self.store.results().values() if result.machine["device"] in workers.devices]
-            if todo and not known:
+            basis = f"from {len(known)} results of this kind of machine"
+            if not known:
                 # The first only pays for imports and compilation.
                 known = [workers.trial([todo[0], todo[len(todo) // 2]])]
-            unit = median(result.seconds / self.study.work(result.run) for result in known) if todo else 0.0
-            return Duration({self.study.key(run): unit * self.study.work(run) for run in todo}, workers.count)
+                basis = f"extrapolated from one run of {known[0].seconds:.2g} s"
+            unit = median(result.seconds / self.study.work(result.run) for result in known)
+            return Duration({self.study.key(run): unit * self.study.work(run) for run in todo}, workers.count, basis)
 
     def carry_out(self) -> None:
         """Execute the runs that are still to do."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import qsim.studies
 from qsim.cli import main
@@ -48,10 +50,24 @@ def test_a_plan_lists_what_is_to_do(capsys: pytest.CaptureFixture[str], tmp_path
     lines = said(capsys, *words, "--dry-run").splitlines()
     assert len(lines) == 7
     assert lines[0].endswith(" s  side=heads, weight=0.25, seed=0")
-    assert lines[-1].startswith("6 runs to do, 0 done; about ")
+    assert re.fullmatch(r"6 runs to do, 0 done; about 0 s on cpu with 1 at a time, extrapolated from one run of \S+ s", lines[-1])
     assert not list(tmp_path.iterdir())
     said(capsys, *words)
     assert said(capsys, *words, "--dry-run") == "0 runs to do, 6 done; about 0 s on cpu with 1 at a time\n"
+
+
+def test_the_time_of_a_full_form_is_estimated_only_where_it_is_meant_to_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ("coins", "--full", "--out", str(tmp_path), "--workers", "1", "--dry-run")
+    lines = said(capsys, *words).splitlines()
+    assert lines[0] == "side=heads, weight=0.5, seed=0"
+    assert lines[10:] == [
+        "10 runs to do, 0 done; no time is estimated, because --full is for a GPU and this machine has none (--device cpu measures it)"
+    ]
+    asked = said(capsys, *words, "--device", "cpu").splitlines()
+    assert asked[-1].startswith("10 runs to do, 0 done; about 0 s on cpu with 1 at a time, extrapolated from one run of ")
 
 
 def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
