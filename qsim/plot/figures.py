@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -102,6 +103,13 @@ def band(axes: Axes, x: Any, intervals: Any, look: Look, label: str | None = Non
 
 def plain_numbers(axis: Axis) -> None:
     """Label a logarithmic axis with numbers as people write them, between the powers of ten too where there are few of these."""
+    low, high = axis.get_view_interval()
+    if high / low < 4:
+        # Such a range has a power of ten or none, and few numbers whose first digit is 2 or 5.
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+        return
 
     def between(number: float, _: float) -> str:
         low, high = axis.get_view_interval()

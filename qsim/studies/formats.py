@@ -16,7 +16,7 @@ from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report, Table, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean, proportion
 from qsim.studies.study import Study
@@ -231,18 +231,17 @@ class _Findings:
 
     def _meaning(self) -> str:
         first = self.settings.roundings[0]
-        told = [f"{name.upper()} loses {_points(self.lost(name, first))}" for name in _EIGHT if name in self.settings.formats]
-        parts = [f"{' and '.join(told)} points of accuracy relative to full precision."] if told else []
+        eight = [name for name in _EIGHT if name in self.settings.formats]
+        lost_by = listed([f"{_points(self.lost(name, first))} points in {name.upper()}" for name in eight])
+        parts = [f"FP8 loses {lost_by} of accuracy relative to full precision."] if eight else []
         for bits in self.widths[1:3]:
             gains = [(kind, self.bit(kind, bits, first)) for kind in (EXPONENT, MANTISSA)]
-            shown = [
-                f"{_points(found)} points if it is an {kind} bit".replace("an mantissa", "a mantissa") for kind, found in gains if found
-            ]
-            parts += [f"At {bits} bits, one more gains {' and '.join(shown)}."] if shown else []
+            shown = [f"{_points(found)} points in the {kind}" for kind, found in gains if found]
+            parts += [f"From {bits} bits, one more gains {listed(shown)}."] if shown else []
         lost = {name: self.lost(name, first).value for name in self.settings.formats}
         worst = max(lost, key=lambda name: lost[name])
         parts = parts or [f"{worst.upper()} loses most: {100 * lost[worst]:.1f} points of accuracy."]
-        return f"{' '.join(parts)} (All with {first} rounding in the backward pass, gains averaged over formats.)"
+        return f"{' '.join(parts)} (With {first} rounding in the backward pass; gains are averages over formats.)"
 
 
 def _points(found: Interval) -> str:

@@ -201,6 +201,6 @@ class _Findings:
         (worst, rounding), cost = max(costs.items(), key=lambda item: item[1])
         (least, other), best = min(costs.items(), key=lambda item: item[1])
         return (
-            f"In {coarse.upper()} the rounding that hurts most is that of the {POINTS[worst]} ({rounding}: {cost:+.3f} to the test loss), "
-            f"and the one that hurts least that of the {POINTS[least]} ({other}: {best:+.3f})."
+            f"The rounding that hurts most is that of the {POINTS[worst]}, and the one that hurts least is that of the {POINTS[least]}. In "
+            f"{coarse.upper()}, they add {cost:+.3f} ({rounding}) and {best:+.3f} ({other}) to the test loss."
         )

@@ -239,6 +239,16 @@ def _outdated(results: Sequence[Result[Any]]) -> list[str]:
     return [f"{len(others)} runs are of qsim {', '.join(sorted(set(others)))}: {qsim.__version__} judges them, but has not repeated them"]
 
 
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence.
+
+    Example:
+        >>> listed(["a", "b"]), listed(["a", "b", "c"])
+        ('a and b', 'a, b and c')
+    """
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
 def described_machine(machine: Mapping[str, str]) -> str:
     """A machine in one line."""
     commit = f" at {machine['commit']}" if machine.get("commit") else ""

@@ -120,6 +120,14 @@ def test_a_match_that_could_not_fail_decides_nothing() -> None:
     assert found[3:] == [None] * 9
 
 
+def test_a_match_is_closer_to_full_precision_than_nearest_is() -> None:
+    """Half a point is little, but not where nearest loses no more."""
+    counts = {FULL: [0, 0, 0], NEAREST: [10, 40, 0], STOCHASTIC: [10, 40, 0], KAHAN: [10, 40, 10]}
+    reached = {FULL: 0.95, STOCHASTIC: 0.945, KAHAN: 0.95}
+    assert verdicts(counts, {**reached, NEAREST: 0.9})[7:9] == [True, True]
+    assert verdicts(counts, {**reached, NEAREST: 0.945})[7:9] == [False, True]
+
+
 def test_one_seed_decides_nothing_that_takes_several(findings: Findings) -> None:
     assert {claim.source: claim for claim in claims(findings)}["Figure 5"].agrees is None
     assert not math.isnan(findings.values("loss", "bf16", NEAREST)[0])

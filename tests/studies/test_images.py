@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,9 @@ from torch import nn
 
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.wide_resnet import WideResNet
+from support.idx_files import idx, parts, random
 
 CPU = torch.device("cpu")
-
-
-def random(shape: tuple[int, ...], below: int = 256) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).integers(below, size=shape, dtype=np.uint8)
-
-
-def idx(array: np.ndarray) -> bytes:
-    """An idx file: two zero bytes, 8 for bytes, the number of dimensions; each as four bytes, the highest first; the content."""
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def check(found: Images, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_y: np.ndarray) -> None:
@@ -41,15 +32,9 @@ def check(found: Images, x: np.ndarray, y: np.ndarray, test_x: np.ndarray, test_
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files(tmp_path: Path, zipped: bool) -> None:
-    parts = {
-        "train-images-idx3-ubyte": random((20, 28, 28)),
-        "train-labels-idx1-ubyte": random((20,), 10),
-        "t10k-images-idx3-ubyte": random((7, 28, 28)),
-        "t10k-labels-idx1-ubyte": random((7,), 10),
-    }
-    for name, array in parts.items():
+    for name, array in parts().items():
         (tmp_path / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(idx(array)) if zipped else idx(array))
-    x, y, test_x, test_y = parts.values()
+    x, y, test_x, test_y = parts().values()
     check(images(str(tmp_path), CPU), x[:, None], y, test_x[:, None], test_y)
 
 

@@ -9,11 +9,11 @@ from qsim.plot import figures
 from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED, SINGLE, TRAINED, UNROUNDED, AccumulatorStudy, adders
 from qsim.studies.accumulator.claims import claims
 from qsim.studies.accumulator.dot_products import EXACT, NORMAL, POSITIVE, WANG
-from qsim.studies.accumulator.findings import SAME, Findings, percent_text
+from qsim.studies.accumulator.findings import LENGTH, SAME, Findings, percent_text
 from qsim.studies.learners.gpt import GPTSize, parameters
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.report import Picture, Report, Table
-from qsim.studies.statistics import Interval, confidence_text, describe_bars, mean
+from qsim.studies.statistics import Interval, confidence_text, describe_bars, mean, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,15 +168,17 @@ class ReportWriter:
         return drawn
 
     def _meaning(self) -> str:
-        length, at = self._settings.lengths[self._found.usual], self._found.usual
+        length, at, longest = self._settings.lengths[self._found.usual], self._found.usual, self._found.longest
         chain, promoted = (mean(self._found.sums("error", POSITIVE, name, at)).value for name in (CHAIN, PROMOTED))
         cancelling, rounding = (mean(self._found.sums("error", NORMAL, name, at)).value for name in (CHAIN, EXACT))
+        lost = self._found.lost(CHAIN)
+        effect = {True: "makes no difference", False: "makes a difference", None: "shows no clear effect"}[within(lost, -SAME, SAME)]
+        longer = "" if longest >= LENGTH else " Longer sums were not trained with."
         return (
-            f"Over {length} FP8 products an H100's chain loses {chain:.1%} of a sum of positive terms, and {promoted:.2%} if promoted "
-            f"every 128; where signs cancel it is off by {cancelling:.2%}, and rounding the operands to E4M3 by {rounding:.1%}. In a "
-            f"GPT with {self._settings.layers} blocks and sums of up to {self._found.longest} products, the chain changes gradients by "
-            f"{self._found.gradients(CHAIN).value:.1%}, E4M3 by {self._found.gradients(UNROUNDED).value:.0%}, and the chain the loss by "
-            f"{percent_text(self._found.lost(CHAIN))}."
+            f"Where signs cancel, an H100's sums of {length} FP8 products are off by {cancelling:.2%}, and rounding the operands to E4M3 "
+            f"changes them by {rounding:.1%}. Where all terms are positive, its sums lose {chain:.1%}, or {promoted:.2%} if they are "
+            f"promoted to FP32 every 128 products. For a GPT with sums of up to {longest} products this {effect}: its loss changes by "
+            f"{percent_text(lost)} relative to FP32 sums.{longer}"
         )
 
 

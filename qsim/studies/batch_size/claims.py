@@ -7,7 +7,7 @@ from itertools import pairwise
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN
 from qsim.studies.batch_size.findings import SCALES, Findings, in_points
 from qsim.studies.report import Claim
-from qsim.studies.statistics import above, below, difference, exponential, mean, within
+from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, within
 
 #: Accuracies that differ by at most this count as equal: about what the choice of a thousand test images changes.
 _SAME = 0.01
@@ -81,30 +81,38 @@ def _batch_for_a_bit(found: Findings, coarse: str, fine: str) -> Claim:
 
 
 def _nearest_gains_nothing(found: Findings, design: str, scale: str) -> Claim:
-    slope, learns = found.slope("nearest", scale, design), found.learnt(scale).value > 0.5
-    measured = f"{_span(found)}: {exponential(slope):.3f} times for every doubling of the batch"
+    slope, learns = found.slope("nearest", scale, design), above(found.learnt(scale)) is True
+    decides = learns and found.converges(design)
+    untrained = f"with {found.most} {found.unit} the net learns nothing, and its gradient is that of untrained weights"
     return Claim(
         "Figure 5a, Section 5",
         f"the degradation by round-to-nearest does not benefit from larger batches ({_how(found, design, scale)})",
-        measured if learns else f"with {found.most} {found.unit} the net learns nothing, and its gradient is that of untrained weights",
-        above(slope) if learns else None,
+        _factor_of_gradient(found, slope, design) if learns else untrained,
+        above(slope) if decides else None,
         test="squared norm of the true gradient at the end, divided by that of full precision: its factor per doubling of the batch",
-        rule="yes if the interval is above 1, no if it is below: one that contains 1 excludes neither a benefit nor harm",
-        power=f"a factor of {exponential(slope).detects:.2f} per doubling" if learns else "none",
+        rule="yes if the interval is above 1, no if it is below: one that contains 1 excludes neither a benefit nor harm; undecided if "
+        "in full precision the norm does not follow the test loss, because then it does not show convergence",
+        power=f"a factor of {exponential(slope).detects:.2f} per doubling" if decides else "none",
     )
 
 
 def _falls(found: Findings, design: str, scale: str) -> Claim:
-    slope = found.slope("stochastic", scale, design)
+    slope, decides = found.slope("stochastic", scale, design), found.converges(design)
     return Claim(
         "Figure 5b, Section 5",
         f"larger batches mitigate the degradation by stochastic rounding ({_how(found, design, scale)})",
-        f"{_span(found)}: {exponential(slope):.3f} times for every doubling of the batch",
-        below(slope),
+        _factor_of_gradient(found, slope, design),
+        below(slope) if decides else None,
         test="the same, for stochastic rounding",
-        rule="yes if the interval is below 1, no if it is above: relative to full precision, whose gradient falls with the batch, too",
-        power=f"a factor of {exponential(slope).detects:.2f} per doubling",
+        rule="yes if the interval is below 1, no if it is above: relative to full precision, whose gradient changes with the batch, too; "
+        "undecided under the same condition",
+        power=f"a factor of {exponential(slope).detects:.2f} per doubling" if decides else "none",
     )
+
+
+def _factor_of_gradient(found: Findings, slope: Interval, design: str) -> str:
+    doubt = "" if found.converges(design) else "; in full precision, the norm does not follow the test loss"
+    return f"{_span(found)}: {exponential(slope):.3f} times for every doubling of the batch{doubt}"
 
 
 def _accumulates(found: Findings) -> Claim:
@@ -117,7 +125,7 @@ def _accumulates(found: Findings) -> Claim:
         f"{found.coarse}, {found.most} {found.unit} in {parts} parts: {in_points(ahead)} points relative to one part",
         within(ahead, -_SAME, _SAME),
         test=f"difference of accuracy, the loss of each {found.unit[:-1]} scaled alike",
-        rule=f"equal if the interval is within {100 * _SAME:g} point: other test images, a thousand of them, would change as much",
+        rule=f"equal if the interval is within {100 * _SAME:g} point: about as much as other test {found.unit} would change",
         power=f"{100 * ahead.detects:.1f} points",
     )
 

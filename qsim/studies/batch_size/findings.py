@@ -10,7 +10,7 @@ import numpy as np
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, Run, Settings, trained
 from qsim.studies.learners.examples import unit
 from qsim.studies.result import Result, Results
-from qsim.studies.statistics import Interval, difference, exponential, mean
+from qsim.studies.statistics import Interval, above, difference, exponential, mean
 
 SCALES = {PLAIN: "unscaled loss", IN_RANGE: "loss scaled into range"}
 
@@ -67,6 +67,15 @@ class Findings(Results[Settings, Run]):
         found = [self.excess(self.coarse, rounding, batch, scale, design) for batch in self.settings.batches]
         slopes = np.polyfit(np.log2(self.settings.batches), found, 1)[0]
         return mean(slopes.tolist())
+
+    def converges(self, design: str) -> bool:
+        """Whether the norm of the gradient shows convergence: in full precision, it changes with the batch size as the test loss does."""
+        batches = self.settings.batches
+        full = {
+            what: [self.seeds(what, FULL, "nearest", batch, PLAIN, design) for batch in batches] for what in ("squared_gradient", "loss")
+        }
+        directions = {above(mean(np.polyfit(np.log2(batches), np.log(values), 1)[0].tolist())) for values in full.values()}
+        return directions in ({True}, {False})
 
     def ahead(self, scale: str) -> Interval:
         """The accuracy of stochastic rounding minus that of nearest, in the coarsest format with the largest batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,9 +11,8 @@ from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy
 from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings, in_points
-from qsim.studies.learners.examples import OWN, described, optimized
-from qsim.studies.learners.images import DIGITS
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.learners.examples import described, optimized, variant
+from qsim.studies.report import Picture, Report, Table, listed
 from qsim.studies.statistics import Interval, confidence_text, describe_bars, exponential, mean, proportion
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ class ReportWriter:
             self._factors(),
         ]
         chosen = self._settings
-        data = "" if chosen.data == DIGITS else f" On {chosen.data}"
-        data += "" if chosen.model == OWN else f" With a {chosen.model}"
-        return Report(self._study, parts, claims(self._found), self._meaning(), f"{self._study.question}{data}")
+        title = f"{self._study.question} {variant(chosen.data, chosen.model)}".rstrip()
+        return Report(self._study, parts, claims(self._found), self._meaning(), title)
 
     def _setting(self) -> str:
         chosen, unit = self._settings, self._found.unit
@@ -85,7 +84,7 @@ class ReportWriter:
             Picture(
                 "error",
                 f"Test error against batch size. {describe_bars()}",
-                lambda: self._curves(panels, self._error, "test error in %"),
+                lambda: self._curves(panels, self._error, "test error in %", most=100.0),
             ),
             Picture(
                 "gradient",
@@ -95,7 +94,14 @@ class ReportWriter:
             ),
         ]
 
-    def _curves(self, panels: Sequence[tuple[str, str]], point: Callable[[str, str, int, str, str], Interval], label: str) -> list[Figure]:
+    def _curves(
+        self,
+        panels: Sequence[tuple[str, str]],
+        point: Callable[[str, str, int, str, str], Interval],
+        label: str,
+        *,
+        most: float = math.inf,
+    ) -> list[Figure]:
         drawn, axes = figures.row(len(panels), width=3.9, height=3.0)
         batches = self._settings.batches
         seen: list[float] = []
@@ -120,7 +126,7 @@ class ReportWriter:
         for panel in axes:
             panel.set_yscale("log")
             # Some intervals are so wide that nothing else would be visible.
-            panel.set_ylim(min(seen) / 1.5, max(seen) * 1.5)
+            panel.set_ylim(min(seen) / 1.5, min(max(seen) * 1.5, most))
             figures.plain_numbers(panel.yaxis)
             figures.label_ends(panel)
         return drawn
@@ -144,18 +150,21 @@ class ReportWriter:
             finer = self._settings.formats[1]
             factor = found.factor(found.coarse, finer, IN_RANGE)
             noise = (
-                f"It buys back noise: with gradients in range, those in {name} vary as little as those in {finer.upper()} if batches are "
-                f"{factor.value:.2f} times as large [{factor.low:.2f}, {factor.high:.2f}]. "
+                f"It buys back noise: with a batch {factor.value:.2f} times as large [{factor.low:.2f}, {factor.high:.2f}], gradients in "
+                f"{name} vary as little as those in {finer.upper()}, if they are in the range of the format. "
             )
-        gains = " and ".join(
-            f"{in_points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}"
-            for design in self._settings.designs
+        gains = listed(
+            [
+                f"{in_points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}"
+                for design in self._settings.designs
+            ]
         )
-        nearest, stochastic = (
-            mean(found.seeds("accuracy", found.coarse, how, found.most, PLAIN)).value for how in ("nearest", "stochastic")
+        nearest, stochastic, full = (
+            mean(found.seeds("accuracy", which, how, found.most, PLAIN)).value
+            for which, how in ((found.coarse, "nearest"), (found.coarse, "stochastic"), (FULL, "nearest"))
         )
         return (
-            f"{noise}From {found.least} to {found.most} {found.unit}, accuracy in {name} changes relative to full precision by {gains}. "
-            f"If the loss is not scaled, larger batches push gradients below the range: with {found.most} {found.unit} stochastic rounding "
-            f"reaches {stochastic:.0%} and nearest {nearest:.0%}."
+            f"{noise}Relative to full precision, accuracy in {name} changes from {found.least} to {found.most} {found.unit} by {gains}. "
+            f"If the loss is not scaled, a larger batch pushes gradients below the range: with {found.most} {found.unit}, accuracy is "
+            f"{stochastic:.0%} with stochastic rounding and {nearest:.0%} with round-to-nearest, and {full:.0%} in full precision."
         )

@@ -12,7 +12,7 @@ from qsim.plot import figures
 from qsim.studies.cancelled_updates import _HIDDEN, _WIDTH, FULL, KAHAN, NEAREST, STOCHASTIC, UPDATES, CancelledUpdatesStudy, net
 from qsim.studies.cancelled_updates.claims import claims
 from qsim.studies.cancelled_updates.findings import Findings
-from qsim.studies.learners.images import DIGITS, images
+from qsim.studies.learners.images import DIGITS, described, images, variant
 from qsim.studies.report import Picture, Report, Table
 from qsim.studies.statistics import confidence_text, describe_bars, mean, positive, proportion
 
@@ -33,17 +33,14 @@ class ReportWriter:
 
     def report(self) -> Report:
         """The complete report."""
-        return Report(self._study, [self._setting(), *self._tables(), *self._pictures()], claims(self._found), self._meaning())
+        title = f"{self._study.question} {variant(self._settings.data)}".rstrip()
+        return Report(self._study, [self._setting(), *self._tables(), *self._pictures()], claims(self._found), self._meaning(), title)
 
     def _setting(self) -> str:
         chosen = self._settings
         carriers = ", ".join(f"{name} ({qsim.format(name).bits} bits)" for name in chosen.formats)
-        data = images(chosen.data, torch.device("cpu"))
-        size = sum(weight.numel() for weight in net(data).parameters())
-        hidden = f" ({_HIDDEN} hidden ones of {_WIDTH} units)" if chosen.data == DIGITS else ""
         return (
-            f"A net of {self._found.layers} layers{hidden} with {size:,} parameters learns {chosen.data}, {len(data.y):,} training and "
-            f"{len(data.test_y):,} test images, in {chosen.steps} steps of SGD with momentum {chosen.momentum:g} and {chosen.batch} "
+            f"{self._learner()}, in {chosen.steps} steps of SGD with momentum {chosen.momentum:g} and {chosen.batch} "
             f"images per step; the learning rate decays linearly from {chosen.rate:g} to zero; there are {chosen.seeds} seeds. Weights "
             f"are values of a format: {carriers}. Everything else, including what Kahan summation stores, is in the 16-bit dtype that "
             "holds it, and PyTorch's own operators compute. An update counts if it is not zero, and is cancelled if it leaves the "
@@ -53,6 +50,17 @@ class ReportWriter:
             "source for Appendix D.3 lists what it measures, without its numbers; of that list, stochastic rounding combined with Kahan "
             f"summation of the same weight is left out. Intervals are {confidence_text()}, over seeds; those of shares and losses are "
             "computed in log odds and logarithms, so that they stay within bounds."
+        )
+
+    def _learner(self) -> str:
+        """The net and the data."""
+        if self._settings.data != DIGITS:
+            return described(self._settings.data)
+        data = images(DIGITS, torch.device("cpu"))
+        size = sum(weight.numel() for weight in net(data).parameters())
+        return (
+            f"A net of {self._found.layers} layers ({_HIDDEN} hidden ones of {_WIDTH} units) with {size:,} parameters learns digits, "
+            f"{len(data.y):,} training and {len(data.test_y):,} test images"
         )
 
     def _tables(self) -> list[Table]:
@@ -167,7 +175,7 @@ class ReportWriter:
             for way in ((FULL, NEAREST), (name, NEAREST), (name, STOCHASTIC), (name, KAHAN))
         )
         return (
-            f"Rounding to nearest cancels {fine:.0%} of the updates of {name} weights, which then reach {nearest:.1%} of test accuracy "
-            f"instead of {full:.1%} in full precision; stochastic updates reach {stochastic:.1%} and Kahan updates {kahan:.1%}. In "
-            f"{self._found.coarse} nearest cancels {coarse:.0%}."
+            f"Round-to-nearest cancels {fine:.1%} of the updates of weights in {name.upper()}, and {coarse:.1%} in "
+            f"{self._found.coarse.upper()}. In {name.upper()}, test accuracy is then {nearest:.1%} instead of {full:.1%} in full "
+            f"precision; it is {stochastic:.1%} with stochastic updates and {kahan:.1%} with Kahan summation."
         )

@@ -100,7 +100,8 @@ class ReportWriter:
         power = self._found.slope_in_batch("rounding", self._found.swept[-1]).value
         factor, bias = self._found.factor(bits[0], bits[-1]).value, self._found.relative_bias(fraction, "nearest").value
         return (
-            f"Rounding in the backward pass adds noise, which larger batches average out: its variance in ∇W scales as b^{power:.2f}, "
-            f"and grows {factor:.2f} times for each bit removed; rounding weights to nearest, in steps of 2^-{fraction}, adds "
-            f"a bias of {bias:.0%} of the gradient at every batch size."
+            "Stochastic rounding in the backward pass adds noise, which larger batches average out; rounding of weights adds a bias, which "
+            f"they do not. The variance of the noise in ∇W scales with the batch size to the {power:.2f}, and grows {factor:.2f} times for "
+            f"each mantissa bit that is removed. The bias is {bias:.0%} of the gradient at every batch size if weights are rounded to "
+            f"nearest in steps of 2^-{fraction}."
         )

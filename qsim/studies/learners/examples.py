@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from qsim.studies.learners import gpt_training
 from qsim.studies.learners.gpt import GPT, size
-from qsim.studies.learners.images import RESNET, described as described_images, images
-from qsim.studies.learners.text import VOCABULARY, text
+from qsim.studies.learners.images import RESNET, described as described_images, images, variant as variant_of_images
+from qsim.studies.learners.text import LIBRARY, VOCABULARY, text
 
 #: The model that suits the data, a residual net for images, or a GPT for text.
 OWN, GPT_TINY = "own", "gpt"
@@ -92,6 +93,19 @@ def described(data: str, model: str) -> str:
     if model != GPT_TINY:
         return described_images(data, model)
     return f"{gpt_training.described('tiny', VOCABULARY, CONTEXT, data)}, in sequences of {CONTEXT}"
+
+
+def variant(data: str, model: str) -> str:
+    """The model and the data in a few words, for titles; empty for the digits and their perceptron.
+
+    Example:
+        >>> variant("library", "gpt"), variant("digits", "own")
+        ("A GPT on Python's standard library", '')
+    """
+    if model != GPT_TINY:
+        return variant_of_images(data, model)
+    name = "Python's standard library" if data == LIBRARY else Path(data).name
+    return f"A GPT on {name}"
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,20 @@ def described(data: str, model: str = "") -> str:
     )
 
 
+def variant(data: str, model: str = "") -> str:
+    """The net and the data in a few words, for titles; empty for the digits and their perceptron.
+
+    Example:
+        >>> variant("fashion-mnist"), variant("digits", "resnet"), variant("digits")
+        ('A small net on Fashion-MNIST', 'A residual net on digits', '')
+    """
+    name = Path(data).name
+    name = {"fashion-mnist": "Fashion-MNIST", "cifar-10": "CIFAR-10"}.get(name.lower(), name)
+    if model == RESNET:
+        return f"A residual net on {name}"
+    return "" if data == DIGITS else f"A small net on {name}"
+
+
 def _hidden(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), nn.ReLU()]
 

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
+from qsim.studies.learners.gpt import parameters, size
 from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
 from qsim.studies.report import Claim, Picture, Report, Table
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean, positive
+from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, exponential, mean, positive
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: The loss of uniform predictions; higher losses are clipped to it.
@@ -33,7 +35,13 @@ class Findings:
 
     def report(self) -> Report:
         """The complete report."""
-        return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning())
+        title = f"{self.study.question} {self._variant()}".rstrip()
+        return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning(), title)
+
+    def _variant(self) -> str:
+        """The model in a few words, for the title; empty for the smallest."""
+        chosen = self.settings
+        return "" if chosen.size == "tiny" else f"A GPT with {parameters(size(chosen.size), VOCABULARY, chosen.context):,} parameters"
 
     def losses(self, method: str, rate: float) -> list[float]:
         """The validation loss of each seed."""
@@ -117,11 +125,18 @@ class Findings:
             figures.band(panel, [rate * 1.05**place for rate in self.rates], [_drawn(self.losses(method, rate)) for rate in self.rates],
                           look, method)  # fmt: skip
         panel.axhline(self.frequencies, label="unigram baseline", **figures.REFERENCE())
-        panel.set_xscale("log", base=2)
-        panel.set_xlabel("learning rate")
+        self._rate_axis(panel)
         panel.set_ylabel("validation loss in nats")
         figures.legend(figure, panel, columns=3)
         return figure
+
+    def _rate_axis(self, panel: Axes) -> None:
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("learning rate")
+        if _power(self.rates[0]) == f"{self.rates[0]:g}":
+            # They are no powers of two, and every other one has room for its name.
+            panel.set_xticks(self.rates[::2], [f"{rate:g}" for rate in self.rates[::2]])
+            panel.minorticks_off()
 
     def _correlations(self) -> list[Figure]:
         drawn, (left, right) = figures.row(2)
@@ -139,8 +154,7 @@ class Findings:
             found = [mean(self.correlations(method, rate, "gradients")) for rate in self.rates]
             shown = [(rate, interval) for rate, interval in zip(self.rates, found, strict=True) if not math.isnan(interval.value)]
             figures.band(right, [rate for rate, _ in shown], [_finite(interval) for _, interval in shown], look, method)
-        right.set_xscale("log", base=2)
-        right.set_xlabel("learning rate")
+        self._rate_axis(right)
         right.set_ylabel("cosine with the step before")
         right.set_title("training: gradients")
         for figure, panel in zip(drawn, (left, right), strict=True):
@@ -162,7 +176,7 @@ class Findings:
         return Claim(
             "Table 3",
             "the tuned learning rate with stochastic rounding is higher than in mixed precision: 1 to 3.5 times",
-            f"2 to the {ahead:+.2f} times",
+            f"{exponential(ahead * math.log(2)):.2f} times",
             above(ahead) if self._inside() else None,
             test="base-2 logarithm of the best rate, by a parabola through the lowest losses, minus that of mixed precision, seed by seed",
             rule="the sign of the interval, if all best rates are inside of the grid",
@@ -175,7 +189,7 @@ class Findings:
         return Claim(
             "Table 3, Section 5.1",
             "at the rates that suit stochastic rounding, mixed precision diverges",
-            f"largest stable rate, among powers of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
+            f"largest stable rate, in steps of a factor of two: {beyond[STOCHASTIC]}; mixed precision: {beyond[MIXED]}",
             # Rates are a factor of two apart, so methods with the same largest stable rate may still differ by less.
             True if stochastic > mixed else False if stochastic < mixed else None,
             test="the largest rate up to which every seed ends below the unigram baseline",
@@ -257,10 +271,14 @@ class Findings:
         ahead = difference(self.best(STOCHASTIC), self.best(MIXED))
         ratio = [2**number for number in (ahead.value, ahead.low, ahead.high)]
         word = {True: "Higher ones", False: "Lower ones", None: "No difference shows"}[above(ahead)]
+        stochastic, mixed = self._stable_rate(STOCHASTIC), self._stable_rate(MIXED)
+        stable = (
+            f"{stochastic} with both" if stochastic == mixed else f"{stochastic} with stochastic rounding and {mixed} in mixed precision"
+        )
         return (
             f"{word}: the best rate with stochastic rounding is {ratio[0]:.2f} times that of mixed precision [{ratio[1]:.2f}, "
-            f"{ratio[2]:.2f}], and the largest stable rate is {self._stable_rate(STOCHASTIC)} with stochastic rounding and "
-            f"{self._stable_rate(MIXED)} in mixed precision. A factor below {2**ahead.detects:.1f} would not have been found."
+            f"{ratio[2]:.2f}]. A factor below {2**ahead.detects:.1f} would not have been found. The largest stable rate is {stable}, in "
+            "steps of a factor of two."
         )
 
 

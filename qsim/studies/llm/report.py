@@ -13,7 +13,7 @@ from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, Findings, excess_percent, excess_text
 from qsim.studies.llm.training import O1, O2
-from qsim.studies.report import Picture, Report, Table
+from qsim.studies.report import Picture, Report, Table, listed
 from qsim.studies.statistics import Interval, confidence_text, describe_bars, difference, exponential, mean
 
 if TYPE_CHECKING:
@@ -189,13 +189,14 @@ class ReportWriter:
         rate = self._settings.rates[0]
         against = {other: self._found.beside_at(rate, STOCHASTIC, other) for other in (O1, NEAREST)}
         found = (
-            f"At a rate of {rate:g}, a GPT ({self._settings.size}) in BF16 with stochastic updates ends {self._found.tokens:,} tokens with "
-            f"a perplexity {excess_text(against[O1])} relative to mixed precision (O1), and {excess_text(against[NEAREST])} relative to "
-            "BF16 with updates rounded to nearest"
+            f"After {self._found.tokens:,} tokens at a learning rate of {rate:g}, the perplexity with stochastic updates differs by "
+            f"{excess_text(against[O1])} from mixed precision, and by {excess_text(against[NEAREST])} from BF16 with updates rounded to "
+            "nearest."
         )
         edges = [METHODS[method] for method in METHODS if not self._found.inside(method)]
-        tuned = f" The best rate is at the edge of the grid for {', '.join(edges)}: tuned methods are not compared." if edges else ""
+        which = "every method" if len(edges) == len(METHODS) else listed(edges)
+        tuned = f" Tuned methods are not compared, because the best rate of {which} is at the edge of the grid." if edges else ""
         if not self._found.on_gpu:
-            return f"{found}; savings in time and memory can only be measured on a GPU.{tuned}"
+            return f"{found} Savings in time and memory can only be measured on a GPU.{tuned}"
         speed, memory = (self._found.ratio(STOCHASTIC, O1, what).value for what in ("tokens_per_second", "peak_mib"))
-        return f"{found}; it runs at {speed:.2f} times the speed of O1 with {memory:.2f} times its memory.{tuned}"
+        return f"Pure BF16 runs at {speed:.2f} times the speed of mixed precision (O1) with {memory:.2f} times its memory. {found}{tuned}"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qsim.plot import figures
-from qsim.studies.learners.images import described
+from qsim.studies.learners.images import described, variant
 from qsim.studies.random_bits import BACKWARD, BIAS, SAMPLES, UPDATE, RandomBitsStudy, Run, Settings
-from qsim.studies.report import Claim, Picture, Report, Table
+from qsim.studies.report import Claim, Picture, Report, Table, listed
 from qsim.studies.result import Result
 from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, difference, mean, positive, within
 
@@ -38,7 +38,8 @@ class Findings:
             Picture("bias", f"Mean error of one rounding, in gaps between neighbours. {describe_bars()}", self._draw_bias),
         ]
         parts: list[str | Table | Picture] = [*pictures, self._setting(), *(self._losses(*place) for place in self.places), self._biases()]
-        return Report(self.study, parts, self._claims(), self._meaning())
+        title = f"{self.study.question} {variant(self.settings.data)}".rstrip()
+        return Report(self.study, parts, self._claims(), self._meaning(), title)
 
     def bias(self, bits: int, *, correction: bool) -> Interval:
         """The mean error, in units of the gap."""
@@ -55,9 +56,14 @@ class Findings:
 
     def enough(self, what: str, name: str, bits: int, *, correction: bool) -> bool | None:
         """Whether a number of bits adds no loss, on the scale of what the fewest bits add; None if these add none either."""
-        yardstick = self.added(what, name, self.least, correction=False)
-        margin = _SHARE * yardstick.value
-        return within(self.added(what, name, bits, correction=correction), -margin, margin) if above(yardstick) else None
+        if not self.can_fail(what, name):
+            return None
+        margin = _SHARE * self.added(what, name, self.least, correction=False).value
+        return within(self.added(what, name, bits, correction=correction), -margin, margin)
+
+    def can_fail(self, what: str, name: str) -> bool:
+        """Whether the fewest bits, truncated, add a loss that shows."""
+        return above(self.added(what, name, self.least, correction=False)) is True
 
     def _setting(self) -> str:
         chosen = self.settings
@@ -135,17 +141,17 @@ class Findings:
 
     def _six_are_enough(self, what: str, name: str, correction: bool) -> Claim:
         fewest, found = self.added(what, name, self.least, correction=False), self.added(what, name, self.six, correction=correction)
-        how = "rounded to the nearest multiple" if correction else "truncated"
+        few = f"{self.least} truncated bit"
+        scale = f", {found.detects / fewest.value:.0%} of what {few} adds" if self.can_fail(what, name) else f"; {few} adds none that shows"
         return Claim(
             "question of this study",
-            f"{self.six} random bits, {how}, lose at most a tenth of what {self.least} truncated bit loses ({_where(what, name)})",
-            f"{found:+.4f} added to the test loss; {self.least} truncated bit: {fewest:+.4f}",
+            f"{self.six} random bits, {dict(_WAYS)[correction]}, are enough for {_where(what, name)}",
+            f"{found:+.4f} added to the test loss; {few} adds {fewest:+.4f}",
             self.enough(what, name, self.six, correction=correction),
             test="test loss added to that of 32 random bits, seed by seed",
-            rule="yes if the interval is within that tenth, no if it is beyond: what few bits cost is known on the scale of the fewest; "
-            f"undecided if {self.least} bit adds no loss that shows, because then nothing can fail",
-            power=f"{found.detects:.4f} in loss, {found.detects / abs(fewest.value) if fewest.value else float('inf'):.0%} of what "
-            f"{self.least} bit adds",
+            rule=f"yes if the interval is within a tenth of what {few} adds, no if it is beyond: this is the scale of the cost of few "
+            f"bits; undecided if {few} adds no loss that shows, because then nothing can fail",
+            power=f"{found.detects:.4f} in loss{scale}",
         )
 
     def _truncated(self) -> Claim:
@@ -173,20 +179,35 @@ class Findings:
         )
 
     def _meaning(self) -> str:
-        told = []
-        for what, name in self.places:
-            if above(self.added(what, name, self.least, correction=False)) is not True:
-                told.append(f"{_where(what, name)}: not even {self.least} bit adds a loss that shows")
-                continue
-            fewest = [self._fewest(what, name, correction) for correction, _ in _WAYS]
-            told.append(f"{_where(what, name)}: {fewest[0]} truncated, {fewest[1]} corrected")
-        found = "; ".join(told)
-        return f"Random bits that lose at most a tenth of what {self.least} truncated bit loses, among those that were tried: {found}."
+        few = f"{self.least} truncated bit"
+        shows = [place for place in self.places if self.can_fail(*place)]
+        unharmed = listed([_where(*place) for place in self.places if place not in shows])
+        sentences = [f"For {unharmed}, even {few} adds no test loss that shows."] if unharmed else []
+        if shows:
+            needs = {place: [self._fewest(*place, correction) for correction, _ in _WAYS] for place in shows}
+            truncated, corrected = (self._number(max(found, key=_none_last)) for found in zip(*needs.values(), strict=True))
+            where = " in all cases tried" if len(shows) > 1 else f" for {_where(*shows[0])}"
+            each = listed([f"{' or '.join(map(self._number, found))} for {_where(*place)}" for place, found in needs.items()])
+            sentences = [
+                f"{truncated} random bits are enough{where} if probabilities are truncated, and {corrected} if they are rounded to the "
+                "nearest multiple (corrected).",
+                *([f"Truncated or corrected, it takes {each}."] if len(shows) > 1 else []),
+                *sentences,
+                f"Enough means at most a tenth of the test loss that {few} adds.",
+            ]
+        return " ".join(sentences)
 
-    def _fewest(self, what: str, name: str, correction: bool) -> str:
-        enough = [bits for bits in self.settings.bits if self.enough(what, name, bits, correction=correction)]
-        return str(min(enough)) if enough else "none"
+    def _number(self, bits: int | None) -> str:
+        return str(bits) if bits else f"more than {self.settings.bits[-1]}"
+
+    def _fewest(self, what: str, name: str, correction: bool) -> int | None:
+        """The fewest random bits that are enough; None if none that were tried are."""
+        return min((bits for bits in self.settings.bits if self.enough(what, name, bits, correction=correction)), default=None)
+
+
+def _none_last(bits: int | None) -> float:
+    return float("inf") if bits is None else bits
 
 
 def _where(what: str, name: str) -> str:
-    return f"backward pass in {name.upper()}" if what == BACKWARD else f"updates of {name.upper()} weights"
+    return f"backward passes in {name.upper()}" if what == BACKWARD else f"updates of {name.upper()} weights"

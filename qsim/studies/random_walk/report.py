@@ -249,9 +249,10 @@ class Findings:
     def _meaning(self) -> str:
         slow, fast, exact = self.stochastic[0], self.stochastic[-1], self.exact[0]
         return (
-            "Stochastic rounding takes no longer on average with constant updates, but with decaying ones weights that fall behind stay "
-            f"behind: down a linear loss {slow.measured.value:.0f} steps instead of {exact.measured.value:.0f}, and "
-            f"{fast.measured.value:.0f} with a minimum rate {fast.run.floor / slow.run.floor:.1f} times as high."
+            "With constant updates, stochastic rounding takes no longer on average than exact arithmetic. With a decaying learning rate, "
+            f"weights that fall behind stay behind: down a linear loss they take {slow.measured.value:.0f} steps instead of "
+            f"{exact.measured.value:.0f}, and {fast.measured.value:.0f} if the minimum rate is {fast.run.floor / slow.run.floor:.1f} times "
+            "as high."
         )
 
 

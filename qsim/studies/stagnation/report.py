@@ -137,9 +137,10 @@ class ReportWriter:
         others = [self._found.whole(method, self._shown) for method in METHODS if method != NEAREST]
         farthest = max(float((curves.final / curves.printed).max()) for curves in others)
         return (
-            f"At a rate of {self._shown:g} {self._settings.format} weights that are rounded to nearest stop after a median of "
-            f"{1 - np.median(nearest.final / nearest.start):.0%} of the way to the optimum. With unrounded, stochastic and Kahan "
-            f"updates, and with everything except the weights rounded, descents end within {farthest:.0e} of Theorem 1's bound."
+            f"Rounding weights to nearest stops gradient descent: in {self._settings.format.upper()} at a learning rate of "
+            f"{self._shown:g}, after a median of {1 - np.median(nearest.final / nearest.start):.0%} of the way to the optimum. Stochastic "
+            "and Kahan updates go on, and so does descent with everything rounded except the weights: these end closer to the optimum "
+            f"than {farthest:.0e} times the distance at which Theorem 1 says that nearest stops."
         )
 
 
