@@ -1,7 +1,8 @@
-"""The directive `studies`: a table of all studies that the command line knows, with links to the reports that there are."""
+"""The directive `studies`: a table of all reports, with the question and the answer of each, in the order of the command line's list."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -11,31 +12,45 @@ from sphinx.util.docutils import SphinxDirective
 
 from qsim import studies
 
+STUDIES = Path(__file__).parents[1] / "studies"
+HEADER = ("study", "question", "answer")
+
 
 class Studies(SphinxDirective):
-    """A table of studies."""
+    """A table of reports."""
 
     def run(self) -> list[nodes.Node]:
         """The table."""
-        group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (20, 45, 35)), cols=3)
-        group += nodes.thead("", _row([nodes.Text(title) for title in ("study", "what it asks", "of which paper")]))
+        group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (20, 32, 48)), cols=len(HEADER))
+        group += nodes.thead("", _row([nodes.Text(title) for title in HEADER]))
         body = nodes.tbody()
-        for name in studies.names():
-            study = studies.named(name)
-            body += _row([self._named(name), nodes.Text(study.question), nodes.Text(study.source)])
+        for name, question, answer in answers():
+            body += _row([self._link(name), nodes.Text(question), nodes.Text(answer)])
         group += body
-        return [nodes.table("", group)]
+        return [nodes.table("", group, classes=["stacked"])]
 
-    def _named(self, name: str) -> nodes.Node:
-        """A study's name, which leads to its report if there is one."""
+    def _link(self, name: str) -> nodes.Node:
+        """A report's name, which leads to it."""
         shown = nodes.literal(name, name)
-        if not (Path(self.env.srcdir) / "studies" / name / "report.md").exists():
-            return shown
         link = pending_xref(
             "", shown, refdomain="std", reftype="doc", reftarget=f"/studies/{name}/report", refexplicit=True, refdoc=self.env.docname
         )
         link["refwarn"] = True
         return link
+
+
+def answers() -> list[tuple[str, str, str]]:
+    """For each report its folder, the question and the first sentence of the answer; those of one study follow one another."""
+    reports = {page.parent.name: page.read_text(encoding="utf-8") for page in sorted(STUDIES.glob("*/report.md"))}
+    found = []
+    for study in studies.names():
+        own = [name for name, text in reports.items() if f"\nStudy `{study}`." in text]
+        for name in sorted(own, key=lambda name: (name != study, name)):
+            title, answer = re.findall(r"\A# (.+)\n\n\*\*(.+)\*\*\n", reports[name])[0]
+            question = studies.named(study).question
+            other_model = title.removeprefix(question).strip() if title.startswith(question) else ""
+            found.append((name, other_model or question, re.split(r"(?<=\.) (?=[A-Z])", answer)[0]))
+    return found
 
 
 def _row(cells: list[nodes.Node]) -> nodes.row:

@@ -206,7 +206,7 @@ def plan(
     for name in settings or {}:
         if name not in known:
             raise ValueError(f"{found.name} has no setting {name!r}. It has: {', '.join(sorted(known))}")
-    engine = _local(device, form, workers) if scheduler is None else _cluster(scheduler, device, form, workers)
+    engine = _local(device, form, workers, timed=found.timed) if scheduler is None else _cluster(scheduler, device, form, workers)
     folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")
     chosen = replace(base, **(settings or {}))
     return Plan(
@@ -245,13 +245,17 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
     return reached.report()
 
 
-def _local(device: str | torch.device | None, form: str, workers: int | None) -> Engine:
+def _local(device: str | torch.device | None, form: str, workers: int | None, *, timed: bool) -> Engine:
     where = _parsed("cuda" if form == "full" and torch.cuda.is_available() else "cpu") if device is None else _parsed(device)
     if where.type == "cuda" and not (torch.cuda.is_available() and (where.index or 0) < torch.cuda.device_count()):
         raise ValueError(f"device: {device} was asked for, but this machine has {torch.cuda.device_count()} GPUs")
     if workers is not None and workers < 1:
         raise ValueError(f"workers: must be at least 1, got {workers}")
     count = default_count(where) if workers is None else workers
+    if timed and where.type == "cuda" and count > default_count(where):
+        raise ValueError(
+            f"workers: must be at most {default_count(where)}, one for each GPU, because the study measures times; got {count}"
+        )
     return ThisProcess(where) if count == 1 else Processes(where, count)
 
 

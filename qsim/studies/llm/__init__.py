@@ -52,8 +52,7 @@ class Settings:
 class LLMStudy(Study[Settings, Run]):
     """Train a GPT in BF16 and in mixed precision.
 
-    Time and memory are measured, so runs must not overlap: leave `--workers` at one for each GPU, and let nothing else run
-    there.
+    Time and memory are measured, so runs must not overlap: nothing else should run on the GPU.
     """
 
     name = "llm"
@@ -61,6 +60,7 @@ class LLMStudy(Study[Settings, Run]):
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Tables 2 to 6, Figure 4"
     settings = Settings
     run = Run
+    timed = True
 
     def quick(self) -> Settings:
         """Few steps at one rate."""

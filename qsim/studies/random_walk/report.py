@@ -249,8 +249,8 @@ class Findings:
     def _meaning(self) -> str:
         slow, fast, exact = self.stochastic[0], self.stochastic[-1], self.exact[0]
         return (
-            "With constant updates, stochastic rounding takes no longer on average than exact arithmetic. With a decaying learning rate, "
-            f"weights that fall behind stay behind: down a linear loss they take {slow.measured.value:.0f} steps instead of "
+            "With constant updates, stochastic rounding takes no longer on average than exact arithmetic, but with a decaying learning "
+            f"rate, weights that fall behind stay behind. Down a linear loss they take {slow.measured.value:.0f} steps instead of "
             f"{exact.measured.value:.0f}, and {fast.measured.value:.0f} if the minimum rate is {fast.run.floor / slow.run.floor:.1f} times "
             "as high."
         )
