@@ -139,8 +139,8 @@ class ReportWriter:
         return (
             f"Rounding weights to nearest stops gradient descent: in {self._settings.format.upper()} at a learning rate of "
             f"{self._shown:g}, after a median of {1 - np.median(nearest.final / nearest.start):.0%} of the way to the optimum. Stochastic "
-            "and Kahan updates go on, and so does descent with everything rounded except the weights: these end closer to the optimum "
-            f"than {farthest:.0e} times the distance at which Theorem 1 says that nearest stops."
+            "and Kahan updates go on, and so does descent with everything rounded except the weights: with gradients of all samples, these "
+            f"end closer to the optimum than {farthest:.0e} times the distance at which Theorem 1 says that nearest stops."
         )
 
 
