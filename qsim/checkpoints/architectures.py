@@ -41,10 +41,14 @@ def checkpoint_names(model: nn.Module, state: Mapping[str, Tensor], layers: Sequ
     return dict(revert_weight_conversion(model, dict(state)))
 
 
+#: The length of rows whose numbers are followed.
+_SHORT = 4
+
+
 def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, tuple[int, range]] | None:
     """The tensors into which a model's checkpoints split one of its tensors, or the one that has another name there.
 
-    Transformers is asked where the rows of a tensor end up, by a tensor of the numbers of its rows.
+    Transformers is asked where the rows of a tensor end up, by a tensor of the numbers of its rows, which are short to take little memory.
 
     Returns:
         For each name in the checkpoint, the index of the matrix, which is 0 if there are no more, and its rows; `None` if the checkpoint
@@ -56,7 +60,8 @@ def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, 
 
     rows = tensor.shape[1] if tensor.dim() > 2 else tensor.shape[0]
     lines = tensor.shape[:2] if tensor.dim() > 2 else tensor.shape[:1]
-    numbers = torch.arange(math.prod(lines)).view(*lines, *[1] * (tensor.dim() - len(lines))).expand(tensor.shape)
+    row = [min(size, _SHORT) for size in tensor.shape[len(lines) :]]
+    numbers = torch.arange(math.prod(lines)).view(*lines, *[1] * len(row)).expand(*lines, *row)
     found: dict[str, Tensor] = dict(revert_weight_conversion(model, {name: numbers}))
     if list(found) == [name]:
         return None
@@ -64,7 +69,7 @@ def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, 
     for piece, own in found.items():
         first = int(own.flatten()[0])
         wanted = torch.arange(first, first + len(own)).view(-1, *[1] * (own.dim() - 1)).expand(own.shape)
-        if own.shape[1:] != tensor.shape[len(lines) :] or not torch.equal(own, wanted):
+        if list(own.shape[1:]) != row or not torch.equal(own, wanted):
             return None
         places[piece] = first // rows, range(first % rows, first % rows + len(own))
     return places

@@ -20,10 +20,10 @@ class _Inputs:
     def __init__(self, note: Callable[[Tensor], None]) -> None:
         self._note = note
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None = None) -> None:
         """Record an input."""
         if site.name == "act":
-            self._note(x)
+            self._note(x if groups is None else x[: int(groups[-1])])
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Ignored: it is for the backward pass."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
@@ -23,11 +22,13 @@ class Expert:
 
     Attributes:
         parameter: The name of the stack in the model.
+        index: The number of the matrix in the stack.
         layer: The whole matrix as a layer, with the points of the products with the stack.
         rows: The rows.
     """
 
     parameter: str
+    index: int
     layer: Linear
     rows: range
 
@@ -55,9 +56,17 @@ def experts(model: nn.Module, excluded: set[str]) -> dict[str, Expert]:
     return found
 
 
+def stacks(found: Iterable[Expert]) -> dict[str, list[Linear]]:
+    """The matrices of each stack as layers, by the name of the parameter."""
+    numbered: dict[str, dict[int, Linear]] = {}
+    for expert in found:
+        numbered.setdefault(expert.parameter, {})[expert.index] = expert.layer
+    return {name: [layers[i] for i in sorted(layers)] for name, layers in numbered.items()}
+
+
 def _of_stack(module: nn.Module, name: str, stack: Tensor, points: FivePoint, pieces: Mapping[str, tuple[int, range]]) -> dict[str, Expert]:
     layers = [_layer(module, name.rpartition(".")[2], matrix, points) for matrix in stack.detach()]
-    return {piece.removesuffix(".weight"): Expert(name, layers[i], rows) for piece, (i, rows) in pieces.items()}
+    return {piece.removesuffix(".weight"): Expert(name, i, layers[i], rows) for piece, (i, rows) in pieces.items()}
 
 
 def _layer(module: nn.Module, key: str, matrix: Tensor, points: FivePoint) -> Linear:
@@ -90,12 +99,7 @@ def taken_apart(model: nn.Module, saved: Container[str]) -> dict[str, dict[str, 
     return {name: parts for name, parts in found.items() if parts is not None and all(part in saved for part in parts)}
 
 
-def assembled(model: nn.Module, saved: Mapping[str, Tensor], apart: Mapping[str, Mapping[str, tuple[int, range]]]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by the model's own names, with experts in their stacks again."""
-    found, own = dict(saved), model.state_dict()
-    for name, parts in apart.items():
-        whole = torch.empty(own[name].shape, dtype=next(found[part].dtype for part in parts))
-        for part, (i, rows) in parts.items():
-            (whole if whole.dim() < 3 else whole[i])[rows.start : rows.stop] = found.pop(part)
-        found[name] = whole
-    return found
+def part_of(whole: Tensor, place: tuple[int, range]) -> Tensor:
+    """The rows of a tensor, or of one of its matrices, that a checkpoint has under a name of their own."""
+    i, rows = place
+    return (whole if whole.dim() < 3 else whole[i])[rows.start : rows.stop]

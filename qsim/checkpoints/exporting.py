@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
 from qsim.checkpoints.examples import input_amaxes
-from qsim.checkpoints.experts import Expert, experts
+from qsim.checkpoints.experts import Expert, experts, stacks
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
 from qsim.checkpoints.layouts.plans import CheckpointLayout, LayerPlan
 from qsim.checkpoints.layouts.weights import LayoutError, check_part
@@ -84,8 +84,8 @@ def export(
         folder: The folder to create.
         layout: `"compressed-tensors"`, which vLLM and SGLang load, or `"torchao"`.
         exclude: Pattern or patterns of layers and modules to write in high precision although they round, as in `convert`. Layouts hold
-            linear layers, so convolutions must be among them. `"compressed-tensors"` also takes experts in tensors with three dimensions,
-            one by one, where the checkpoints of a model of transformers have them so.
+            linear layers, so convolutions must be among them. They also hold experts in tensors with three dimensions, where the
+            checkpoints of a model of transformers have these one by one: `"compressed-tensors"` as linear layers, `"torchao"` as stacks.
         weight_only: Describe inputs as high precision, whatever `act` says.
         example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
         overwrite: Replace a folder that exists and is not empty.
@@ -114,14 +114,14 @@ def export(
     state = check_state("export", model.state_dict())
     excluded = excluded_modules(model, exclude)
     stacked = experts(model, excluded)
-    stacks = {expert.parameter for expert in stacked.values()}
-    check_unrounded_weights(model, excluded, stacks)
+    parameters = {expert.parameter for expert in stacked.values()}
+    check_unrounded_weights(model, excluded, parameters)
     layers = _layers(model, state, excluded, weight_only=weight_only)
     if not layers and not stacked:
         raise ValueError("export: no layer of the model rounds its weight or its input: convert the model first")
-    amaxes = {} if example is None else input_amaxes(model, layers, stacks, example)
+    amaxes = {} if example is None else input_amaxes(model, layers, parameters, example)
     plans = chosen.together(_plan(chosen, layers, stacked, amaxes, weight_only=weight_only))
-    written = {f"{name}.weight" for name in layers} | stacks | _histories(model)
+    written = {f"{name}.weight" for name in layers} | parameters | _histories(model)
     plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(layers))
     tensors, _ = unshared(plain)
     metadata = chosen.metadata(plans, list(tensors))
@@ -135,7 +135,7 @@ def export(
         writer.close()
         architectures.write_config(model, place, chosen.configuration(plans, _kept_matrices(model, tensors, plans)))
         facts = {"layout": layout, "conversion": describe(model)}
-        facts |= {"experts": sorted({stack.rpartition(".")[0] for stack in stacks})} if stacks else {}
+        facts |= {"experts": sorted({name.rpartition(".")[0] for name in parameters})} if parameters else {}
         (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return Export(Path(folder), layout, tuple(rows))
 
@@ -195,7 +195,8 @@ def _plan(
     able = [other.name for other in LAYOUTS.values() if not _tried(other, layers, stacked, amaxes, weight_only=weight_only)[1]]
     name, reason = next(iter(refused.items()))
     more = f" ({len(refused)} layers in all)" if len(refused) > 1 else ""
-    which = f"layout={able[0]!r} can" if able else f"no other layout can; exclude={name!r} writes it in high precision"
+    module = name if name in layers else (stacked[name].parameter if name in stacked else name).rpartition(".")[0]
+    which = f"layout={able[0]!r} can" if able else f"no other layout can; exclude={module!r} writes it in high precision"
     raise ValueError(f"export: layout {layout.name!r} cannot express {name}{more}: {reason}; {which}")
 
 
@@ -215,6 +216,13 @@ def _tried(
             plans[name] = layout.plan(layer, amaxes.get(name), weight_only=weight_only)
         except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
             refused[name] = str(reason)
+    if layout.experts == "stacked":
+        for name, matrices in stacks(stacked.values()).items():
+            try:
+                plans[name] = replace(layout.plan(matrices[0], amaxes.get(name), weight_only=weight_only), stack=matrices)
+            except LayoutError as reason:  # noqa: PERF203 (all reasons are collected)
+                refused[name] = str(reason)
+        return plans, refused
     for name, expert in stacked.items():
         try:
             plans[name] = _plan_of_expert(layout, expert, amaxes.get(expert.parameter), weight_only=weight_only)
@@ -224,8 +232,6 @@ def _tried(
 
 
 def _plan_of_expert(layout: CheckpointLayout, expert: Expert, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
-    if not layout.holds_experts:
-        raise LayoutError("it is an expert of a stack, which the layout does not take apart")
     plan = layout.plan(expert.layer, input_amax, weight_only=weight_only)
     check_part(plan.weight, expert.layer.weight.shape, expert.rows)
     return replace(plan, rows=expert.rows)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from qsim.checkpoints.experts import assembled, taken_apart
+from qsim.checkpoints.experts import part_of, taken_apart
 from qsim.checkpoints.folders import DESCRIPTION
 from qsim.checkpoints.layouts import read_compressed_tensors, read_torchao
 from qsim.checkpoints.layouts.stored import StoredLayer
 from qsim.checkpoints.shards import Shards
-from qsim.checkpoints.states import check_loads, unshared
+from qsim.checkpoints.states import check_loads, load_in_turn, unshared
 from qsim.functional.arguments import warn
 from qsim.nn.converting.convert import convert as convert_layers, revert
 from qsim.recipes.five_point import FivePoint
@@ -60,7 +61,7 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
         raise ValueError(f"points: {place / 'config.json'} has no quantization_config by {' or '.join(_READERS)}")
     described = _description(place)
     if described is None:
-        return {name: layer.points for name, layer in _READERS[config["quant_method"]](config, Shards("points", place)).items()}
+        return {layer.owner: layer.points for layer in _READERS[config["quant_method"]](config, Shards("points", place)).values()}
     known = [FivePoint.from_dict(each) for each in described["conversion"]["points"]]
     modules = described["conversion"]["layers"] | {name: described["conversion"]["calls"][name] for name in described.get("experts", ())}
     return {name: known[facts["points"]] for name, facts in modules.items()}
@@ -76,16 +77,14 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     """
     config, shards, own = _quantization_config(folder), Shards("load", folder), model.state_dict()
     layers = _READERS[config["quant_method"]](config, shards)
+    weights = {layer.parameter: layer for layer in layers.values()}
     packed = {name for layer in layers.values() for name in layer.tensors}
-    state = {name: shards[name] for name in shards if name not in packed}
-    weights = {f"{name}.weight": layer.decoded() for name, layer in layers.items()}
-    apart = taken_apart(model, {*state, *weights})
-    state = assembled(model, state | weights, apart)
-    weights = {name: state[name] for name in (*weights, *apart) if name in own}
-    state |= {name: weight.to(own[name].dtype) for name, weight in weights.items()}
+    stored = {name: shards.described(name) for name in shards if name not in packed}
+    apart = taken_apart(model, {*stored, *weights})
+    wanted = _described(own, stored, weights, apart)
     # Tied weights are stored once.
-    state |= {name: state[other] for name, other in unshared(own)[1].items() if name not in state and other in state}
-    check_loads(model, state)
+    tied = {name: other for name, other in unshared(own)[1].items() if name not in wanted and other in wanted}
+    check_loads(model, wanted | {name: wanted[other] for name, other in tied.items()})
     owners = {part.removesuffix(".weight"): stack.rpartition(".")[0] for stack, parts in apart.items() for part in parts}
     inputs = _inputs(folder, layers, owners)
     if convert:
@@ -96,11 +95,45 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     elif inputs:
         rounding = f"load: inputs are rounded in {len(inputs)} layers of the exported model"
         warn(f"{rounding}, and with convert=False this model keeps its own points, or none")
-    model.load_state_dict(state, strict=False)
-    inexact = [name for name, weight in weights.items() if not torch.equal(state[name].float(), weight.float())]
+    inexact: list[str] = []
+
+    def value(name: str) -> Tensor:
+        if name in stored and name not in weights:
+            return shards[name]
+        found = torch.empty(wanted[name].shape, dtype=wanted[name].dtype)
+        pieces = {part: part_of(found, place) for part, place in apart[name].items()} if name in apart else {name: found}
+        for part, out in pieces.items():
+            if part not in weights:
+                out.copy_(shards[part])
+            elif not weights[part].decode_into(out):
+                inexact.append(name)
+        return found
+
+    load_in_turn(model, {name: partial(value, name) for name in wanted} | {name: partial(value, other) for name, other in tied.items()})
     if inexact:
-        dtype = state[inexact[0]].dtype
-        warn(f"load: {', '.join(inexact[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
+        dtype = own[inexact[0]].dtype
+        names = list(dict.fromkeys(inexact))
+        warn(f"load: {', '.join(names[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
+
+
+def _described(
+    own: Mapping[str, Tensor],
+    stored: Mapping[str, Tensor],
+    weights: Mapping[str, StoredLayer],
+    apart: Mapping[str, Mapping[str, tuple[int, range]]],
+) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by the model's own names, without values: weights in the model's dtype, and experts in their stacks."""
+    found = dict(stored)
+    for name, layer in weights.items():
+        found[name] = torch.empty(layer.shape, dtype=own[name].dtype if name in own else torch.float32, device="meta")
+    for name, parts in apart.items():
+        is_decoded = any(part in weights for part in parts)
+        dtype = own[name].dtype if is_decoded else next(found[part].dtype for part in parts)
+        whole = torch.empty(own[name].shape, dtype=dtype, device="meta")
+        for part, place in parts.items():
+            part_of(whole, place).copy_(found.pop(part))
+        found[name] = whole
+    return found
 
 
 def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str, str]) -> dict[str, FivePoint]:
@@ -111,7 +144,7 @@ def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str
     described = points(folder)
     found: dict[str, set[FivePoint]] = {}
     for name, layer in layers.items():
-        owner = owners.get(name, name)
+        owner = owners.get(name, layer.owner)
         if layer.act is not None:
             # A checkpoint of others names the experts only one by one.
             own = described[owner if owner in described else name].act

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from torch import distributed, nn
 from qsim.checkpoints.folders import DESCRIPTION, whole_folder
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
-from qsim.checkpoints.states import check_loads, check_state, gathered, unshared
+from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
 from qsim.functional.arguments import warn
 from qsim.nn.converting.description import describe
 from qsim.nn.converting.from_description import convert_as_described
@@ -125,18 +126,17 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     facts = json.loads(path.read_text(encoding="utf-8"))
     description = facts["conversion"]
     shards = Shards("load", folder)
-    saved = {name: shards[name] for name in shards}
-    saved |= {name: saved[source] for name, source in facts["shared"].items()}
+    saved = {name: name for name in shards} | facts["shared"]
     histories = _histories(description, saved)
-    check_loads(model, {name: tensor for name, tensor in saved.items() if name not in histories})
+    check_loads(model, {name: shards.described(source) for name, source in saved.items() if name not in histories})
     if convert:
         convert_as_described(model, description)
     elif describe(model) != description:
         rounding = sum(1 for layer in description["layers"].values() if description["points"][layer["points"]])
         warn(f"load: the saved model rounds in {rounding} of its layers, and with convert=False this model keeps its own points, or none")
-        saved = {name: tensor for name, tensor in saved.items() if name not in histories}
-    # The names were checked; a model that keeps its own conversion may have histories that were not saved.
-    model.load_state_dict(saved, strict=convert)
+        saved = {name: source for name, source in saved.items() if name not in histories}
+    # A model that keeps its own conversion may have histories that were not saved.
+    load_in_turn(model, {name: partial(shards.__getitem__, source) for name, source in saved.items()}, strict=convert)
 
 
 def _histories(description: Mapping[str, Any], saved: Iterable[str]) -> set[str]:

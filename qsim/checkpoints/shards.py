@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -133,6 +134,18 @@ class Shards:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._of)
+
+    def described(self, name: str) -> Tensor:
+        """A tensor of the shape and dtype of one in the files, on the meta device; its values are not read."""
+        part = self._of[name].get_slice(name)
+        shape = part.get_shape()
+        dtype = part[:0].dtype if shape else self[name].dtype
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def matrix(self, name: str, i: int) -> Tensor:
+        """A matrix of a stack; no others are read."""
+        found: Tensor = self._of[name].get_slice(name)[i]
+        return found
 
     def __getitem__(self, name: str) -> Tensor:
         found: Tensor = self._of[name].get_tensor(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -55,6 +55,31 @@ def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return tensors, shared
 
 
+#: Bytes that are in memory at a time, besides the model, if single tensors are not larger.
+_LOADED = 2**26
+
+
+def load_in_turn(model: nn.Module, state: Mapping[str, Callable[[], Tensor]], *, strict: bool = False) -> None:
+    """Load tensors into a model, some at a time, so that they are not all in memory besides those of the model.
+
+    Args:
+        model: The model.
+        state: For each name a function that reads the tensor.
+        strict: Whether the model must have these tensors and no others.
+    """
+    if strict:
+        _check_names(state, model.state_dict())
+    pending: dict[str, Tensor] = {}
+    size = 0
+    for name, read in state.items():
+        pending[name] = read()
+        size += pending[name].nbytes
+        if size >= _LOADED:
+            model.load_state_dict(pending, strict=False)
+            pending, size = {}, 0
+    model.load_state_dict(pending, strict=False)
+
+
 def gathered(tensor: Tensor) -> Tensor:
     """A tensor, gathered from all ranks if it is distributed."""
     return tensor.full_tensor() if is_distributed(tensor) else tensor  # type: ignore[attr-defined]
@@ -68,11 +93,7 @@ def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
             for history in histories_of(module).values():
                 for name in history.names:
                     own.pop(f"{module_name}.{name}".lstrip("."), None)
-    for one, other, lacks in ((saved, own, "the model lacks"), (own, saved, "the folder lacks")):
-        names = [name for name in one if name not in other]
-        if names:
-            more = f" and {len(names) - 3} others" if len(names) > 3 else ""
-            raise ValueError(f"load: {lacks} {', '.join(names[:3])}{more}: the saved model had another architecture")
+    _check_names(saved, own)
     for name, tensor in saved.items():
         mine = own[name]
         if is_distributed(mine):
@@ -83,3 +104,12 @@ def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
             raise ValueError(f"load: {name} has shape {tuple(mine.shape)} in the model and was saved with {tuple(tensor.shape)}")
         if mine.dtype != tensor.dtype:
             raise ValueError(f"load: {name} is {mine.dtype} in the model and was saved as {tensor.dtype}: model.to({tensor.dtype}) first")
+
+
+def _check_names(saved: Collection[str], own: Collection[str]) -> None:
+    """Raise an error unless saved tensors have the names of a model's own."""
+    for one, other, lacks in ((saved, own, "the model lacks"), (own, saved, "the folder lacks")):
+        names = [name for name in one if name not in other]
+        if names:
+            more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+            raise ValueError(f"load: {lacks} {', '.join(names[:3])}{more}: the saved model had another architecture")

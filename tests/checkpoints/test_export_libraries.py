@@ -87,6 +87,27 @@ def test_torchao_decodes_the_weights(kind: str, tmp_path: Path) -> None:
         assert torch.equal(state[f"{i}.weight"].dequantize(torch.float32), exported.expected(model[i]))
 
 
+@pytest.mark.parametrize("name", ["tensor", "channel", "tiles", "delayed", "mxfp8", "mxfp4", "nvfp4", "int8"])
+def test_torchao_decodes_experts(name: str, tmp_path: Path) -> None:
+    """In their stacks, which transformers loads as well."""
+    pytest.importorskip("torchao")
+    from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
+    from transformers import AutoModelForCausalLM
+
+    points = FivePoint(weight=(exported.FP8 | exported.BLOCKS | exported.INTEGERS)[name].weight)
+    model = qsim.convert(exported.tiny_mixture().bfloat16(), {"*.experts": points})
+    model(torch.arange(8)[None])  # gives delayed scales a history
+    qsim.export(model, tmp_path / "out", "torchao")
+    _, tensors, header = written(tmp_path / "out")
+    state, left = unflatten_tensor_state_dict(tensors, header)
+    assert left == {}
+    found = state["model.layers.0.mlp.experts.gate_up_proj"].dequantize(torch.float32)
+    expected = torch.stack([exported.expected_of_expert(model, i, points) for i in range(2)])
+    assert torch.equal(found, expected)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded.model.layers[0].mlp.experts.gate_up_proj.dequantize(torch.float32), expected)
+
+
 @pytest.mark.parametrize(("layout", "package"), [("compressed-tensors", "compressed_tensors"), ("torchao", "torchao")])
 def test_transformers_loads_an_exported_model(layout: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)

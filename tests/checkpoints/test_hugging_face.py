@@ -137,9 +137,6 @@ def test_experts_have_the_names_of_their_checkpoints(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = MixtralForCausalLM(MixtralConfig(vocab_size=48, num_local_experts=2, **sizes))
     qsim.convert(model, "mxfp8", exclude=["lm_head"])
-    with pytest.raises(ValueError, match=r"torchao' cannot express .*experts.0.w1 .6 layers.*which the layout does not take apart"):
-        qsim.export(model, tmp_path / "out", "torchao", exclude="*.gate")
-    assert not (tmp_path / "out").exists()
     with pytest.warns(UserWarning, match=r"products with them are rounded: model\.layers\.0\.mlp\.gate\.weight"):
         qsim.export(model, tmp_path / "out", exclude="*.experts")
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
@@ -168,6 +165,39 @@ def test_an_example_gives_the_scale_of_the_inputs_of_all_experts(tmp_path: Path,
             for part in ("gate_proj", "up_proj")
         ]
     assert all(torch.equal(scale, (448 * 6 / seen[0].abs().amax()).view(1)) for scale in scales)
+
+
+@pytest.mark.parametrize("name", ["tensor", "channel", "tiles", "mxfp8", "mxfp4", "nvfp4", "int8"])
+def test_torchao_keeps_experts_in_their_stacks(name: str, tmp_path: Path) -> None:
+    """A scale of the whole weight is one for each expert, and the way back gives the same results."""
+    points = (exported.FP8 | exported.BLOCKS | exported.INTEGERS)[name]
+    points = FivePoint(points.act if name in ("channel", "mxfp8", "nvfp4") else None, points.weight)
+    model, tokens = qsim.convert(exported.tiny_mixture(), {"*.experts": points}), torch.arange(8)[None]
+    stack = "model.layers.0.mlp.experts.gate_up_proj"
+    assert [row[0] for row in qsim.export(model, tmp_path / "out", "torchao").layers] == [stack, stack.replace("gate_up", "down")]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_type"]["default"]
+    assert stack in config["_data"]["fqn_to_config"]
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        header, prefix = dict(file.metadata()), "model.layers.0.mlp.experts._gate_up_proj_"
+        own = {key.removeprefix(prefix): file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
+    facts = json.loads(header[stack])
+    if isinstance(facts["_data"]["block_size"], list):
+        one, *block = facts["_data"]["block_size"]
+        assert one == 1
+        facts["_data"]["block_size"] = block
+    for i in range(2):
+        parts = {f"_weight_{part}": tensor[i] for part, tensor in own.items()}
+        found = layout_decoders.torchao({"x.weight": json.dumps(facts)}, "x", parts)
+        assert torch.equal(found, exported.expected_of_expert(model, i, points))
+    loaded = qsim.load(exported.tiny_mixture(), tmp_path / "out").eval()
+    torch.testing.assert_close(loaded(tokens).logits, model.eval()(tokens).logits)
+
+
+def test_stacks_that_a_layout_cannot_express_are_refused_by_the_name_of_their_module(tmp_path: Path) -> None:
+    model = qsim.convert(exported.tiny_mixture(), {"*.experts": FivePoint(weight="bf16")})
+    said = r"torchao' cannot express model.layers.0.mlp.experts.gate_up_proj .2 layers in all.*exclude='model.layers.0.mlp.experts' writes"
+    with pytest.raises(ValueError, match=said):
+        qsim.export(model, tmp_path / "out", "torchao")
 
 
 @pytest.mark.parametrize("name", ["tensor", "tiles", "delayed", "mxfp4"])

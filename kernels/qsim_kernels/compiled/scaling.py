@@ -48,7 +48,7 @@ def amaxes_into(out: Tensor, x: Tensor, tiles: TileSizes, turn: Turn | None, fin
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from the largest magnitudes; see `reference.scaling.scales_into`."""
-    if amaxes.dtype == torch.float64:
+    if amaxes.dtype == torch.float64 or (under is not None and under.numel() > 1):
         reference.scales_into(out, amaxes, under, scales)
         return
     amaxes = amaxes.contiguous()
@@ -73,7 +73,7 @@ def quantize_tiles_into(
     x = x if turn is None else hadamard(x, turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
-    if not _in_loops(x, out, elements) or not x.numel() or tiles.across:
+    if not _in_loops(x, out, elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
         scales_of_tiles_into(scales, x, under, tiles, None, False, how)
         quantize_scaled_into(out, x, scales, under, tiles, None, elements, noise)
         return

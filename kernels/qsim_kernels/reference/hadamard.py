@@ -21,16 +21,16 @@ def hadamard(x: Tensor, turn: Turn) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
         return x.new_empty(x.shape, dtype=dtype)
-    whole = _bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
-    signs = _signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # the signs do not depend on these
-    for start, stop, size in _pieces(turn):
+    whole = bounded(x.contiguous().view(-1, turn.length, turn.inner).to(dtype, copy=True), x.dtype, turn.size)
+    signs = signs_on(x.device, dtype, turn._replace(length=0, inner=0))  # the signs do not depend on these
+    for start, stop, size in pieces(turn):
         blocks = whole[:, start:stop].unflatten(1, (-1, size))
         first = start % turn.size
         whole[:, start:stop] = _transformed(blocks * signs[first : first + size]).flatten(1, 2)
     return whole.view(x.shape)
 
 
-def _bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
+def bounded(values: Tensor, source: torch.dtype, size: int) -> Tensor:
     """Saturate finite values at the largest magnitude of which `size` can be summed without overflow."""
     if source == torch.float16:
         return values
@@ -53,11 +53,12 @@ def signs_of(turn: Turn) -> tuple[int, ...]:
 
 # Cached, because a copy to a device waits for it.
 @lru_cache(maxsize=64)
-def _signs_on(device: torch.device, dtype: torch.dtype, turn: Turn) -> Tensor:
+def signs_on(device: torch.device, dtype: torch.dtype, turn: Turn) -> Tensor:
+    """The signs of a block on a device, as a column."""
     return torch.tensor(signs_of(turn), dtype=dtype, device=device)[:, None]
 
 
-def _pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
+def pieces(turn: Turn) -> Iterator[tuple[int, int, int]]:
     """Begin, end and block size of runs of equal blocks: the whole blocks, then the rest in powers of two, the largest first."""
     start = turn.length // turn.size * turn.size
     if start:

@@ -52,7 +52,8 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
     Args:
         out: float32. NaN where the magnitude is not finite.
         amaxes: The largest magnitudes.
-        under: A 0-d float32 scale of the whole tensor, which these scales are under: they are computed for `x / under`.
+        under: A 0-d float32 scale of the whole tensor, which these scales are under: they are computed for `x / under`. Or such a scale for
+            each matrix, of shape [matrices, 1, 1].
         scales: How scales are computed.
     """
     if not out.numel():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from qsim.checkpoints.layouts.weights import CodedWeight, coded_weight
+from qsim.checkpoints.layouts.weights import CodedWeight, coded_weight, stacked
 from qsim.formats import E8M0
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn.modules import FivePointModule
@@ -28,6 +28,7 @@ class LayerPlan:
         static: Tensors that do not follow from the weight, by the suffixes of their names.
         outer: The scale of the whole weight, if layers that servers merge have a common one.
         rows: The rows of the layer's weight that the checkpoint has under this name; all by default.
+        stack: The layers of all matrices, if the checkpoint has a stack of them under this name.
     """
 
     layer: FivePointModule
@@ -38,6 +39,7 @@ class LayerPlan:
     static: Mapping[str, Tensor]
     outer: Tensor | None = None
     rows: range | None = None
+    stack: Sequence[FivePointModule] = ()
 
     def coded(self) -> CodedWeight:
         """The weight in codes.
@@ -45,6 +47,8 @@ class LayerPlan:
         Raises:
             ValueError: If it is not finite.
         """
+        if self.stack:
+            return stacked([coded_weight(layer, self.weight) for layer in self.stack])
         whole = coded_weight(self.layer, self.weight)
         return whole if self.rows is None else whole.part(self.rows)
 
@@ -58,8 +62,8 @@ class CheckpointLayout(Protocol):
     """A layout of checkpoints."""
 
     name: str
-    #: Whether it has single experts of a stack as linear layers.
-    holds_experts: bool
+    #: Whether it has the experts of a stack as linear layers, or the stack itself.
+    experts: Literal["single", "stacked"]
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout.

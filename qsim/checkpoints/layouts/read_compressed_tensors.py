@@ -60,7 +60,18 @@ def _layer(name: str, scheme: Mapping[str, Any], shards: Shards) -> StoredLayer:
     weight = _quantizer(name, scheme["weights"], None)
     inputs = scheme.get("input_activations")
     act = None if inputs is None else _quantizer(name, inputs, own["input_scale"]().item() if "input_scale" in own else None)
-    return StoredLayer(weight, act, partial(_decoded, scheme, weight, own), tensors)
+    shape = _shape(name, scheme["weights"]["num_bits"], shards)
+    return StoredLayer(weight, act, lambda _: _decoded(scheme, weight, own), tensors, f"{name}.weight", shape)
+
+
+def _shape(name: str, bits: int, shards: Shards) -> tuple[int, ...]:
+    """The shape of a weight."""
+    if f"{name}.weight_shape" in shards:
+        return tuple(shards[f"{name}.weight_shape"].tolist())
+    if f"{name}.weight" in shards:
+        return tuple(shards.described(f"{name}.weight").shape)
+    rows, columns = shards.described(f"{name}.weight_packed").shape
+    return rows, columns * 8 // bits
 
 
 def _quantizer(name: str, args: Mapping[str, Any], static: float | None) -> Quantizer:

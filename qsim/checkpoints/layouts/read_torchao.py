@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ _READ = {"qdata", "scale", "zero_point", "per_tensor_scale"}
 
 
 def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
-    """The layers with low-precision weights, by name.
+    """The layers with low-precision weights, by name, and stacks of matrices, by the names of their parameters.
 
     Args:
         config: The `quantization_config`; the headers of the files say all that is needed.
@@ -39,22 +38,36 @@ def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
     """
     header = shards.metadata
     described = {name: json.loads(header[name]) for name in json.loads(header.get("tensor_names", "[]"))}
-    return {
-        name.removesuffix(".weight"): _layer(name.removesuffix(".weight"), facts, shards)
-        for name, facts in described.items()
-        if facts["_type"] != "Tensor"
-    }
+    return {name.removesuffix(".weight"): _layer(name, facts, shards) for name, facts in described.items() if facts["_type"] != "Tensor"}
 
 
 def _layer(name: str, facts: Mapping[str, Any], shards: Shards) -> StoredLayer:
     kind, data, parts = facts["_type"], facts["_data"], facts["_tensor_data_names"]
+    module, _, parameter = name.rpartition(".")
+    names = {part: f"{module}._{parameter}_{part}" for part in parts}
+    title = name.removesuffix(".weight")
     if kind not in _KINDS or not set(parts) <= _READ or data.get("is_swizzled_scales"):
-        raise ValueError(f"load: {name} is a {kind} of {', '.join(parts)}, which qsim does not read, or has swizzled scales")
-    own = {part: shards[f"{name}._weight_{part}"] for part in parts}
-    if bool(own.get("zero_point", torch.zeros(1)).any()):
-        raise ValueError(f"load: {name} has zero points, which qsim does not read")
+        raise ValueError(f"load: {title} is a {kind} of {', '.join(parts)}, which qsim does not read, or has swizzled scales")
+    if "zero_point" in names and bool(shards[names["zero_point"]].any()):
+        raise ValueError(f"load: {title} has zero points, which qsim does not read")
+    own = {part: shards.described(each) for part, each in names.items()}
     weight, act = _KINDS[kind](data, own)
-    return StoredLayer(weight, act, partial(_decoded, weight, own), [f"{name}._weight_{part}" for part in parts])
+    *stack, rows, columns = own["qdata"].shape
+    shape = (*stack, rows, columns * 2 if weight.format == E2M1 else columns)
+    decoded = {part: each for part, each in names.items() if part != "zero_point"}
+
+    def matrix(i: int) -> Tensor:
+        return _decoded(weight, {part: _of_matrix(shards, each, i) for part, each in decoded.items()})
+
+    return StoredLayer(weight, act, matrix, list(names.values()), name, shape)
+
+
+def _of_matrix(shards: Shards, name: str, i: int) -> Tensor:
+    """What a tensor has for a matrix: all of it, if there is only one matrix, or if all share it."""
+    shape = shards.described(name).shape
+    if len(shape) < 3:
+        return shards[name]
+    return shards.matrix(name, i if shape[0] > 1 else 0)
 
 
 def _float8(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, Quantizer | None]:
@@ -92,9 +105,13 @@ _KINDS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "MXTensor": _mx, "NVFP4T
 
 
 def _scaling(block: list[int], shape: torch.Size) -> Scaling:
-    """The scaling with tiles of a shape."""
+    """The scaling with tiles of a shape, of a matrix or of each matrix of a stack."""
     if list(shape) == block:
         return OneScale()
+    if len(shape) == 3:
+        if block[0] != 1:
+            raise ValueError(f"load: scales of {tuple(block)} elements in a stack of shape {tuple(shape)}, which qsim does not read")
+        return _scaling(block[1:], torch.Size(shape[1:]))
     if block == [1, shape[1]]:
         return Channel(0)
     return Blocks(block[1]) if block[0] == 1 else Tiles(block[0], block[1])

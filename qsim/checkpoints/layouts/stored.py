@@ -21,14 +21,32 @@ class StoredLayer:
     Attributes:
         weight: The rounding of its weight, with the usual rule for scales: a checkpoint does not say which rule made them.
         act: The rounding of its input.
-        decoded: Decodes the weight, in float32.
+        matrix: Decodes a matrix of the weight in float32: the one with a number, if it is a stack.
         tensors: The names of the tensors that it is made of.
+        parameter: The name of the weight.
+        shape: The shape of the weight.
     """
 
     weight: Quantizer
     act: Quantizer | None
-    decoded: Callable[[], Tensor]
+    matrix: Callable[[int], Tensor]
     tensors: Sequence[str]
+    parameter: str
+    shape: tuple[int, ...]
+
+    @property
+    def owner(self) -> str:
+        """The name of the module that has the weight."""
+        return self.parameter.rpartition(".")[0]
+
+    def decode_into(self, out: Tensor) -> bool:
+        """Write the weight, and return whether the tensor's dtype holds it exactly."""
+        exact = True
+        for i, part in enumerate(out if len(self.shape) == 3 else [out]):
+            found = self.matrix(i)
+            part.copy_(found)
+            exact = exact and torch.equal(part.float(), found)
+        return exact
 
     @property
     def points(self) -> FivePoint:

@@ -26,11 +26,13 @@ class LayoutError(ValueError):
 class CodedWeight:
     """A matrix of codes with the scales of its forward pass: a value is the element times its scale, rounded to float32.
 
+    A stack of matrices has one more dimension in front.
+
     Attributes:
         codes: The codes of the elements, uint8.
         scales: The scales in float32, one for each tile of the matrix, with that of the whole tensor multiplied in.
         scale_codes: The codes of the scales without that of the whole tensor, if they have a format of their own.
-        outer: The scale of the whole tensor, 0-d float32, if there is one.
+        outer: The scale of the whole tensor, 0-d float32, if there is one; for a stack of shape [matrices, 1, 1].
         tile: The height and the width of a tile.
     """
 
@@ -52,9 +54,19 @@ class CodedWeight:
 
     def spread(self, scales: Tensor, size: int) -> Tensor:
         """Scales repeated, so that there is one for every row and every `size` neighbours in it."""
-        rows, columns = self.codes.shape
+        rows, columns = self.codes.shape[-2:]
         height, width = self.tile
-        return scales.repeat_interleave(height, 0)[:rows].repeat_interleave(width // size, 1)[:, : columns // size].contiguous()
+        return scales.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width // size, -1)[..., : columns // size].contiguous()
+
+
+def stacked(matrices: Sequence[CodedWeight]) -> CodedWeight:
+    """Matrices with scales of one kind as a stack."""
+    codes, scales = (torch.stack([getattr(matrix, name) for matrix in matrices]) for name in ("codes", "scales"))
+    of_scales = [matrix.scale_codes for matrix in matrices if matrix.scale_codes is not None]
+    outer = [matrix.outer.view(1, 1) for matrix in matrices if matrix.outer is not None]
+    return CodedWeight(
+        codes, scales, torch.stack(of_scales) if of_scales else None, torch.stack(outer) if outer else None, matrices[0].tile
+    )
 
 
 def forward_weight(layer: FivePointModule) -> Quantizer:

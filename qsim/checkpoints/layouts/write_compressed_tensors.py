@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class CompressedTensors:
     """The layout."""
 
     name = "compressed-tensors"
-    holds_experts = True
+    experts: Literal["single", "stacked"] = "single"
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class TorchAO:
     """The layout."""
 
     name = "torchao"
-    holds_experts = False
+    experts: Literal["single", "stacked"] = "stacked"
 
     def plan(self, layer: FivePointModule, input_amax: Tensor | None, *, weight_only: bool) -> LayerPlan:
         """Find a layer's place in the layout."""
@@ -58,20 +58,22 @@ class TorchAO:
     def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
         """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""
         found = _TENSORS[plan.scheme["tensor"]["_type"]](plan.weight.format, coded)
-        return {f"{name}._weight_{suffix}": tensor for suffix, tensor in found.items()}, ""
+        module, _, parameter = _parameter(name, plan).rpartition(".")
+        return {f"{module}._{parameter}_{suffix}": tensor for suffix, tensor in found.items()}, ""
 
     def configuration(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, Any]:
         """The `quantization_config` of a checkpoint with these layers, and with the names of linear layers in high precision."""
         configs = {name: plan.scheme["config"] for name, plan in plans.items()}
         chosen = next(iter(configs.values()))
-        if any(config != chosen for config in configs.values()):
+        # Without names torchao takes only linear layers.
+        if any(config != chosen for config in configs.values()) or any(plan.stack for plan in plans.values()):
             chosen = _config("FqnToConfig", 1, fqn_to_config=configs, module_fqn_to_config=configs)
         facts = {"quant_method": "torchao", "quant_type": {"default": chosen}, "modules_to_not_convert": others}
         return facts | {"include_input_output_embeddings": False, "untie_embedding_weights": False}
 
     def metadata(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, str]:
         """Text for the headers of the files: which tensors are parts of which tensor subclass."""
-        names = [f"{name}.weight" for name in plans] + others
+        names = [_parameter(name, plan) for name, plan in plans.items()] + others
         without = next((name for name in names if "." not in name), None)
         if without is not None:
             reason = f"the model itself has the tensor {without}, and torchao reads only those of modules inside"
@@ -82,8 +84,21 @@ class TorchAO:
             parts = _PARTS[tensor["_type"]]
             if plan.weight.scale is not None and tensor["_type"] == "NVFP4Tensor" and plan.weight.scale.outer is None:
                 parts = [part for part in parts if part != "per_tensor_scale"]
-            found[f"{name}.weight"] = json.dumps({**tensor, "_tensor_data_names": parts})
+            found[_parameter(name, plan)] = json.dumps({**_of_stack(tensor, plan), "_tensor_data_names": parts})
         return {**found, "tensor_names": json.dumps(names)}
+
+
+def _parameter(name: str, plan: LayerPlan) -> str:
+    """The name of a layer's weight, or of a stack."""
+    return name if plan.stack else f"{name}.weight"
+
+
+def _of_stack(tensor: Mapping[str, Any], plan: LayerPlan) -> dict[str, Any]:
+    """The description of a tensor whose matrices are described, in which the elements that share a scale have a shape."""
+    block = tensor["_data"]["block_size"]
+    if not plan.stack or not isinstance(block, list):
+        return dict(tensor)
+    return {**tensor, "_data": {**tensor["_data"], "block_size": [1, *block]}}
 
 
 #: The attribute with the dtype of the weight.

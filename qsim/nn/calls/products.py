@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import NoneType
 from typing import Any
 
 import torch
@@ -21,10 +20,11 @@ from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
 from qsim.nn.product.autograd import five_point_product
-from qsim.nn.product.grouped import GROUPED
+from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.plans import ProductSetting
+from qsim.random.shards import is_distributed
 from qsim.recipes.five_point import POINTS, FivePoint
-from qsim.scaling import Tiles
+from qsim.scaling import Blocks, Scaling, Tiles
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -67,11 +67,15 @@ def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
 def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
     """Whether a matrix is rounded faster than its transpose, with the same results.
 
-    Tiles, and the order of random bits, are those of a layer's weight.
+    Tiles, unless they are square, and the order of random bits are those of a layer's weight.
     """
     if not w.is_contiguous() or not points.is_scaled or points.weight_is_stochastic or points.accumulate is not None:
         return False
-    return not any(isinstance(point.scale, Tiles) for point in (points.weight, points.weight_bwd) if isinstance(point, Quantizer))
+    return not any(
+        isinstance(point.scale, Tiles) and point.scale.is_directed
+        for point in (points.weight, points.weight_bwd)
+        if isinstance(point, Quantizer)
+    )
 
 
 def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
@@ -93,24 +97,42 @@ def grouped(
     own = weight_of(mat_b)
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:
         return None
-    by_group = _differs_by_group(own.points) or torch._C._are_functorch_transforms_active()
+    if any(map(is_distributed, (mat_a, mat_b, offs))):
+        raise TypeError(
+            "grouped products of distributed tensors (DTensor) are not rounded, because groups may have rows on several processes: "
+            "multiply shards, weight.to_local() and rows.to_local(), which every process rounds as tensors of its own"
+        )
+    if mat_a.shape[1] != mat_b.shape[1] or offs.shape != mat_b.shape[:1]:
+        return None  # torch raises an error
+    by_group = _sums_under_scales(own.points) or torch._C._are_functorch_transforms_active()
+    if by_group and any(isinstance(scale, Recorded) for scale in _scales(own.points)):
+        raise ValueError(
+            "in grouped products, an accumulator adds under the scales of blocks and tiles group by group, and a delayed scale at another "
+            "point would record every group: give this point another scale, or omit the accumulator"
+        )
     found = _group_by_group(mat_a, mat_b, offs, own) if by_group else _all_groups(mat_a, mat_b, offs, own)
     return found if out_dtype is None else found.to(out_dtype)
 
 
-def _differs_by_group(points: FivePoint) -> bool:
-    """Whether groups have scales, transforms or sums of their own."""
-    given = [point for point in (getattr(points, name) for name in POINTS) if isinstance(point, Quantizer)]
-    scaled = any(point.transform is not None or not isinstance(point.scale, (NoneType, Recorded)) for point in given)
-    return scaled or points.accumulate is not None
+def _sums_under_scales(points: FivePoint) -> bool:
+    """Whether an accumulator may add under the scales of blocks or tiles."""
+    return points.accumulate is not None and any(isinstance(scale, (Blocks, Tiles)) for scale in _scales(points))
+
+
+def _scales(points: FivePoint) -> list[Scaling | None]:
+    given = (getattr(points, name) for name in POINTS)
+    return [point.scale for point in given if isinstance(point, Quantizer)]
 
 
 def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
     rounds(own.points, a, w)
-    if own.points.is_scaled:  # the scale must not follow from rows after the last group
-        a = torch.where((torch.arange(len(a), device=a.device) < ends[-1]).unsqueeze(1), a, 0)
     a, w, _, dtype = operands(a, w, None, own.points)
-    return five_point_product(a, w, None, ProductSetting(own.points, GROUPED, dtype=dtype), own.stream, ends)
+    if own.points.is_scaled or own.points.accumulate is not None:
+        in_place = _is_better_in_place(w, own.points)
+        product, w = (GROUPED, w) if in_place else (GROUPED_LINEAR, w.mT)
+    else:
+        product = GROUPED
+    return five_point_product(a, w, None, ProductSetting(own.points, product, dtype=dtype), own.stream, ends)
 
 
 def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:

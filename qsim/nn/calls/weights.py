@@ -1,6 +1,7 @@
 """Which tensors are weights: parameters, their views, and tensors computed from parameters only, as casts and stacked weights are.
 
-A view has its base. Results of functions have an attribute with their parameter, which compilers follow as well.
+A view has its base. Results of functions have an attribute with their parameter, which compilers follow as well. The shard of a distributed
+parameter, which function modes do not see being taken, is known by the module that runs.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
+from qsim.nn.calls.running import running
+
+_MAY_BE_DISTRIBUTED = distributed.is_available()
 _PARAMETER = "_qsim_parameter"
 
 
@@ -20,7 +24,16 @@ def parameter_of(x: Any) -> Tensor | None:
     own = base_of_view(x)
     if type(own) is not Tensor and isinstance(own, nn.Parameter):  # the second question is slow
         return own
-    return getattr(own, _PARAMETER, None)
+    known: Tensor | None = getattr(own, _PARAMETER, None)
+    return _sharded(own) if known is None else known
+
+
+def _sharded(x: Tensor) -> Tensor | None:
+    """The distributed parameter of the innermost running module that has a tensor as its shard."""
+    if not _MAY_BE_DISTRIBUTED or not distributed.is_initialized() or not running.modules:
+        return None
+    parameters = running.modules[-1]._parameters.values()
+    return next((own for own in parameters if own is not None and getattr(own, "_local_tensor", None) is x), None)
 
 
 def base_of_view(x: Tensor) -> Tensor:

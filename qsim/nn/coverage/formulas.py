@@ -116,6 +116,7 @@ _OWN: dict[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_grouped_mm": _grouped,
     "qsim::grouped_matmul": _grouped,
+    "qsim::grouped_accumulate": _grouped,
     "aten::_trilinear": _trilinear,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,

@@ -88,11 +88,11 @@ class FivePointProduct(torch.autograd.Function):
         needs_a, needs_w = recording and ctx.needs_input_grad[0], recording and ctx.needs_input_grad[1]
         ops, held, first, second = plan.ops, plan.carriers[0].dtype, plan.first, plan.second
         seed_of_w = seed if plan.setting.two_inputs else weight_seed
-        rounded_a, left_a, kept_a = first.round(ops, a, seed, held, needs_w)
-        rounded_w, left_w, kept_w = second.round(ops, w, seed_of_w, held, needs_a)
+        rounded_a, left_a, kept_a = first.round(ops, a, seed, held, needs_w, groups)
+        rounded_w, left_w, kept_w = second.round(ops, w, seed_of_w, held, needs_a, groups)
         observer = ctx.observer = observers.current(ops)
         if observer is not None:
-            ctx.noted = first.show(observer, a, kept_a, seed), second.show(observer, w, kept_w, seed_of_w)
+            ctx.noted = first.show(observer, a, kept_a, seed, groups), second.show(observer, w, kept_w, seed_of_w, groups)
             observer.multiplies(first.forward, second.forward)
         ctx.plan, ctx.shapes, ctx.bias_dtype = plan, (a.shape, w.shape), None if bias is None else bias.dtype
         scales_a = left_a.scales if left_a is not None and needs_w and first.is_reused else None
@@ -128,7 +128,7 @@ def _gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
     sites = None if kept_w is None else plan.grad, None if kept_a is None else plan.grad_w
     is_summed = needs_bias and plan.sums_gradient
-    upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed)
+    upstream = plan.upstream(ops, g, seed, ctx.observer, sites, plan.rounds_gradient_once, is_summed, groups)
     of_a = of_w = of_bias = None
     if kept_w is not None:
         of_a = _gradient(ctx, 1, ops, upstream, kept_w, scales_w, seed if plan.setting.two_inputs else weight_seed, beyond_a, groups)
@@ -168,9 +168,9 @@ def _gradient(
     observer: observers.Observer | None = ctx.observer
     site, other = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
     held = plan.carriers[index].dtype
-    (rounded_g, left_g), (rounded, left) = upstream.round(site, held), other.recall(ops, kept, seed, held, scales)
+    (rounded_g, left_g), (rounded, left) = upstream.round(site, held), other.recall(ops, kept, seed, held, scales, groups)
     if observer is not None:
-        other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
+        other.show_recalled(observer, kept, ctx.noted[2 - index], seed, groups)
         observer.multiplies(site, other.backward)
     how = plan.arithmetics[index]
     if plan.sums or left_g is not None or left is not None:

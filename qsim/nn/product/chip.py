@@ -30,14 +30,24 @@ _DTYPES = {E4M3.spelling[0]: torch.float8_e4m3fn, E5M2.spelling[0]: torch.float8
 class CodedOperand(Operand):
     """An input or a weight whose FP8 codes are multiplied; the backward pass keeps those of an input, and encodes a weight again."""
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
+    def round(
+        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool, groups: Tensor | None = None
+    ) -> RoundedOperand:
         """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
         if not needed or self.coding is None:
             return _encoded(ops, x, self.forward, seed), None, x if needed else None
         forward, backward = _encoded_twice(ops, x, self.forward, self.backward, seed)
         return forward, None, backward
 
-    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
+    def recall(
+        self,
+        ops: Operators,
+        kept: Tensor,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        scales: Tensor | None,
+        groups: Tensor | None = None,
+    ) -> Rounded:
         """The operand for a product of the backward pass."""
         return (_encoded(ops, kept, self.backward, seed) if self.coding is None else kept), None
 

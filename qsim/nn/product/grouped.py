@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from qsim.functional.matmul import accumulated
 from qsim.nn.product import directions
-from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
+from qsim.nn.product.arithmetic import Arithmetic, multiply
 from qsim.nn.product.directions import Directions
 from qsim_kernels.ops.direct import DISPATCHED
 
 
 @dataclass(frozen=True, eq=False)
 class GroupedProduct:
-    """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host does not read where torch multiplies.
+    """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
     """
@@ -30,8 +32,8 @@ class GroupedProduct:
         return False
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Torch's grouped products round their results to their operands' dtype."""
-        return dtype if dtype.itemsize == 2 else torch.float32
+        """Products sum in float32 whatever their operands are."""
+        return None
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result; there is no bias."""
@@ -50,36 +52,134 @@ class GroupedProduct:
         raise NotImplementedError
 
 
+class GroupedLinearProduct(GroupedProduct):
+    """`a[start:end] @ w[i].T`: a linear layer for each group."""
+
+    gradient_first: ClassVar[bool] = True
+    directions: ClassVar[Directions] = directions.LINEAR
+
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
+        return _of_groups(a, w.mT, how)
+
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
+        return _of_groups(g, w, how)
+
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
+        return _of_groups(g.t(), a, how)
+
+
 GROUPED = GroupedProduct()
+GROUPED_LINEAR = GroupedLinearProduct()
 
 
 def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
     """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
     assert how.groups is not None
-    if a.dtype == torch.bfloat16 and not how.factors:
-        return in_dtype(torch._grouped_mm(a, b, offs=how.groups), how.dtype)
-    product = torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.exact)
-    return rescaled(product, how, how.dtype) if how.factors else in_dtype(product, how.dtype)
+    if how.adder is not None:
+        one, chip = how.adder, how.adder.chip
+        return torch.ops.qsim.grouped_accumulate.default(a, b, how.groups, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
+    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
+        return torch._grouped_mm(a, b, offs=how.groups)
+    return torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())
-def _grouped_matmul(a: Tensor, b: Tensor, ends: Tensor, exact: bool) -> Tensor:
-    """Grouped products in at least float32, which torch's own do not give for 16-bit operands, nor compiled for others.
+def _grouped_matmul(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
+    """Grouped products in at least float32, which torch's own do not give for 16-bit operands, times factors, rounded once to a dtype.
 
-    The host reads the ends of the groups, which costs nothing on a CPU. Rows after the last group are zero.
+    Rows after the last group are zero.
+
+    Args:
+        a: Rows, or columns if `b` has two dimensions.
+        b: A matrix for each group, or rows.
+        ends: The ends of the groups.
+        factors: Of shape [groups, rows, columns] of the result, or 1 in place of any of these.
+        dtype: The dtype of the result.
+        exact: Whether operands are float32 whose precision must not be reduced.
     """
-    how = Arithmetic(torch.promote_types(a.dtype, torch.float32), DISPATCHED, exact)
-    last = ends.tolist()
-    spans = list(zip([0, *last[:-1]], last, strict=True))
-    if b.dim() == 2:
-        return torch.stack([multiply(a[:, start:end], b[start:end], how) for start, end in spans])
-    result = a.new_zeros(a.shape[0], b.shape[-1], dtype=how.dtype)
-    for (start, end), matrix in zip(spans, b, strict=True):
-        result[start:end] = multiply(a[start:end], matrix, how)
-    return result
+    return _in_turn(a, b, ends, factors, dtype, exact)
+
+
+@_grouped_matmul.register_kernel("cuda")
+def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
+    if torch.version.hip is not None:
+        return _in_turn(a, b, ends, factors, dtype, exact)
+    from qsim_kernels.triton.grouped.launch import grouped_into, multiplies
+
+    if _is_worth_waiting(a, b, ends) or not multiplies(a, b, dtype):
+        return _in_turn(a, b, ends, factors, dtype, exact)
+    out = a.new_empty(_shape(a, b, ends), dtype=dtype)
+    grouped_into(out, a, b, ends, factors)
+    return out
 
 
 @_grouped_matmul.register_fake
-def _(a: Tensor, b: Tensor, ends: Tensor, exact: bool) -> Tensor:
-    groups = ends.shape if b.dim() == 2 else ()
-    return a.new_empty(*groups, a.shape[0], b.shape[-1], dtype=torch.promote_types(a.dtype, torch.float32))
+def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
+    return a.new_empty(_shape(a, b, ends), dtype=dtype)
+
+
+@torch.library.custom_op("qsim::grouped_accumulate", mutates_args=())
+def _grouped_accumulate(
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    factors: Sequence[Tensor],
+    dtype: torch.dtype,
+    seed: Tensor | None,
+    how: str,
+    stream: int,
+    chip: str,
+) -> Tensor:
+    """Grouped products with an accumulator, whose random bits are those of an element's index in the whole result.
+
+    The other arguments are those of `grouped_matmul` and `accumulate`.
+    """
+    wide = torch.promote_types(dtype, torch.float32) if factors else dtype
+    out = a.new_zeros(_shape(a, b, ends), dtype=dtype)
+    for part, one, other, own in _groups(out, a, b, ends, factors):
+        found = accumulated(one, other, seed, how, stream, int(part.storage_offset()), dtype=wide, chip=chip)
+        part.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
+    return out
+
+
+@_grouped_accumulate.register_fake
+def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, *rest: Any) -> Tensor:
+    return a.new_empty(_shape(a, b, ends), dtype=dtype)
+
+
+#: Multiply-adds of a group that take a GPU longer than the host needs for the next group: 0.13 ms at an H200's speed.
+_LONG = 5 * 10**10
+
+
+def _is_worth_waiting(a: Tensor, b: Tensor, ends: Tensor) -> bool:
+    """Whether torch's products of single groups take less time, although the host reads the ends of the groups for them.
+
+    On an H200 they are up to twice as fast as the kernel that reads the ends itself.
+    """
+    return a.numel() * b.shape[-1] >= _LONG * len(ends) and not torch.cuda.is_current_stream_capturing()
+
+
+def _in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
+    """The products one after another: the host reads the ends of the groups, which costs nothing on a CPU."""
+    out = a.new_zeros(_shape(a, b, ends), dtype=dtype)
+    for part, one, other, own in _groups(out, a, b, ends, factors):
+        part.copy_(multiply(one, other, Arithmetic(dtype, DISPATCHED, exact, own)))
+    return out
+
+
+def _groups(
+    out: Tensor, a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
+    """For each group its part of the result, both operands, and the factors."""
+    last = ends.tolist()
+    for i, (start, end) in enumerate(zip([0, *last[:-1]], last, strict=True)):
+        own = [factor[i if len(factor) > 1 else 0] for factor in factors]
+        if b.dim() == 2:
+            yield out[i], a[:, start:end], b[start:end], tuple(own)
+        else:
+            yield out[start:end], a[start:end], b[i], tuple(one[start:end] if len(one) > 1 else one for one in own)
+
+
+def _shape(a: Tensor, b: Tensor, ends: Tensor) -> tuple[int, ...]:
+    """The shape of the result."""
+    return (*ends.shape, a.shape[0], b.shape[1]) if b.dim() == 2 else (a.shape[0], b.shape[2])

@@ -43,10 +43,12 @@ class Operand:
     is_reused: bool
     coding: str | None = None
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
+    def round(
+        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool, groups: Tensor | None = None
+    ) -> RoundedOperand:
         """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
         if not needed or self.coding is None:
-            return *self.forward.round(ops, x, seed, dtype), x if needed else None
+            return *self.forward.round(ops, x, seed, dtype, None, groups), x if needed else None
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
         spelt, stream = other.spelt, self.backward.stream
@@ -59,12 +61,20 @@ class Operand:
         )
         return values, None, codes
 
-    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
+    def recall(
+        self,
+        ops: Operators,
+        kept: Tensor,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        scales: Tensor | None,
+        groups: Tensor | None = None,
+    ) -> Rounded:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
         if self.coding is None:
             if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
                 kept = self._unlike_forward(kept)
-            return self.backward.round(ops, kept, seed, dtype, scales)
+            return self.backward.round(ops, kept, seed, dtype, scales, groups)
         assert self.backward.quantizer is not None
         return ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype), None
 
@@ -78,23 +88,23 @@ class Operand:
             return weight
         return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
 
-    def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None) -> Any:
+    def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None, groups: Tensor | None = None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         if self.forward.quantizer is not None:
-            observer.rounds(self.forward, x, seed)
+            observer.rounds(self.forward, x, seed, groups)
         if self.coding is None or kept is None or self.is_reused:
             return None
         return observer.measured(self.backward, x, seed)
 
-    def show_recalled(self, observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None) -> None:
+    def show_recalled(self, observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None, groups: Tensor | None = None) -> None:
         """Report to an observer what `recall` did, given the result of `show`."""
         if noted is not None:
             observer.used(self.backward.name, noted)
         elif self.backward.quantizer is not None and self.coding is None and not self.is_reused:
-            observer.rounds(self.backward, kept, seed)
+            observer.rounds(self.backward, kept, seed, groups)
 
 
 def coding_of(fmt: Format) -> str:
@@ -117,6 +127,7 @@ class Upstream:
         sites: The sites of the products that will be computed, in order; `None` for those that will not.
         serves_both: Whether one rounding serves both products.
         is_summed: Whether its sum over rows will be needed, and can come from the same read.
+        groups: The ends of the groups of rows, in products of groups.
     """
 
     def __init__(
@@ -128,8 +139,9 @@ class Upstream:
         sites: tuple[Site | None, Site | None],
         serves_both: bool,
         is_summed: bool,
+        groups: Tensor | None = None,
     ) -> None:
-        self._ops, self._g, self.seed, self._observer = ops, g, seed, observer
+        self._ops, self._g, self.seed, self._observer, self._groups = ops, g, seed, observer, groups
         self._sites, self._serves_both, self._is_summed = sites, serves_both, is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
@@ -141,12 +153,12 @@ class Upstream:
             values, left = self._rounded
             return (values if values.dtype == dtype else values.to(dtype)), left
         if self._observer is not None and site.quantizer is not None:
-            self._observer.rounds(site, self._g, self.seed)
+            self._observer.rounds(site, self._g, self.seed, self._groups)
         if self._is_summed and self.total is None:
             values, self.total = site.round_and_sum(self._ops, self._g, self.seed, dtype)
             found: Rounded = values, None
         else:
-            found = site.round(self._ops, self._g, self.seed, dtype)
+            found = site.round(self._ops, self._g, self.seed, dtype, None, self._groups)
         if self._serves_both:
             self._rounded = found
         return found

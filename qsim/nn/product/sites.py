@@ -22,6 +22,7 @@ from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
+from qsim.nn.product.grouped_rounding import rounded_units
 from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
 from qsim_kernels.ops.direct import DISPATCHED, Operators
@@ -95,7 +96,15 @@ class Site:
         """Whether there is neither a scale nor a transform."""
         return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
 
-    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
+    def round(
+        self,
+        ops: Operators,
+        x: Tensor,
+        seed: Tensor | None,
+        dtype: torch.dtype,
+        known: Tensor | None = None,
+        groups: Tensor | None = None,
+    ) -> Rounded:
         """Round a tensor.
 
         Args:
@@ -104,10 +113,13 @@ class Site:
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
+            groups: The ends of the groups of rows, in products of groups.
         """
         how = self.quantizer
         if how is None:
             return (x if x.dtype == dtype else x.to(dtype)), None
+        if groups is not None and not self.is_plain:
+            return _round_in_groups(ops, x, self, seed, dtype, known, groups)
         if how.scale is not None:
             return _round_under_scales(ops, x, self, how, seed, dtype, known)
         if self.transform is not None:
@@ -220,6 +232,19 @@ def _round_under_scales(
         return values, Left(() if under is None else (under,), chains=chains)
     assert scales is not None  # only scales of blocks and tiles are not returned
     return values, Left((site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
+
+
+def _round_in_groups(
+    ops: Operators, x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None, ends: Tensor
+) -> Rounded:
+    if not x.numel():
+        return x.new_empty(x.shape, dtype=dtype), None
+    found = rounded_units(ops, x, site, seed, dtype, ends, known)
+    values = found.units.rows(found.after, x.shape)
+    if found.factor is None:
+        return values, None
+    is_turned = site.direction.kept != site.direction.result
+    return values, Left((found.factor.mT if is_turned else found.factor,), found.of_groups)
 
 
 def quantized(

@@ -107,7 +107,7 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
 
     Args:
         a: Magnitudes, float32.
-        under: A pointer to the scale of the whole tensor.
+        under: A pointer to the scale of the whole tensor, or one for each magnitude.
         making: `ScaleNumbers`.
         G: The `Variant` of rounding onto the grid in float32.
     """
@@ -188,15 +188,15 @@ def under_whole(scales, under):
     return tl.minimum(scales * tl.load(under), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit(do_not_specialize=[*MAKING, "count"], do_not_specialize_on_alignment=["under"])
+@triton.jit(do_not_specialize=[*MAKING, "count", "each"], do_not_specialize_on_alignment=["under"])
 def scales_kernel(
-    amaxes, out, under, count: tl.int64,
+    amaxes, out, under, count: tl.int64, each: tl.int64,
     largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
     scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
     M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the scales that result from `count` largest magnitudes."""
+    """Write the scales that result from `count` largest magnitudes, `each` of which are under one scale."""
     grid = as_numbers(
         scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
         scale_scale, G.wide,
@@ -204,21 +204,24 @@ def scales_kernel(
     making = as_scale_numbers(largest, factor, spare, power, smallest, lift, grid)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
+    if under is not None:
+        under += tl.minimum(place, count - 1) // each
     scales, _ = tile_scales(bits, under, making, M, G)
     tl.store(out + place, scales, mask=place < count)
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:
     """Write the scales that result from float32 magnitudes; see `reference.scaling.scales_into`."""
-    run, programs, sizes = _prepared(scales, under is not None, out.shape)
+    run, programs, sizes = _prepared(scales, 0 if under is None else under.numel(), out.shape)
     run(programs, amaxes.contiguous(), out, under, *sizes)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(scales: Scales, is_under: bool, shape: torch.Size) -> Launch:
+def _prepared(scales: Scales, unders: int, shape: torch.Size) -> Launch:
+    is_under, count = unders > 0, shape.numel()
     variants, numbers = making_of(scales, is_under)
-    count = shape.numel()
-    return Launch(launcher(scales_kernel, (is_under,), *numbers, *variants, _BLOCK), -(-count // _BLOCK), (count,))
+    run = launcher(scales_kernel, (is_under,), *numbers, *variants, _BLOCK)
+    return Launch(run, -(-count // _BLOCK), (count, max(count // max(unders, 1), 1)))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.scales import ElementRounding, Noise, Scales, TileSizes, Turn
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
@@ -20,6 +19,7 @@ from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.partition import cut, cut_between_tiles, is_narrow, reading
 from qsim_kernels.triton.scaled.rescaling import rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
+from qsim_kernels.triton.scaled.transforms import hadamard
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
@@ -61,10 +61,12 @@ def quantize_tiles_into(
     noise: Noise,
 ) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    if not x.numel():
+        return
     seed, stream, offset = noise
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
-    launch = _on_tiles(tiles, turn, how, elements, under is not None, scales is not None, *form)
+    launch = _on_tiles(tiles, turn, how, elements, _unders(under), scales is not None, *form)
     if launch is None:
         _quantize_tiles_in_turn(out, scales, x, under, tiles, turn, how, elements, noise)
         return
@@ -83,10 +85,12 @@ def quantize_scaled_into(
     noise: Noise,
 ) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
+    if not x.numel():
+        return
     seed, stream, offset = noise
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
-    launch = _under_given(tiles, turn, elements, under is not None, *form)
+    launch = _under_given(tiles, turn, elements, _unders(under), *form)
     if launch is None:
         if turn is None or x.dtype == torch.float64:
             reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements, noise)
@@ -126,7 +130,7 @@ def _on_tiles(
     turn: Turn | None,
     how: Scales,
     elements: ElementRounding,
-    is_under: bool,
+    unders: int,
     kept: bool,
     shape: torch.Size,
     source: torch.dtype,
@@ -135,8 +139,8 @@ def _on_tiles(
     aligned: bool,
 ) -> Launch | None:
     """Prepare a launch of `tiles_kernel`, unless several reads are necessary."""
-    read = reading(shape.numel(), source, tiles, turn)
-    regions = read and cut_between_tiles(read, (source, target), elements, aligned, how)
+    read, is_under = reading(shape.numel(), source, tiles, turn), unders > 0
+    regions = read and cut_between_tiles(read, (source, target), elements, aligned, how, joins_rows=unders < 2)
     if read is None or regions is None:
         return None
     clamp = clamp_of_tiles(how, elements, is_under, source if turn is None else torch.float32, target)
@@ -145,7 +149,7 @@ def _on_tiles(
     constants = (variant, *making_variants, read.turn, regions.shape, int(elements.restore), int(clamp))
     form = (source, target, is_under, unseeded, kept)
     run = launcher(tiles_kernel, form, *numbers, *making_numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs))
+    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(unders > 1)))
 
 
 @lru_cache(maxsize=4096)
@@ -153,7 +157,7 @@ def _under_given(
     tiles: TileSizes,
     turn: Turn | None,
     elements: ElementRounding,
-    is_under: bool,
+    unders: int,
     shape: torch.Size,
     source: torch.dtype,
     target: torch.dtype,
@@ -161,14 +165,19 @@ def _under_given(
     aligned: bool,
 ) -> Launch | None:
     """Prepare a launch of `scaled_kernel`, unless plain torch has to transform the tensor first, or to read float64."""
-    read = reading(shape.numel(), source, tiles, turn)
+    read, is_under = reading(shape.numel(), source, tiles, turn), unders > 0
     if read is None:
         return None
     regions = cut(read, (source, target), elements, aligned)
     variant, numbers = _rounding(elements, source, target)
     constants = (variant, read.turn, regions.shape, int(elements.restore), int(clamp_of_given(elements)), read.tiles.across)
     run = launcher(scaled_kernel, (source, target, is_under, unseeded), *numbers, *constants, **regions.options)
-    return Launch(run, regions.programs, (*regions.matrices, read.signs))
+    return Launch(run, regions.programs, (*regions.matrices, read.signs, int(unders > 1)))
+
+
+def _unders(under: Tensor | None) -> int:
+    """The number of scales that others are under: one for the whole tensor, or one for each matrix."""
+    return 0 if under is None else under.numel()
 
 
 def _rounding(elements: ElementRounding, source: torch.dtype, target: torch.dtype) -> tuple[Variant, tuple[int, ...]]:

@@ -100,8 +100,13 @@ def is_narrow(source: torch.dtype, target: torch.dtype) -> bool:
     return source.itemsize == target.itemsize == 2
 
 
-def cut_between_tiles(read: Reading, types: Types, elements: ElementRounding, aligned: bool, how: Scales) -> Cut | None:
-    """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment."""
+def cut_between_tiles(
+    read: Reading, types: Types, elements: ElementRounding, aligned: bool, how: Scales, *, joins_rows: bool = True
+) -> Cut | None:
+    """Regions that hold whole tiles, if possible. Elements and registers per thread were tuned by experiment.
+
+    Tiles of one row are read as if all rows were one, if `joins_rows`.
+    """
     count, (rows, columns, height, width, across), turn, _ = read
     if across or height & (height - 1) or width & (width - 1):
         return None
@@ -111,7 +116,7 @@ def cut_between_tiles(read: Reading, types: Types, elements: ElementRounding, al
     else:
         a_thread, warps, registers = (64, 1, 0 if how.grid.mantissa == 0 else 128) if narrow else (32, 4, 0)
     if height == 1 and columns % width == 0 and not turn.down:
-        rows, columns = 1, count
+        rows, columns = (1, count) if joins_rows else (rows, columns)
         size = 2048 if draws or (narrow and how.grid.mantissa == 0) else 4096 if narrow else 1024
         tall, wide = 1, max(size, width, block)
         warps, registers = 4, 0
@@ -125,7 +130,7 @@ def cut_between_tiles(read: Reading, types: Types, elements: ElementRounding, al
         warps = max(1, tall * wide // (32 * a_thread))
     if tall * wide > _LARGEST:
         return None
-    return _cut_into(read.elements, types, aligned, rows, columns, (tall, wide), (height, width), warps, registers)
+    return cut_into(read.elements, types, aligned, rows, columns, (tall, wide), (height, width), warps, registers)
 
 
 def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -> Cut:
@@ -140,10 +145,10 @@ def cut(read: Reading, types: Types, elements: ElementRounding, aligned: bool) -
         wide = min(size, max(16, block, triton.next_power_of_2(columns)))
         tall = max(1, min(size // wide, triton.next_power_of_2(rows)))
     tile = (0 if height >= rows else height, 0 if width >= columns else width)
-    return _cut_into(read.elements, types, aligned, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
+    return cut_into(read.elements, types, aligned, rows, columns, (tall, wide), tile, 1 if turn.down else 4, registers)
 
 
-def _cut_into(
+def cut_into(
     count: int,
     types: Types,
     aligned: bool,
@@ -154,6 +159,7 @@ def _cut_into(
     warps: int,
     registers: int,
 ) -> Cut:
+    """Regions of given rows and columns, with tiles of a height and a width, 0 for all of a matrix."""
     is_flat = rows == 1 and count == columns and region[0] == 1
     aligned = aligned and (rows * columns == columns == count or columns % 8 == 0)
     shape = RegionShape(*region, *tile, is_flat, columns % 16 == 0, aligned, run_length(*types))

@@ -18,7 +18,7 @@ from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
 
-_REGIONS = ["rows", "columns", "down", "along", "regions_down", "regions_along", "signs"]
+_REGIONS = ["rows", "columns", "down", "along", "regions_down", "regions_along", "signs", "apart"]
 
 
 @triton.jit
@@ -105,6 +105,7 @@ def round_region(
 def tiles_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
+    apart: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, over_below: tl.int64, scale: tl.int64,
@@ -113,7 +114,7 @@ def tiles_kernel(
     scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
     V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Round matrices under the scales of their tiles, and write these too."""
+    """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
@@ -125,6 +126,8 @@ def tiles_kernel(
     making = as_scale_numbers(largest, factor, spare, power, smallest, lift, scale_grid)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = region_place(tl.program_id(0), m, S)
+    if under is not None:
+        under += at.matrix * apart
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own, inverses = tile_scales(largest_of_tiles(values, S), under, making, M, G)
     if scales is not None:
@@ -153,18 +156,21 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
 def scaled_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
+    apart: tl.int64,
     keep: tl.int64, correction: tl.int64, late: tl.int64,
     shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
     over: tl.int64, over_below: tl.int64, scale: tl.int64,
     V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Round matrices under given scales."""
+    """Round matrices under given scales; see `tiles_kernel`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     noise = Noise(seed, noise_stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
     m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = region_place(tl.program_id(0), m, S)
+    if under is not None:
+        under += at.matrix * apart
     values = hadamard(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width)
     own = scales_of_region(scales, at, m, S, ACROSS)
     factors = restoring_factors(own, under, RESTORE)

@@ -1,0 +1,1 @@
+"""Matrix products of groups of rows, in float32 sums."""

@@ -1,0 +1,119 @@
+"""Grouped products under scales, after transforms and with accumulators: all groups at once, with the bits of one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import qsim
+from qsim import FivePoint, Quantizer, scaling
+from qsim.nn import functional
+from qsim.scaling import Blocks, Channel, Delayed
+from support.comparing import same_bits
+from support.roundings import nearest
+
+RECIPES = {
+    **{name: nearest(qsim.recipes.resolve(name).points) for name in ("fp8_hybrid", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4", "int8")},
+    "rows": qsim.recipes.fp8_hybrid(Channel(0)).points,
+    "accumulated": qsim.recipes.fp8_hybrid(accumulate="h100_fp8").points,
+    "accumulated, rows": qsim.recipes.fp8_hybrid(Channel(0), accumulate="h100_fp8").points,
+    "accumulated, blocks": nearest(qsim.recipes.deepseek_v3().points),
+    "accumulated, plain": FivePoint("e4m3", "e4m3", "same", "same", "e5m2", accumulate="h100_fp8"),
+}
+ENDS = [(5, 5, 40, 70), (0, 0, 0, 70), (33, 34, 50, 65), (0, 0, 0, 0)]
+GROUPED_MM = getattr(F, "grouped_mm", torch._grouped_mm)
+
+
+class Experts(nn.Module):
+    """A stack of matrices, stored as layers store weights, or transposed."""
+
+    def __init__(self, *, as_layers: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.as_layers, self.stack = as_layers, nn.Parameter(torch.randn(4, 24, 32) if as_layers else torch.randn(4, 32, 24))
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return GROUPED_MM(x, self.stack.mT if self.as_layers else self.stack, offs=ends)  # type: ignore[no-any-return]
+
+
+def results(call: Callable[[Tensor], Tensor], model: Any, rows: int) -> list[Tensor]:
+    """The results of the rows that are in groups, and all gradients."""
+    x = (torch.randn(70, 32, generator=torch.Generator().manual_seed(1)) * torch.arange(1.0, 71.0).unsqueeze(1)).requires_grad_()
+    y = call(x)[:rows]
+    g = torch.randn(rows, 24, generator=torch.Generator().manual_seed(2))
+    of_x, of_stack = torch.autograd.grad(y, [x, model.stack], g)
+    return [y.detach(), of_x[:rows], of_stack]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_all_groups_at_once_have_the_bits_of_one_after_another(name: str, ends: tuple[int, ...]) -> None:
+    for as_layers in (True, False):
+        check(qsim.convert(Experts(as_layers=as_layers), RECIPES[name]), RECIPES[name], ends)
+
+
+def check(model: Any, points: FivePoint, ends: tuple[int, ...]) -> None:
+    def written_out(x: Tensor) -> Tensor:
+        weights = model.stack if model.as_layers else model.stack.mT
+        parts = zip((0, *ends[:-1]), ends, weights, strict=True)
+        return torch.cat([functional.linear(x[start:end], w, None, points) for start, end, w in parts])
+
+    own = results(lambda x: model(x, torch.tensor(ends, dtype=torch.int32)), model, ends[-1])
+    assert all(map(same_bits, own, results(written_out, model, ends[-1])))
+
+
+@pytest.mark.parametrize("name", ["fp8_hybrid", "accumulated", "accumulated, blocks"])
+def test_every_product_is_reported_as_rounded(name: str) -> None:
+    model = qsim.convert(Experts(as_layers=True), RECIPES[name])
+    assert qsim.coverage(model, torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32)).share == 1
+
+
+def test_random_sums_of_groups_differ() -> None:
+    """Groups of equal rows and equal matrices: they would have equal sums if they had the random bits of the same indices."""
+    noisy = qsim.accumulators.Rounded("e5m2", rounding="stochastic")
+    model: Any = qsim.convert(Experts(as_layers=True), FivePoint("e4m3", "e4m3", accumulate=noisy))
+    with torch.no_grad():
+        model.stack.copy_(model.stack[0].clone())
+    x = torch.randn(35, 32).repeat(2, 1)
+    y = model(x, torch.tensor([35, 35, 70, 70], dtype=torch.int32))
+    assert not torch.equal(y[:35], y[35:])
+    torch.testing.assert_close(y[:35], y[35:], rtol=0.5, atol=30.0)
+
+
+@pytest.mark.parametrize("accumulate", [None, "h100_fp8"])
+def test_delayed_scales_record_a_product_once(accumulate: str | None) -> None:
+    model: Any = qsim.convert(Experts(as_layers=True), qsim.recipes.fp8_hybrid(Delayed(4), accumulate=accumulate))
+    for i in range(2):
+        x = torch.full((70, 32), 3.0 + i)
+        x[66:] = 1e9  # in no group
+        model(x, torch.tensor([5, 5, 40, 66], dtype=torch.int32)).sum().backward()
+    assert model.stack_act_recorded == model.stack_weight_recorded == model.stack_grad_recorded == 2
+    assert model.stack_act_amaxes.tolist() == [3.0, 4.0, 0.0, 0.0]
+    assert model.stack_weight_amaxes[0] == model.stack.abs().max()
+
+
+def test_delayed_scales_next_to_blocks_that_an_accumulator_adds_under_are_refused() -> None:
+    blocks, delayed = Quantizer("e4m3", scale=Blocks(16)), Quantizer("e4m3", scale=Delayed(4))
+    model = qsim.convert(Experts(as_layers=True), FivePoint(act=blocks, weight=delayed, accumulate="h100_fp8"))
+    with pytest.raises(ValueError, match=r"in grouped products, an accumulator adds .* give this point another scale, or omit the accumul"):
+        model(torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32))
+    assert model.stack_weight_recorded == 0
+
+
+def test_a_monitor_divides_elements_by_the_scales_of_their_groups() -> None:
+    """Every group is one number, which its scale maps to the format's largest; under a common scale the small ones would vanish."""
+    model = qsim.convert(Experts(as_layers=True), FivePoint(act=Quantizer("e4m3", scale=scaling.Tensor())))
+    x = torch.ones(70, 32)
+    x[:5], x[5:40] = 1e-6, 1e6
+    with qsim.diagnostics.Monitor(model) as monitor:
+        model(x, torch.tensor(ENDS[0], dtype=torch.int32))
+        monitor.step()
+    counts = monitor.samples[0]["stack", "act"]
+    assert (counts.elements, counts.saturated, counts.underflowed, counts.zero) == (70 * 32, 0, 0, 0)
+    assert counts.histogram.tolist() == [70 * 32]  # all in the binade of 448
+    assert counts.noise < 1e-12 * counts.signal
