@@ -10,7 +10,9 @@ import pytest
 from qsim.studies.statistics import Interval, above, below, exponential, mean, positive, proportion, within
 
 
-@pytest.mark.parametrize("values", [[0.99, 1.0, 0.7], [0.001, 0.0, 0.02], [0.5, 0.5, 0.5], [0.1, 0.1], [0.7119140625] * 5, [1.0, 1.0], [0.3]])
+@pytest.mark.parametrize(
+    "values", [[0.99, 1.0, 0.7], [0.001, 0.0, 0.02], [0.5, 0.5, 0.5], [0.1, 0.1], [0.7119140625] * 5, [1.0, 1.0], [0.3]]
+)
 def test_intervals_of_shares_are_shares(values: list[float]) -> None:
     found = proportion(values)
     assert found.value == pytest.approx(np.mean(values))
