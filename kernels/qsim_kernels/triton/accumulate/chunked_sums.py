@@ -56,6 +56,26 @@ def add_chunk(total, lost, chunk, index, blocks, noise, grid, C: tl.constexpr, V
     return total, lost
 
 
+@triton.jit
+def grouped_tile(program, rows, columns, M: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr):
+    """The row and the column of a program's tile: programs that run at the same time share rows and columns."""
+    down, across = tl.cdiv(rows, M), tl.cdiv(columns, N)
+    group = program // (GROUP * across)
+    height = tl.minimum(down - group * GROUP, GROUP)
+    return group * GROUP + program % (GROUP * across) % height, program % (GROUP * across) // height
+
+
+@triton.jit
+def load_step(at_a, at_b, row, column, k, rows, columns, left, EVEN: tl.constexpr):
+    """The elements of both operands for one step along the sum; zero where the sum or the matrix ends."""
+    if EVEN:
+        x, y = tl.load(at_a), tl.load(at_b)
+    else:
+        x = tl.load(at_a, mask=(row < rows)[:, None] & (k < left)[None, :], other=0.0)
+        y = tl.load(at_b, mask=(k < left)[:, None] & (column < columns)[None, :], other=0.0)
+    return x, y
+
+
 @triton.jit(do_not_specialize=["every", *RANDOM, *ROUNDING])
 def chunked_kernel(
     a, b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64, inner_stride: tl.int64,
@@ -72,13 +92,7 @@ def chunked_kernel(
         seed = tl.load(seed_pointer)
     noise = Noise(seed, stream, keep, correction, late)
     grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, C.wide)
-    # Programs that run at the same time share rows and columns.
-    down, across = tl.cdiv(rows, M), tl.cdiv(columns, N)
-    program = tl.program_id(0)
-    group = program // (GROUP * across)
-    height = tl.minimum(down - group * GROUP, GROUP)
-    tile_row = group * GROUP + program % (GROUP * across) % height
-    tile_column = program % (GROUP * across) // height
+    tile_row, tile_column = grouped_tile(tl.program_id(0), rows, columns, M, N, GROUP)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * batch_stride_a, b + batch * batch_stride_b
     row, column = tile_row.to(tl.int64) * M + tl.arange(0, M), tile_column.to(tl.int64) * N + tl.arange(0, N)
@@ -94,12 +108,7 @@ def chunked_kernel(
     at_a = a + row[:, None] * row_stride + k[None, :] * stride_a
     at_b = b + k[:, None] * stride_b + column[None, :] * column_stride
     for start in range(0, length, INNER):
-        if EVEN:
-            x, y = tl.load(at_a), tl.load(at_b)
-        else:
-            left = length - start
-            x = tl.load(at_a, mask=(row < rows)[:, None] & (k < left)[None, :], other=0.0)
-            y = tl.load(at_b, mask=(k < left)[:, None] & (column < columns)[None, :], other=0.0)
+        x, y = load_step(at_a, at_b, row, column, k, rows, columns, length - start, EVEN)
         at_a, at_b = at_a + INNER * stride_a, at_b + INNER * stride_b
         if CHUNK == INNER:
             own = tl.dot(x, y, out_dtype=tl.float32)

@@ -53,6 +53,15 @@ def tile_of_codes(values, first, noise, grid, coding, V: tl.constexpr, C: tl.con
     return encoded(values, drawn, grid, coding, V, C, True)
 
 
+@triton.jit
+def store_inside(out, places, codes, inside, WHOLE: tl.constexpr):
+    """Write the part of a tile that is inside the matrix: all of it if tiles fill the matrix."""
+    if WHOLE:
+        tl.store(out + places, codes)
+    else:
+        tl.store(out + places, codes, mask=inside)
+
+
 @triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _TURNED, do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
@@ -118,14 +127,8 @@ def both_ways_kernel(
             grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
             coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
             codes = tile_of_codes(values, first, noise, grid, coding, V, C, S).to(out.dtype.element_ty)
-        if S.whole:
-            tl.store(out + places, codes)
-        else:
-            tl.store(out + places, codes, mask=inside)
-    if S.whole:
-        tl.store(turned_out + turned_places, tl.trans(turned))
-    else:
-        tl.store(turned_out + turned_places, tl.trans(turned), mask=turned_inside)
+        store_inside(out, places, codes, inside, S.whole)
+    store_inside(turned_out, turned_places, tl.trans(turned), turned_inside, S.whole)
 
 
 def encode_both_ways(
