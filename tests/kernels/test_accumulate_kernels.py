@@ -177,6 +177,19 @@ def test_tiles_and_batches_do_not_change_kernels() -> None:
     assert_same_bits(computed(kernels, a[:, :3, :9], b[:, :9], how, tile=kernels.ResultTile(2, 4, 1)), wanted)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="GPUs with such a unit are tested above")
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if setting.startswith("chunks")])
+@pytest.mark.parametrize(("rows", "length", "columns"), [(16, 64, 32), (7, 41, 18)])
+def test_chunks_on_a_gpus_own_unit(setting: str, rows: int, length: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of small integers are exact on every unit, and in NumPy, which takes the unit's place in the interpreter."""
+    kernels = _kernels()
+    monkeypatch.setattr(kernels, "_unit_dtype", lambda *given: torch.float16)
+    how, _ = sum_of(setting)
+    a, b = (torch.randint(-32, 32, shape).to(torch.float16) for shape in ((2, rows, length), (2, length, columns)))
+    found = computed(kernels, a, b, how, tile=kernels.ResultTile(16, 16, 1))
+    assert_same_bits(found, computed(reference, a, b, how))
+
+
 @pytest.mark.parametrize("setting", ["fp8", "fp16", "stochastic", "chunks"])
 def test_sums_of_nothing_are_zero(setting: str) -> None:
     kernels = _kernels()
