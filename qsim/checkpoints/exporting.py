@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,19 +125,22 @@ def export(
     plain = architectures.checkpoint_names(model, {name: tensor for name, tensor in state.items() if name not in written}, list(layers))
     tensors, _ = unshared(plain)
     metadata = chosen.metadata(plans, list(tensors))
-    rows: list[tuple[str, str, str]] = []
     with whole_folder("export", folder, overwrite=overwrite) as place:
         writer = ShardWriter(place, largest, metadata)
-        for name, plan in plans.items():
-            rows.append(_write(writer, chosen, name, plan))
+        rows = tuple(_write(writer, chosen, name, plan) for name, plan in plans.items())
         for name, tensor in tensors.items():
             writer.add(name, tensor)
         writer.close()
         architectures.write_config(model, place, chosen.configuration(plans, _kept_matrices(model, tensors, plans)))
-        facts = {"layout": layout, "conversion": describe(model)}
-        facts |= {"experts": sorted({name.rpartition(".")[0] for name in parameters})} if parameters else {}
-        (place / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    return Export(Path(folder), layout, tuple(rows))
+        _write_description(place, model, layout, parameters)
+    return Export(Path(folder), layout, rows)
+
+
+def _write_description(folder: Path, model: nn.Module, layout: str, experts: Collection[str]) -> None:
+    """Write the file that gives `qsim.load` the points of layers, and the modules whose parameters are experts."""
+    facts = {"layout": layout, "conversion": describe(model)}
+    facts |= {"experts": sorted({name.rpartition(".")[0] for name in experts})} if experts else {}
+    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def _write(writer: ShardWriter, layout: CheckpointLayout, name: str, plan: LayerPlan) -> tuple[str, str, str]:
