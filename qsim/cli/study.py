@@ -71,7 +71,7 @@ def planned_study(name: str, options: list[str]) -> Plan:
     """The plan of `qsim study` with a name and options.
 
     Example:
-        >>> planned("batch-size", ["--seeds", "2", "--out", "results"]).command
+        >>> planned_study("batch-size", ["--seeds", "2", "--out", "results"]).command
         'qsim study batch-size --seeds 2'
     """
     study = studies.named(name)

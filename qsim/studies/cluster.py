@@ -89,7 +89,7 @@ def checked_offers(offers: Mapping[str, Offer | None], device: torch.device, sch
         ValueError: If a worker's results would differ from this process's, or no worker has a GPU although runs need one.
 
     Example:
-        >>> found = check({"tcp://a:1": Offer(1, "one core", "", versions())}, torch.device("cpu"), "tcp://s:8786")
+        >>> found = checked_offers({"tcp://a:1": Offer(1, "one core", "", versions())}, torch.device("cpu"), "tcp://s:8786")
         >>> found["tcp://a:1"].device
         'one core'
     """

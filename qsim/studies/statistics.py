@@ -22,7 +22,7 @@ def confidence(level: float) -> Iterator[None]:
 
     Example:
         >>> with confidence(0.99):
-        ...     print(percent(), mean([1.0, 2.0, 3.0]))
+        ...     print(confidence_text(), mean([1.0, 2.0, 3.0]))
         99 % 2 [-3.73, 7.73]
     """
     token = _level.set(level)
@@ -36,7 +36,7 @@ def confidence_text() -> str:
     """The confidence of intervals, for texts.
 
     Example:
-        >>> percent()
+        >>> confidence_text()
         '95 %'
     """
     return f"{100 * _level.get():.3g} %"
@@ -46,7 +46,7 @@ def describe_bars(over: str = "seeds") -> str:
     """The description of a figure's bars.
 
     Example:
-        >>> bars()
+        >>> describe_bars()
         'Bars: 95 % intervals over seeds.'
     """
     return f"Bars: {confidence_text()} intervals over {over}."

@@ -34,7 +34,7 @@ def trial_operands(rows: int, columns: int, length: int, product: ChipProduct, u
     Example:
         >>> import torch
         >>> from qsim_kernels.chip.products import ChipProduct
-        >>> a, b = trial(2, 3, 64, ChipProduct(torch.bfloat16, torch.bfloat16), 16, torch.device("cpu"))
+        >>> a, b = trial_operands(2, 3, 64, ChipProduct(torch.bfloat16, torch.bfloat16), 16, torch.device("cpu"))
         >>> torch.equal(a[:, :32], -a[:, 32:]), torch.equal(b[:32], b[32:])
         (True, True)
     """
@@ -66,7 +66,7 @@ def spread_indices(count: int, device: torch.device) -> Tensor:
     """An index in each part of a dimension, at varying positions.
 
     Example:
-        >>> spread(17, torch.device("cpu"))
+        >>> spread_indices(17, torch.device("cpu"))
         tensor([ 0,  5, 10, 15, 16])
     """
     parts = torch.arange(-(-count // _APART), device=device)

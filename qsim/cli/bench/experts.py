@@ -125,7 +125,7 @@ def _sizes(text: str) -> list[ExpertsSize]:
 
     Example:
         >>> _sizes("4x256x128x512")
-        [Size(experts=4, rows=256, width=128, inner=512)]
+        [ExpertsSize(experts=4, rows=256, width=128, inner=512)]
     """
     sizes = []
     for word in _settings.words(text, "--sizes"):

@@ -113,7 +113,7 @@ def _shapes(text: str) -> list[LayerShape]:
 
     Example:
         >>> _shapes("8x4x2")
-        [Shape(tokens=8, inputs=4, outputs=2)]
+        [LayerShape(tokens=8, inputs=4, outputs=2)]
     """
     shapes = []
     for word in _settings.words(text, "--shapes"):

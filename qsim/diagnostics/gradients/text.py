@@ -10,7 +10,7 @@ def flat_row(given: Mapping[str, Any]) -> dict[str, Any]:
     """A row without nesting: an estimate becomes three numbers.
 
     Example:
-        >>> flat({"layer": "0", "bias": {"value": 1.0, "low": 0.5, "high": 1.5}})
+        >>> flat_row({"layer": "0", "bias": {"value": 1.0, "low": 0.5, "high": 1.5}})
         {'layer': '0', 'bias': 1.0, 'bias_low': 0.5, 'bias_high': 1.5}
     """
     found: dict[str, Any] = {}

@@ -39,7 +39,7 @@ class UpdateSchedule:
         """The updates of the first steps.
 
         Example:
-            >>> Updates(HALVED, 0.5, floor=0.125)(5).tolist()
+            >>> UpdateSchedule(HALVED, 0.5, floor=0.125)(5).tolist()
             [0.5, 0.25, 0.125, 0.125, 0.125]
         """
         step = np.arange(steps, dtype=np.float64)
@@ -57,7 +57,7 @@ def exact_steps(updates: Array, levels: int) -> int:
     """The number of steps that exact weights take; 0 if they do not arrive.
 
     Example:
-        >>> exact_steps(Updates(HARMONIC, 0.5)(10), 1)
+        >>> exact_steps(UpdateSchedule(HARMONIC, 0.5)(10), 1)
         4
     """
     there = np.cumsum(updates) >= levels - 1e-9
@@ -68,7 +68,7 @@ def late(updates: Array, levels: int) -> Array:
     """The probability that a stochastically rounded weight has not arrived after 0, 1, … steps, up to the number of updates.
 
     Example:
-        >>> late(Updates(CONSTANT, 0.25)(3), 1).tolist()
+        >>> late(UpdateSchedule(CONSTANT, 0.25)(3), 1).tolist()
         [1.0, 0.75, 0.5625, 0.421875]
     """
     gone = np.zeros(levels)
