@@ -187,6 +187,8 @@ def test_operands_of_a_unit() -> None:
         qsim.matmul(torch.ones(1, 1), torch.ones(1, 1), "h100_fp16", formats="bf16")
     with pytest.raises(ValueError, match=r"and a is torch\.float32: with check=False formats= must say which of these its values are"):
         qsim.matmul(torch.ones(1, 1), torch.ones(1, 1), "h100_fp8", check=False)
+    with pytest.raises(ValueError, match=r"matmul: formats must be one format or a pair, got \('e4m3', 'e4m3', 'e5m2'\)"):
+        qsim.matmul(torch.ones(1, 1), torch.ones(1, 1), "h100_fp8", formats=("e4m3", "e4m3", "e5m2"))
     eights = torch.full((1, 1), 448.0).to(torch.float8_e4m3fn), torch.full((1, 1), 57344.0).to(torch.float8_e5m2)
     assert qsim.matmul(*eights, "h100_fp8").item() == 448.0 * 57344.0
 

@@ -127,4 +127,14 @@ def test_numbers_that_qsim_does_not_have_are_refused(tmp_path: Path) -> None:
     refused(checkpoint("method", {"quant_method": "gptq"}, tensors, {}), "no quantization_config by compressed-tensors or torchao")
     facts = {"_type": "MXTensor", "_data": {"is_swizzled_scales": True}, "_tensor_data_names": ["qdata", "scale"]}
     header = {"tensor_names": '["0.weight"]', "0.weight": json.dumps(facts)}
+    zeros = {"_type": "Int8Tensor", "_data": {}, "_tensor_data_names": ["qdata", "scale", "zero_point"]}
+    parts = {"0._weight_qdata": tensors["0.weight"], "0._weight_scale": torch.ones(2), "0._weight_zero_point": torch.ones(2)}
+    of_zeros = {"tensor_names": '["0.weight"]', "0.weight": json.dumps(zeros)}
+    refused(checkpoint("torchao's zeros", {"quant_method": "torchao"}, parts, of_zeros), "0 has zero points, which qsim does not read")
+    rule = {"_data": {"scaling_mode": {"_data": "NEW"}}}
+    scaled = {"_type": "MXTensor", "_data": {"act_quant_kwargs": rule, "block_size": 32}, "_tensor_data_names": ["qdata", "scale"]}
+    of_rule = {"tensor_names": '["0.weight"]', "0.weight": json.dumps(scaled)}
+    refused(
+        checkpoint("rule", {"quant_method": "torchao"}, parts, of_rule), "inputs have scales by torchao's rule NEW, which qsim does not"
+    )
     refused(checkpoint("swizzled", {"quant_method": "torchao"}, tensors, header), "0 is a MXTensor of qdata, scale, .* swizzled scales")

@@ -95,6 +95,29 @@ def test_products_outside_of_layers_are_saved_with_the_model(tmp_path: Path) -> 
         qsim.load(nn.Sequential(Experts()), tmp_path / "saved")
 
 
+class Scored(nn.Module):
+    """A module whose part without parameters multiplies activations."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.add_module(name, Scores())
+
+
+class Scores(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
+
+
+def test_modules_whose_calls_were_rounded_must_exist(tmp_path: Path) -> None:
+    qsim.save(qsim.convert(Scored("scores"), "mxfp8", calls="all"), tmp_path / "saved")
+    model = Scored("other")
+    with pytest.raises(ValueError, match=r"^scores, whose calls were rounded, does not exist in the model: the saved model had another"):
+        qsim.load(model, tmp_path / "saved")
+    assert type(model.mix) is nn.Linear
+    assert type(qsim.load(Scored("scores"), tmp_path / "saved").mix) is qsim.nn.Linear
+
+
 def test_copies_of_a_loaded_model_draw_noise_of_their_own(tmp_path: Path) -> None:
     model = qsim.convert(nn.Linear(8, 8), FivePoint(weight=NOISY))
     qsim.save(model, tmp_path / "saved")
@@ -168,6 +191,12 @@ def test_states_that_safetensors_cannot_hold_are_refused(tmp_path: Path) -> None
         qsim.save(Extra(2, 2), tmp_path / "saved")
     with pytest.raises(ValueError, match="save: weight is lazy and has seen no input"):
         qsim.save(nn.LazyLinear(2), tmp_path / "saved")
+    with pytest.raises(ValueError, match="save: weight is on the meta device and has no values"):
+        qsim.save(nn.Linear(2, 2, device="meta"), tmp_path / "saved")
+    sparse = nn.Module()
+    sparse.register_buffer("mask", torch.eye(2).to_sparse())
+    with pytest.raises(TypeError, match=r"save: mask must be a dense tensor, got layout torch\.sparse_coo"):
+        qsim.save(sparse, tmp_path / "saved")
     with pytest.raises(ValueError, match="max_shard_size must be a number of bytes or a text such as '5GB', got '5 apples'"):
         qsim.save(nn.Linear(2, 2), tmp_path / "saved", max_shard_size="5 apples")
     assert list(tmp_path.iterdir()) == []
@@ -187,6 +216,9 @@ def test_a_folder_is_replaced_only_on_request(tmp_path: Path) -> None:
         qsim.save(nn.Linear(2, 2), tmp_path / "file")
     with pytest.raises(FileNotFoundError, match=r"load: there is no .*qsim.json"):
         qsim.load(nn.Linear(2, 2), tmp_path)
+    (target / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"load: there is no .*model.safetensors"):
+        qsim.load(nn.Linear(3, 3), target)
 
 
 def test_an_interrupted_folder_does_not_look_complete(tmp_path: Path) -> None:

@@ -167,6 +167,25 @@ def test_out(bad: Any, error: type[Exception], words: list[str], x: Tensor) -> N
         qsim.quantize(x, "e4m3", rounding="stochastic", out=bad)
 
 
+def test_out_that_is_shifted_against_x() -> None:
+    memory = torch.arange(6.0)
+    with refused(ValueError, "out and x lie in the same memory, shifted against each other: give another out", untouched=(memory,)):
+        qsim.quantize(memory[:5], "e4m3", rounding="stochastic", out=memory[1:])
+    # The same elements, or others of one storage, are as good as tensors of their own.
+    for x, out in ((memory, memory), (memory[:3], memory[3:])):
+        expected = qsim.quantize(x, "e2m1")
+        assert torch.equal(qsim.quantize(x, "e2m1", out=out), expected)
+
+
+def test_clipped_gradients_under_scales(x: Tensor) -> None:
+    words = "clip_gradient=True is for formats without scales: under scales there is no range to leave"
+    for name, scale in (("mxfp4", None), ("e4m3", "tensor")):
+        with refused(ValueError, words, untouched=(x,)):
+            qsim.quantize(x, name, rounding="stochastic", scale=scale, clip_gradient=True)
+        with refused(ValueError, f"Quantizer: {words}"):
+            qsim.Quantizer(name, "stochastic", scale=scale, clip_gradient=True)
+
+
 def test_out_and_dtype_that_contradict_each_other(x: Tensor, out: Tensor) -> None:
     with refused(ValueError, "dtype=torch.float64 contradicts out=, which is torch.float32", untouched=(x, out)):
         qsim.quantize(x, "e4m3", rounding="stochastic", dtype=torch.float64, out=out)

@@ -58,6 +58,7 @@ def weight(dtype: torch.dtype = BF16) -> nn.Parameter:
         (ADAM, {"weight": "e4m33"}, ValueError, ["e4m33"]),
         (ADAM, {"weight": 5}, TypeError, ["5"]),
         (ADAM, {"weight": "fp16"}, ValueError, ["weight", "parameters in torch.bfloat16", "Float(5, 10", "float16, float32 can"]),
+        (ADAM, {"state": qsim.Fixed(32, 16)}, ValueError, ["state: moments", "cannot hold", "Fixed(32, 16)"]),
         (ADAM, {"weight": "fp32"}, ValueError, ["weight", "parameters in torch.bfloat16", "Float(8, 23", "float32 can"]),
         (ADAM, {"seed": 1.5}, TypeError, ["seed", "int", "1.5"]),
         (ADAM, {"seed": 2**63}, ValueError, ["seed", "64 signed bits"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -51,6 +52,24 @@ def test_values_have_the_memory_layout_of_the_input(scale: scaling.Scaling) -> N
         found = qsim.quantize(x, "e2m1", scale=scale)
         assert found.stride() == qsim.quantize(x, "e2m1").stride()
         assert torch.equal(found, qsim.quantize(x.contiguous(), "e2m1", scale=scale))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: scaling.Tensor(rule="round"), ValueError, r"Tensor: rule must be 'fit', .*, got 'round'"),
+        (lambda: scaling.Blocks(16, outer=scaling.Channel(0)), TypeError, r"Blocks: outer must be a qsim.scaling.Tensor without an outer"),
+        (
+            lambda: scaling.Tiles(2, 2, outer=scaling.Tensor(outer=scaling.Tensor())),
+            TypeError,
+            "Tiles: outer must be a qsim.scaling.Tensor",
+        ),
+        (lambda: Block("e2m1", (4, 4, 4)), ValueError, r"Block: size must be a number, or height and width of a tile, got \(4, 4, 4\)"),
+    ],
+)
+def test_arguments_of_scales_are_checked(make: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
 
 
 def test_scales_without_arguments_are_resolved_by_name() -> None:

@@ -343,6 +343,7 @@ def test_refuses(arguments: dict[str, Any], kind: type[Exception], words: str) -
         qsim.fpu(**arguments)
 
 
+FP8 = torch.float8_e4m3fn
 HALF = torch.ones(3, dtype=torch.bfloat16)
 IN_CONTEXT: list[tuple[qsim.fpu, Callable[[], Tensor], str]] = [
     (qsim.fpu(Float(6, 5)), lambda: HALF + 1, "bfloat16 rounds by itself, and .* after it would be a second rounding"),
@@ -350,6 +351,7 @@ IN_CONTEXT: list[tuple[qsim.fpu, Callable[[], Tensor], str]] = [
     (qsim.fpu("bf16", "stochastic"), lambda: HALF + 1, "operators on bfloat16 round to nearest by themselves"),
     (qsim.fpu("fp32", "stochastic"), lambda: X + 1, "operators on float32 round to nearest by themselves"),
     (qsim.fpu("bf16"), lambda: (X * 1).to_sparse() * 2, "must return dense tensors, got layout torch.sparse_coo"),
+    (qsim.fpu("bf16"), lambda: torch.full((2,), 1.0, dtype=FP8), "must return float32 or float64, or .* itself, got float8_e4m3fn"),
     (qsim.fpu("bf16"), lambda: torch.func.grad(lambda x: F.l1_loss(x, x * 2))(X), "l1_loss rounds once, which does not work under"),
 ]  # fmt: skip
 

@@ -76,6 +76,7 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "@": (lambda m, x: x @ m.w.T, lambda m, x: rounded(x, m.w)),
     "weight first": (lambda m, x: m.w @ x.mT, lambda m, x: rounded(x, m.w).mT),
     "a vector": (lambda m, x: m.w.mv(x[0]), lambda m, x: rounded(x[:1], m.w)[0]),
+    "a vector first": (lambda m, x: torch.matmul(x[0], m.w), lambda m, x: rounded(x[:1], m.w.mT)[0]),
     "by a vector": (lambda m, x: torch.matmul(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
     "addmm": (lambda m, x: torch.addmm(m.bias, x, m.w, alpha=2), lambda m, x: rounded(x, m.w.mT) * 2 + m.bias),
     "an expert": (lambda m, x: F.linear(x, m.stack[1]), lambda m, x: rounded(x, m.stack[1])),
@@ -85,6 +86,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "bmm": (bmm, of_each),
     "einsum": (lambda m, x: torch.einsum("bi,eij->ebj", x, m.stack), lambda m, x: of_each(m, x)),
     "einsum, transposed": (lambda m, x: torch.einsum("ij,...j->i...", m.w, x), lambda m, x: rounded(x, m.w).mT),
+    "einsum without a result": (lambda m, x: torch.einsum("ki,ij", x, m.w).mT, lambda m, x: rounded(x, m.w.mT)),
+    "einsum of lists": (lambda m, x: torch.einsum("...k,kj", [x, m.w]), lambda m, x: rounded(x, m.w.mT)),
     "conv1d": (
         lambda m, x: F.conv1d(x.T[None], m.stack[:2].mT, padding=1),
         lambda m, x: functional.conv1d(x.T[None], m.stack[:2].mT, padding=1, points=NEAREST),

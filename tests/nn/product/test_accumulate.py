@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim import FivePoint, Quantizer, recipes, scaling
+from qsim import FivePoint, Fixed, Quantizer, recipes, scaling
 from qsim.accumulators import NAMED, Promoted, Rounded
 from qsim.nn import functional
 
@@ -246,6 +246,10 @@ X = torch.randn(2, 32)
         (
             lambda: functional.linear(X.double(), X.double(), points=FivePoint(act="e4m3", accumulate=FP16)),
             "Rounded('fp16') in the forward product: operands must be numbers that float32 holds, and weight is float64, not rounded",
+        ),
+        (
+            lambda: functional.linear(X.double(), X.double(), points=FivePoint(Fixed(32, 16), "e4m3", accumulate=FP16)),
+            "operands must be numbers that float32 holds, got Fixed(32, 16)",
         ),
     ],
 )

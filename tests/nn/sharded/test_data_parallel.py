@@ -58,6 +58,8 @@ def _ddp(device: torch.device, seed_alike: bool) -> dict[str, Any]:
     alone = model(device, NOISY)
     ids = [device.index] if device.type == "cuda" else None
     replica = nn.parallel.DistributedDataParallel(net, device_ids=ids)
+    with pytest.raises(ValueError, match=r"coverage: the model is wrapped in DistributedDataParallel, .*: give model.module"):
+        qsim.coverage(replica, coarse(8, 16, seed=rank).to(device))
     optimizer = torch.optim.SGD(net.parameters(), 2.0**-6)
     seen: dict[str, Any] = {"weights": [], "own": [], "reduced": []}
     for step in range(3):
@@ -326,6 +328,12 @@ def _saved_whole(device: torch.device, folder: str) -> dict[str, Any]:
     sharded, _ = _fully_sharded(device, NOISY, "converted first", None, False)
     run(sharded, coarse(8, 16, seed=0).to(device), 0, distributed.get_rank())  # ranks agree on the streams
     qsim.save(sharded, folder)
+    with pytest.raises(TypeError, match=r"load: 0\.down\.bias is distributed: load the model first, then shard it"):
+        qsim.load(sharded, folder)
+    with pytest.raises(
+        TypeError, match=r"export: the model is distributed: gather it first, with qsim.save on all ranks and qsim.load on one"
+    ):
+        qsim.export(sharded, f"{folder}/exported")
     streams = [layer.stream for layer in sharded.modules() if isinstance(layer, qsim.nn.Linear)]
     return {"parameters": [whole(parameter).detach() for parameter in sharded.parameters()], "streams": streams}
 

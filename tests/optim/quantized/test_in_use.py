@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,11 @@ def test_it_is_an_optimizer() -> None:
     give_gradients(params, 0)
     optimizer.zero_grad()
     assert all(p.grad is None for p in params)
+    # Code that assigns to an optimizer reaches the wrapped one.
+    for name in ("param_groups", "state", "defaults"):
+        value = copy.copy(getattr(inner, name))
+        setattr(optimizer, name, value)
+        assert getattr(inner, name) is value
 
 
 def test_schedulers() -> None:
