@@ -237,6 +237,8 @@ def test_the_operator_refuses_what_it_cannot_add() -> None:
             torch.ops.qsim.accumulate(a, b, None, how, 0, 0)
     with pytest.raises(TypeError, match="float32 or narrower floats, got torch\\.float64"):
         torch.ops.qsim.accumulate(x.double(), x, None, how, 0, 0)
+    with pytest.raises(ValueError, match=r"bias must have 2 elements in one dimension, got shape \(3,\)"):
+        torch.ops.qsim.accumulate(x, x, None, how, 0, 0, bias=torch.zeros(3))
     with pytest.raises(ValueError, match="stochastic rounding needs a seed"):
         torch.ops.qsim.accumulate(x, x, None, Rounded("fp16", rounding="stochastic").spelled(BF16, BF16), 0, 0)
     with pytest.raises(ValueError, match="a sum is spelt 'rounded …'"):

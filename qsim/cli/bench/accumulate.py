@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -129,10 +128,12 @@ def _accumulators(text: str) -> list[Accumulator]:
     """Accumulators by their names or calls, between commas that are outside of parentheses.
 
     Example:
-        >>> _accumulators("h100_fp8, Rounded('fp16', chunk=32)")
-        [Aligned(32, 13, out='e8m13ieee', operands=('e4m3', 'e5m2')), Rounded('fp16', chunk=32)]
+        >>> _accumulators("h100_fp8, Rounded('fp16', chunk=32), Promoted(Aligned(8, 20), 16)")
+        [Aligned(32, 13, out='e8m13ieee', operands=('e4m3', 'e5m2')), Rounded('fp16', chunk=32), Promoted(Aligned(8, 20), 16)]
     """
-    words = [word.strip() for word in re.split(r",\s*(?![^()]*\))", text) if word.strip()]
+    is_outside = [text.count("(", 0, i) == text.count(")", 0, i) for i in range(len(text))]
+    lines = "".join("\n" if letter == "," and outside else letter for letter, outside in zip(text, is_outside, strict=True))
+    words = [word.strip() for word in lines.split("\n") if word.strip()]
     if not words:
         raise ValueError("--accumulators needs at least one name")
     return [accumulators.resolve(word) for word in words]

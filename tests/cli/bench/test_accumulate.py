@@ -36,7 +36,14 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["flops"] == pytest.approx(2 * 4**3 / row["milliseconds"] * 1e3) for row in rows)
 
 
-@pytest.mark.parametrize(("option", "value", "message"), [("--accumulators", ",", "at least one"), ("--size", "none", "--size")])
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--accumulators", ",", "at least one"),
+        ("--accumulators", "Aligned(4, 13, operands=('e2m1',))", "operands=('e2m1',)) takes none of bf16, fp16, e4m3, fp32"),
+        ("--size", "none", "--size"),
+    ],
+)
 def test_errors(option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "accumulate", "--device", "cpu", option, value]) != 0
     assert message in capsys.readouterr().err
