@@ -63,7 +63,7 @@ def _layer(name: str, facts: Mapping[str, Any], shards: Shards) -> StoredLayer:
 
 
 def _of_matrix(shards: Shards, name: str, i: int) -> Tensor:
-    """What a tensor has for a matrix: all of it, if there is only one matrix, or if all share it."""
+    """The part of a tensor that belongs to a matrix: all of it, if there is only one matrix, or if all share it."""
     shape = shards.described(name).shape
     if len(shape) < 3:
         return shards[name]

@@ -91,8 +91,12 @@ def grouped(
 
     `torch._grouped_mm` also takes the ends of the groups by position.
 
-    Scales and accumulators are those of single groups, whose ends the host reads then. Delayed scales are those of all groups together;
-    with an accumulator, every group is a tensor in their history.
+    Scales and transforms are those of single groups, delayed scales those of all groups together. With an accumulator the host reads the
+    ends of the groups, and under the scales of blocks and tiles it then multiplies these as layers, one after the other.
+
+    Raises:
+        TypeError: If an operand is a distributed tensor.
+        ValueError: If an accumulator adds under the scales of blocks, and another point has a delayed scale.
     """
     own = weight_of(mat_b)
     if own is None or bias is not None or mat_a.dim() != 2 or mat_b.dim() != 3 or offs is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +14,9 @@ from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply
 from qsim.nn.product.directions import Directions
 from qsim_kernels.ops.direct import DISPATCHED
+
+#: The factors of a product, of shape [rows, columns] or 1 in place of these.
+Factors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,7 @@ def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torc
     from qsim_kernels.triton.grouped.launch import grouped_into, multiplies
 
     if _is_worth_waiting(a, b, ends) or not multiplies(a, b, dtype):
-        return _in_turn(a, b, ends, factors, dtype, exact)
+        return _in_turn(a, b, ends, factors, dtype, exact) if not factors else _rescaled_in_turn(a, b, ends, factors, dtype, exact)
     out = a.new_empty(_shape(a, b, ends), dtype=dtype)
     grouped_into(out, a, b, ends, factors)
     return out
@@ -135,11 +138,12 @@ def _grouped_accumulate(
     The other arguments are those of `grouped_matmul` and `accumulate`.
     """
     wide = torch.promote_types(dtype, torch.float32) if factors else dtype
-    out = a.new_zeros(_shape(a, b, ends), dtype=dtype)
-    for part, one, other, own in _groups(out, a, b, ends, factors):
-        found = accumulated(one, other, seed, how, stream, int(part.storage_offset()), dtype=wide, chip=chip)
-        part.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
-    return out
+
+    def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
+        found = accumulated(one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
+        out.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
+
+    return _group_by_group(a, b, ends, factors, dtype, write)
 
 
 @_grouped_accumulate.register_fake
@@ -160,24 +164,56 @@ def _is_worth_waiting(a: Tensor, b: Tensor, ends: Tensor) -> bool:
 
 
 def _in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
-    """The products one after another: the host reads the ends of the groups, which costs nothing on a CPU."""
-    out = a.new_zeros(_shape(a, b, ends), dtype=dtype)
-    for part, one, other, own in _groups(out, a, b, ends, factors):
-        part.copy_(multiply(one, other, Arithmetic(dtype, DISPATCHED, exact, own)))
-    return out
+    """Torch's products of single groups."""
+
+    def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
+        out.copy_(multiply(one, other, Arithmetic(dtype, DISPATCHED, exact, own)))
+
+    return _group_by_group(a, b, ends, factors, dtype, write)
 
 
-def _groups(
-    out: Tensor, a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]]:
-    """For each group its part of the result, both operands, and the factors."""
+def _rescaled_in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
+    """`_in_turn` with factors on a GPU, which writes each product times its factors where it belongs."""
+    from qsim_kernels.triton.scaled.launch import rescaled_into
+
+    wide = Arithmetic(torch.promote_types(dtype, torch.float32), DISPATCHED, exact)
+    return _group_by_group(
+        a, b, ends, factors, dtype, lambda out, one, other, own: rescaled_into(out, multiply(one, other, wide), own, None)
+    )
+
+
+def _group_by_group(
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor,
+    factors: Sequence[Tensor],
+    dtype: torch.dtype,
+    write: Callable[[Tensor, Tensor, Tensor, Factors], None],
+) -> Tensor:
+    """The products one after another: the host reads the ends of the groups, which costs nothing on a CPU.
+
+    Args:
+        a: See `grouped_matmul`.
+        b: See `grouped_matmul`.
+        ends: See `grouped_matmul`.
+        factors: See `grouped_matmul`.
+        dtype: See `grouped_matmul`.
+        write: Writes the product of two matrices times factors.
+    """
     last = ends.tolist()
+    out = a.new_empty(_shape(a, b, ends), dtype=dtype)
     for i, (start, end) in enumerate(zip([0, *last[:-1]], last, strict=True)):
         own = [factor[i if len(factor) > 1 else 0] for factor in factors]
-        if b.dim() == 2:
-            yield out[i], a[:, start:end], b[start:end], tuple(own)
+        part = out[i] if b.dim() == 2 else out[start:end]
+        if start == end:
+            part.zero_()
+        elif b.dim() == 2:
+            write(part, a[:, start:end], b[start:end], tuple(own))
         else:
-            yield out[start:end], a[start:end], b[i], tuple(one[start:end] if len(one) > 1 else one for one in own)
+            write(part, a[start:end], b[i], tuple(one[start:end] if len(one) > 1 else one for one in own))
+    if b.dim() == 3:
+        out[last[-1] if last else 0 :].zero_()
+    return out
 
 
 def _shape(a: Tensor, b: Tensor, ends: Tensor) -> tuple[int, ...]:

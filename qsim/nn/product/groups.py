@@ -44,7 +44,7 @@ class Units(NamedTuple):
         return found.scatter_reduce(0, index, plain, "amax")[: self.group_count]
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """What groups share, for each of their units; 1 for units of no group."""
+        """Repeat numbers of groups for each of their units; 1 for units of no group."""
         if len(of_groups) == 1:
             return of_groups.expand(len(self.values), -1, -1).contiguous()
         return of_groups if self.groups is None else F.pad(of_groups, (0, 0, 0, 0, 0, 1), value=1.0)[self.groups]

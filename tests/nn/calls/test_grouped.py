@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import qsim
 from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
+from qsim.nn.product import grouped
 from qsim.scaling import Blocks, Channel, Delayed
 from support.comparing import same_bits
 from support.roundings import nearest
@@ -117,3 +118,28 @@ def test_a_monitor_divides_elements_by_the_scales_of_their_groups() -> None:
     assert (counts.elements, counts.saturated, counts.underflowed, counts.zero) == (70 * 32, 0, 0, 0)
     assert counts.histogram.tolist() == [70 * 32]  # all in the binade of 448
     assert counts.noise < 1e-12 * counts.signal
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8_hybrid", "rows", "nvfp4"])
+def test_large_groups_are_multiplied_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host reads the ends of the groups for them, which torch would report in the other case. Sums may have other orders."""
+    model: Any = qsim.convert(Experts(as_layers=True).cuda().bfloat16(), RECIPES[name])
+    x, g = (torch.randn(70, size, device="cuda", dtype=torch.bfloat16) for size in (32, 24))
+    ends = torch.tensor([5, 5, 40, 70], dtype=torch.int32, device="cuda")
+
+    def of_all() -> list[Tensor]:
+        given = x.clone().requires_grad_()
+        y = model(given, ends)
+        return [y.detach(), *torch.autograd.grad(y, [given, model.stack], g)]
+
+    small = of_all()
+    monkeypatch.setattr(grouped, "_LONG", 0)
+    for a, b in zip(of_all(), small, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            of_all()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
