@@ -74,6 +74,13 @@ def test_every_product_is_reported_as_rounded(name: str) -> None:
     assert qsim.coverage(model, torch.randn(70, 32), torch.tensor(ENDS[0], dtype=torch.int32)).share == 1
 
 
+@pytest.mark.parametrize("name", ["fp8_hybrid", "nvfp4"])
+def test_compiled_code_has_no_breaks_and_the_same_bits(name: str) -> None:
+    model = qsim.convert(Experts(as_layers=True).bfloat16(), RECIPES[name])
+    x, ends = torch.randn(70, 32).bfloat16(), torch.tensor(ENDS[0], dtype=torch.int32)
+    assert same_bits(torch.compile(model, backend="eager", fullgraph=True)(x, ends), model(x, ends))
+
+
 def test_random_sums_of_groups_differ() -> None:
     """Groups of equal rows and equal matrices: they would have equal sums if they had the random bits of the same indices."""
     noisy = qsim.accumulators.Rounded("e5m2", rounding="stochastic")
