@@ -50,6 +50,18 @@ class Carrier(NamedTuple):
 SINGLE = Carrier(23, 127)
 DOUBLE = Carrier(52, 1023)
 
+
+def double_bits(x: float) -> int:
+    """The bits of a float64, as a signed integer.
+
+    Example:
+        >>> hex(double_bits(1.0))
+        '0x3ff0000000000000'
+    """
+    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
+    return bits
+
+
 #: Random bits are compared at this width: 32, plus one for the correction below the last bit.
 NOISE_BITS = 33
 

@@ -18,7 +18,7 @@ from qsim.studies.learners.images import described
 from qsim.studies.learners.training import Training
 from qsim.studies.report import Claim, Picture, Report, Table, listed
 from qsim.studies.result import Result
-from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, mean, proportion
+from qsim.studies.statistics import Interval, above, below, confidence_text, describe_bars, difference, in_points, mean, proportion
 from qsim.studies.study import Study
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _Findings:
         rows = []
         for bits in self.widths[:-1]:
             cells = [self.bit(kind, bits, rounding) for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
-            rows.append([f"{bits} to {bits + 1}", *("-" if found is None else _points(found) for found in cells)])
+            rows.append([f"{bits} to {bits + 1}", *("-" if found is None else in_points(found) for found in cells)])
         header = [f"{kind} bit, {rounding}" for rounding in self.settings.roundings for kind in (EXPONENT, MANTISSA)]
         return Table("Points of accuracy gained by one more bit, averaged over formats of a width", ["bits", *header], rows)
 
@@ -206,11 +206,11 @@ class _Findings:
         )
         ends = [np.mean([self.accuracies(name, rounding) for name in names], 0).tolist() for names in (widest, narrowest)]
         gain = difference(*ends)
-        least = f"; the smallest gain of a bit: {_points(min(found, key=lambda each: each.high))}" if found else ""
+        least = f"; the smallest gain of a bit: {in_points(min(found, key=lambda each: each.high))}" if found else ""
         return Claim(
             "expected",
             f"more bits, more accuracy ({rounding})",
-            f"from {self.widths[0]} to {self.widths[-1]} bits: {_points(gain)} points{least}",
+            f"from {self.widths[0]} to {self.widths[-1]} bits: {in_points(gain)} points{least}",
             above(gain),
             test="mean accuracy of the widest formats minus that of the narrowest",
             rule="the sign of the interval",
@@ -222,7 +222,7 @@ class _Findings:
         return Claim(
             "expected",
             f"FP8's {name.upper()} trains as well as full precision ({rounding})",
-            f"{_points(lost)} points lost",
+            f"{in_points(lost)} points lost",
             below(lost, _SAME),
             test="accuracy in full precision minus that in the format, seed by seed",
             rule=f"yes if less than {100 * _SAME:g} point is lost, about what another thousand test images would change, no if more",
@@ -232,17 +232,13 @@ class _Findings:
     def _meaning(self) -> str:
         first = self.settings.roundings[0]
         eight = [name for name in _EIGHT if name in self.settings.formats]
-        lost_by = listed([f"{_points(self.lost(name, first))} points in {name.upper()}" for name in eight])
+        lost_by = listed([f"{in_points(self.lost(name, first))} points in {name.upper()}" for name in eight])
         parts = [f"FP8 loses {lost_by} of accuracy relative to full precision."] if eight else []
         for bits in self.widths[1:3]:
             gains = [(kind, self.bit(kind, bits, first)) for kind in (EXPONENT, MANTISSA)]
-            shown = [f"{_points(found)} points in the {kind}" for kind, found in gains if found]
+            shown = [f"{in_points(found)} points in the {kind}" for kind, found in gains if found]
             parts += [f"From {bits} bits, one more gains {listed(shown)}."] if shown else []
         lost = {name: self.lost(name, first).value for name in self.settings.formats}
         worst = max(lost, key=lambda name: lost[name])
         parts = parts or [f"{worst.upper()} loses most: {100 * lost[worst]:.1f} points of accuracy."]
         return f"{' '.join(parts)} (With {first} rounding in the backward pass; gains are averages over formats.)"
-
-
-def _points(found: Interval) -> str:
-    return f"{found * 100:+.1f}"

@@ -99,6 +99,16 @@ class Interval:
         return Interval(*(factor * number for number in (self.value, self.low, self.high, self.detects)))
 
 
+def in_points(found: Interval) -> str:
+    """A difference of accuracies in points.
+
+    Example:
+        >>> in_points(Interval(0.015, 0.0, 0.03))
+        '+1.5 [+0.0, +3.0]'
+    """
+    return f"{found * 100:+.1f}"
+
+
 def mean(values: Sequence[float]) -> Interval:
     """The mean with Student's interval; with one value, the interval contains all numbers.
 

@@ -8,7 +8,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import grid_bits
+from qsim_kernels.carrier import double_bits, grid_bits
 from qsim_kernels.scales import ScaleRule, Scales
 
 
@@ -285,7 +285,7 @@ def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
 
 def making(scales: Scales, out: int, amaxes: int, under: float) -> bytes:
     """The job of `loops.scales`: the addresses of the scales and of the largest magnitudes, and the scale of the whole tensor, or 1."""
-    return packed((out, amaxes, bits_of(under), *_making(scales)))
+    return packed((out, amaxes, double_bits(under), *_making(scales)))
 
 
 @lru_cache(maxsize=256)
@@ -293,11 +293,5 @@ def _making(scales: Scales) -> tuple[int, ...]:
     how, is_up = grid_bits(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
     limit = (0 if is_up else how.half) if how.zero else -1
     grid = how.shift, how.low, how.least, limit, how.parity, how.top, int(is_up)
-    margin, largest, least = bits_of(math.ldexp(1.0, scales.margin)), bits_of(scales.largest), bits_of(scales.least)
+    margin, largest, least = double_bits(math.ldexp(1.0, scales.margin)), double_bits(scales.largest), double_bits(scales.least)
     return scales.rule, margin, largest, scales.mantissa, least, *grid
-
-
-def bits_of(x: float) -> int:
-    """The bits of a float64."""
-    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
-    return bits

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
-from qsim_kernels.compiled.jobs import bits_of, job_address, kept_address, packed
+from qsim_kernels.carrier import double_bits, grid_bits
+from qsim_kernels.compiled.jobs import job_address, kept_address, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.grid import Grid, Mode, Rule
@@ -178,14 +178,14 @@ def _exponents(x: Tensor, low: int) -> Tensor:
 def _onto(grid: Grid, rule: Rule) -> tuple[int, ...]:
     how = grid_bits(grid, wide=True)
     patterns = how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under
-    return *patterns, bits_of(how.scale), how.signed, how.negative_zero, how.zero, rule.bits, rule.correction, rule.saturate
+    return *patterns, double_bits(how.scale), how.signed, how.negative_zero, how.zero, rule.bits, rule.correction, rule.saturate
 
 
 @cache
 def _aligned_numbers(how: AlignedSum) -> bytes:
     end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
     onto = _onto(how.grid, Rule(how.mode, 0, correction=False, saturate=False))
-    return packed((how.mode == Mode.NEAREST, bits_of(end), how.grid.exponent, how.block, how.fraction, *onto))
+    return packed((how.mode == Mode.NEAREST, double_bits(end), how.grid.exponent, how.block, how.fraction, *onto))
 
 
 @cache

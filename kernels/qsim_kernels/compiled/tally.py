@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import tallies
-from qsim_kernels.compiled.jobs import Outcomes, bits_of, packed
+from qsim_kernels.carrier import double_bits
+from qsim_kernels.compiled.jobs import Outcomes, packed
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import tally as reference
 
@@ -22,6 +23,6 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     x, rounded, strips = x.contiguous(), rounded.contiguous(), -(-x.numel() // _STRIP)
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_empty((strips, tallies.SUMS), dtype=torch.float64)
     where = counts.data_ptr(), sums.data_ptr(), x.data_ptr(), rounded.data_ptr()
-    facts = x.numel(), x.element_size() == 2, rounded.element_size() == 2, bits_of(low), bits_of(high)
+    facts = x.numel(), x.element_size() == 2, rounded.element_size() == 2, double_bits(low), double_bits(high)
     _TALLY.share(packed(Outcomes(*where, *facts)), strips, _STRIP)
     return counts, sums.sum(0)

@@ -173,8 +173,7 @@ def batch_for(
         found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
         norms = drawn.squared_norms()
     factors = [
-        _factor(title, _row(found, k), _row(other, k), _row(norms, k), counts, level)
-        for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
+        _factor(title, found.row(k), other.row(k), norms.row(k), counts, level) for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
     ]
     return BatchFactors(tuple(factors), _words(points), _words(like), _bound(points, like), level)
 
@@ -187,10 +186,6 @@ def _settings(weights: MeasuredWeights, given: Points) -> list[FivePoint]:
     for name, layer, own in zip(weights.names, weights.layers, chosen, strict=True):
         check_layer(Layer((name,), layer, ""), own)
     return [in_use(layer, layer.own_points(own)) for layer, own in zip(weights.layers, chosen, strict=True)]
-
-
-def _row(found: Moments, k: int) -> Moments:
-    return Moments(*(column[k] for column in found))
 
 
 def _factor(layer: str, found: Moments, other: Moments, norms: Moments, counts: list[int], level: float) -> BatchFactor:

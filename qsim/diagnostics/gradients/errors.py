@@ -168,7 +168,7 @@ def gradient_error(
             found[name] = drawn.moments(points, count, redraw_weights=True), count
         norms = drawn.squared_norms()
     errors = tuple(
-        _error(title, name, _row(of_all, k), count, _row(norms, k), level)
+        _error(title, name, of_all.row(k), count, norms.row(k), level)
         for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
         for name, (of_all, count) in found.items()
     )
@@ -186,10 +186,6 @@ def _settings(weights: MeasuredWeights) -> dict[str, list[FivePoint]]:
 def draws_bits(points: Sequence[FivePoint]) -> bool:
     """Whether anything is rounded stochastically, so that two draws can differ."""
     return any(own.is_stochastic or own.weight_is_stochastic for own in points)
-
-
-def _row(found: Moments, k: int) -> Moments:
-    return Moments(*(column[k] for column in found))
 
 
 def _error(layer: str, point: str, found: Moments, draws: int, norms: Moments, level: float) -> GradientError:

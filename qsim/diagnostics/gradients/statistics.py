@@ -62,6 +62,10 @@ class Moments(NamedTuple):
     off: Tensor
     along: Tensor
 
+    def row(self, k: int) -> Moments:
+        """Those of one layer, where rows are layers."""
+        return Moments(*(column[k] for column in self))
+
 
 def weight_moments(means: Tensor, spread: Tensor, reference: Tensor) -> Moments:
     """The moments of one weight.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from qsim.studies.batch_size import FULL, IN_RANGE, PLAIN
-from qsim.studies.batch_size.findings import SCALES, Findings, in_points
+from qsim.studies.batch_size.findings import SCALES, Findings
 from qsim.studies.report import Claim
-from qsim.studies.statistics import Interval, above, below, difference, exponential, mean, within
+from qsim.studies.statistics import Interval, above, below, difference, exponential, in_points, mean, within
 
 #: Accuracies that differ by at most this count as equal: about what the choice of a thousand test images changes.
 _SAME = 0.01

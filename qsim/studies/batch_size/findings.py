@@ -88,8 +88,3 @@ class Findings(Results[Settings, Run]):
             for what, name in (("accuracy", self.coarse), ("accuracy", FULL), ("guessing", FULL))
         )
         return mean([(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)])
-
-
-def in_points(found: Interval) -> str:
-    """A difference of accuracies in points."""
-    return f"{found * 100:+.1f}"

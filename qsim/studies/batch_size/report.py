@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from qsim.plot import figures
 from qsim.studies.batch_size import FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy
 from qsim.studies.batch_size.claims import claims
-from qsim.studies.batch_size.findings import SCALES, Findings, in_points
+from qsim.studies.batch_size.findings import SCALES, Findings
 from qsim.studies.learners.examples import described, optimized, variant
 from qsim.studies.report import Picture, Report, Table, listed
-from qsim.studies.statistics import Interval, confidence_text, describe_bars, exponential, mean, proportion
+from qsim.studies.statistics import Interval, confidence_text, describe_bars, exponential, in_points, mean, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

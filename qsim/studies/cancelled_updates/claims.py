@@ -9,7 +9,7 @@ import numpy as np
 from qsim.studies.cancelled_updates import FULL, KAHAN, NEAREST, STOCHASTIC
 from qsim.studies.cancelled_updates.findings import Findings
 from qsim.studies.report import Claim
-from qsim.studies.statistics import Interval, above, difference, exponential, mean, within
+from qsim.studies.statistics import Interval, above, difference, exponential, in_points, mean, within
 
 #: Accuracies that differ by at most this count as equal: about what the choice of a thousand test images changes.
 _SAME = 0.01
@@ -36,7 +36,7 @@ def _late(found: Findings) -> Claim:
     return Claim(
         "Section 3.1",
         "nearest rounding cancels updates above all in the late stage of training",
-        f"{name}: {_points(gain)} points from the first to the last quarter, to {mean(found.quarter(name, NEAREST, -1)).value:.1%}",
+        f"{name}: {in_points(gain)} points from the first to the last quarter, to {mean(found.quarter(name, NEAREST, -1)).value:.1%}",
         above(gain),
         test="share of the updates that are cancelled, last quarter of the steps minus first",
         rule=_SIGN,
@@ -85,7 +85,7 @@ def _loses_accuracy(found: Findings, name: str) -> Claim:
     return Claim(
         "Table 3",
         f"nearest rounding of updates loses validation accuracy: 1.2 to 6.7 % in bf16 (here: {name})",
-        f"{_points(lost)} points lost relative to {FULL}",
+        f"{in_points(lost)} points lost relative to {FULL}",
         above(lost),
         test="test accuracy of fp32 minus that of nearest, seed by seed",
         rule=_SIGN,
@@ -119,7 +119,7 @@ def _matches(found: Findings, update: str) -> Claim:
     return Claim(
         "Table 4",
         f"{name} with {update} updates matches 32-bit training in validation accuracy",
-        f"{_points(ahead)} points relative to {FULL}",
+        f"{in_points(ahead)} points relative to {FULL}",
         within(ahead, -margin, margin) if above(lost) else None,
         test="test accuracy minus that of fp32, seed by seed",
         rule=f"yes if the interval is within {100 * _SAME:g} point, about what other test images would change, and within half "
@@ -150,13 +150,9 @@ def _memory_pays(found: Findings) -> Claim:
     return Claim(
         "Figure 5",
         "with up to twice the memory of weights, Kahan updates instead of stochastic ones gain up to 0.04 %",
-        f"{name}: {_points(ahead)} points for {found.memory(found.layers) / found.memory(0):.2f} times the memory",
+        f"{name}: {in_points(ahead)} points for {found.memory(found.layers) / found.memory(0):.2f} times the memory",
         above(ahead),
         test="test accuracy with Kahan updates minus that with stochastic ones",
         rule=_SIGN + ": any gain confirms it; these runs do not resolve 0.04 %",
         power=f"{100 * ahead.detects:.1f} points",
     )
-
-
-def _points(found: Interval) -> str:
-    return f"{found * 100:+.1f}"

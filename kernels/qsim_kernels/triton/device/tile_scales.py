@@ -17,7 +17,7 @@ from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.rounding import round_bits
-from qsim_kernels.triton.device.values import Variant, as_numbers
+from qsim_kernels.triton.device.values import Variant, as_double, as_numbers
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.quantize.kernels import NUMBERS
@@ -70,15 +70,11 @@ MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{
 
 
 @triton.jit
-def number(bits):
-    """A float64 from its bits as an integer."""
-    return bits.to(tl.int64).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def as_scale_numbers(largest, factor, spare, power, smallest, lift, grid):
     """Convert int64 arguments to `ScaleNumbers`."""
-    return ScaleNumbers(number(largest), number(factor), spare.to(tl.int64), power.to(tl.int64), number(smallest), lift.to(tl.int32), grid)
+    return ScaleNumbers(
+        as_double(largest), as_double(factor), spare.to(tl.int64), power.to(tl.int64), as_double(smallest), lift.to(tl.int32), grid
+    )
 
 
 @triton.jit

@@ -139,6 +139,12 @@ class Noise(NamedTuple):
 
 
 @triton.jit
+def as_double(bits):
+    """A float64 from its bits as an integer; in the interpreter a small integer is narrower than declared."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, WIDE: tl.constexpr):
     """Convert int64 patterns to the carrier's width; the scale to a float."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32

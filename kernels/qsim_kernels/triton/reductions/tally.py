@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels import tallies
+from qsim_kernels.carrier import double_bits
 from qsim_kernels.triton.device.blocks import as_single, load
 from qsim_kernels.triton.host.launcher import launcher
 from qsim_kernels.triton.host.layouts import flat
@@ -120,7 +121,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
     programs = -(-count // (_BLOCK * blocks))
     own_sums = torch.empty(programs, tallies.SUMS, dtype=torch.float64, device=x.device)
     single = torch.float64 not in (x.dtype, rounded.dtype) and all(map(_is_single, (low, high)))
-    others = (counts, own_sums, count, _pattern(low), _pattern(high))
+    others = (counts, own_sums, count, double_bits(low), double_bits(high))
     constants = (single, blocks, _GROUP, _BLOCK)
     launcher(tally_kernel, (x.dtype, rounded.dtype), *constants, num_warps=_WARPS)(programs, flat(x), flat(rounded), *others)
     return counts, own_sums.sum(0)
@@ -133,9 +134,3 @@ def _is_single(value: float) -> bool:
     except OverflowError:
         return False
     return found == value
-
-
-def _pattern(value: float) -> int:
-    """The bits of a float64."""
-    found: int = struct.unpack("<q", struct.pack("<d", value))[0]
-    return found

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.device.noise import words
-from qsim_kernels.triton.device.values import as_numbers
+from qsim_kernels.triton.device.values import as_double, as_numbers
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
@@ -24,12 +24,6 @@ def power(base, exponent):
         base *= base
         exponent >>= 1
     return result
-
-
-@triton.jit
-def number(bits):
-    """A float64 from its bits as an integer; under the interpreter a small integer is narrower than declared."""
-    return bits.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -64,13 +58,13 @@ def prepare_kernel(
     if lr_pointer is not None:
         rate = tl.load(lr_pointer).to(tl.float64)
     else:
-        rate = number(lr)
+        rate = as_double(lr)
     one = tl.full([LANES], 1.0, tl.float64)
     unscale = one
     if grad_scale is not None:
         unscale = one / tl.load(grad_scale).to(tl.float64)
-    beta1, beta2 = number(beta1), number(beta2)
-    decay, dampening = number(decay), number(dampening)
+    beta1, beta2 = as_double(beta1), as_double(beta2)
+    decay, dampening = as_double(decay), as_double(dampening)
     if K.decoupled and not K.in_format:
         decay = rate * decay
     root, keep1, fresh1 = one * 0, one * beta1, one - beta1
@@ -82,7 +76,7 @@ def prepare_kernel(
         beta2 = beta1
     store_factors(
         factors + lane * FACTORS, present, unscale, keep1, fresh1, beta2 * one, one - beta2, rate * one, root,
-        number(epsilon) * one, decay * one,
+        as_double(epsilon) * one, decay * one,
         tl.load(row + PRODUCTS, mask=present).to(tl.pointer_type(tl.float32)), moved > 0,
         as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, N.wide), K, N, P,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.carrier import double_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
@@ -36,7 +36,8 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     types = (params[0].dtype, step.grads[0].dtype, step.first[0].dtype if step.first else params[0].dtype)
     kind = _kind(algorithm, roundings, *types, bool(step.first), bool(step.compensations), step.grad_scale is not None)
     pointer = step.lr if step.lr.device == device else None
-    rate = 0 if pointer is not None else _bits(float(step.lr))
+    # Kernels would round numbers that are passed to them as such.
+    rate = 0 if pointer is not None else double_bits(float(step.lr))
     absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
     _preparer(algorithm, roundings, kind, types[0], absent)(
         -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
@@ -51,12 +52,6 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
             for x, own in zip(column, flattened, strict=True):
                 if own is not x:
                     x.copy_(own)
-
-
-def _bits(x: float) -> int:
-    """A float64's bits; kernels would otherwise round the numbers passed to them."""
-    bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
-    return bits
 
 
 @lru_cache(maxsize=4096)
@@ -100,7 +95,7 @@ def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, param: tor
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
     variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
-    patterns = tuple(_bits(number) for number in numbers)
+    patterns = tuple(double_bits(number) for number in numbers)
     constants = (kind, variant, _TYPES[param], _LANES)
     return launcher(prepare_kernel, absent, *patterns, *grid, *constants, num_warps=1, enable_fp_fusion=False)
 
