@@ -312,7 +312,7 @@ def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks
 
 
 def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
-    """What two layers compute in each of two steps, and their weights after it; sums of these numbers are exact."""
+    """Compute the results of two layers in each of two steps, and their weights after it; sums of these numbers are exact."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
