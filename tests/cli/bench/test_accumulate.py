@@ -40,7 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     ("option", "value", "message"),
     [
         ("--accumulators", ",", "at least one"),
-        ("--accumulators", "Aligned(4, 13, operands=('e2m1',))", "operands=('e2m1',)) takes none of bf16, fp16, e4m3, fp32"),
+        ("--accumulators", "Promoted(Aligned(4, 13, operands=('e3m0',)), 16)", "takes none of bf16, fp16, e4m3, e4m3fnuz, e2m1, fp32"),
         ("--size", "none", "--size"),
     ],
 )
