@@ -87,6 +87,7 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "einsum": (lambda m, x: torch.einsum("bi,eij->ebj", x, m.stack), lambda m, x: of_each(m, x)),
     "einsum, transposed": (lambda m, x: torch.einsum("ij,...j->i...", m.w, x), lambda m, x: rounded(x, m.w).mT),
     "einsum without a result": (lambda m, x: torch.einsum("ki,ij", x, m.w).mT, lambda m, x: rounded(x, m.w.mT)),
+    "einsum by positions": (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), lambda m, x: rounded(x, m.w.mT)),
     "einsum of lists": (lambda m, x: torch.einsum("...k,kj", [x, m.w]), lambda m, x: rounded(x, m.w.mT)),
     "conv1d": (
         lambda m, x: F.conv1d(x.T[None], m.stack[:2].mT, padding=1),
@@ -221,6 +222,33 @@ def test_activations_and_buffers() -> None:
     twice = functional.matmul(functional.matmul(x, x.mT, NEAREST), x, NEAREST)
     assert same_bits(model(x), attention + twice @ model.fixed)
     assert {p.reason for p in qsim.coverage(model, x).products} == {"", "not a layer: mm on the buffer fixed"}
+
+
+#: Calls that are left alone, because they are no products of two matrices, or have no parameter.
+LEFT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "einsum of a diagonal": lambda m, x: torch.einsum("bi,ii->bi", x, m.w),
+    "einsum of one operand": lambda m, x: torch.einsum("bi->b", x),
+    "einsum of activations": lambda m, x: torch.einsum("bi,ci,ij->bj", x, x * 2, m.w),
+    "a bilinear form of activations": lambda m, x: F.bilinear(x, x, x[:3, :, None] * x[0]),
+    "a convolution by an activation": lambda m, x: F.conv1d(x[None], x[:, :, None].mT.reshape(4, 5, 1)),
+}
+
+
+@pytest.mark.parametrize("way", LEFT)
+def test_other_calls_are_torchs(way: str) -> None:
+    model = made(LEFT[way])
+    own, plain = (results(call, model, inputs()) for call in (model, lambda x: LEFT[way](model, x)))
+    assert len(own) > 1
+    assert all(map(same_bits, own, plain))
+
+
+def test_a_convolution_by_an_activation_is_rounded_on_request() -> None:
+    model = qsim.convert(made(LEFT["a convolution by an activation"]), NEAREST, calls="all")
+    x = inputs()
+    kernel = x[:, :, None].mT.reshape(4, 5, 1)
+    points = FivePoint("e4m3", "e4m3", "same", "same", "e5m2")
+    assert same_bits(model(x), functional.conv1d(x[None], kernel, points=points))
+    assert qsim.coverage(model, inputs()).share == 1
 
 
 @pytest.mark.parametrize("kind", ["parameters", "all"])
