@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from qsim.formats.dtypes import FLOATS
@@ -33,9 +34,7 @@ class Weight(NamedTuple):
 
 def weight_of(x: Any) -> Weight | None:
     """How a tensor is rounded that comes from a parameter; `None` if it does not, or if the module that has it is left alone."""
-    parameter = parameter_of(x)
-    if parameter is None and isinstance(x, Tensor) and any(base_of_view(x) is own for own in running.modules[-1]._parameters.values()):
-        parameter = base_of_view(x)  # torch.func.functional_call replaces parameters by other tensors
+    parameter = _parameter(x)
     if parameter is None or parameter.dtype not in FLOATS:
         return None
     found = _searched(parameter) if torch.compiler.is_compiling() else _known(parameter)
@@ -74,10 +73,35 @@ def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
     if calls is None or not calls.of_activations or a.dtype not in FLOATS or b.dtype not in FLOATS:
         return None
     constants = list(module._buffers.values())
-    if any(parameter_of(x) is not None or any(base_of_view(x) is constant for constant in constants) for x in (a, b)):
+    if any(_parameter(x) is not None or any(base_of_view(x) is constant for constant in constants) for x in (a, b)):
         return None
     observers.enter_call(module, "")
     return calls.points
+
+
+def _parameter(x: Any) -> Tensor | None:
+    """The parameter that a tensor comes from, or the tensor that `torch.func.functional_call` has put in its place."""
+    found = parameter_of(x)
+    return base_of_view(x) if found is None and isinstance(x, Tensor) and _replaces(base_of_view(x)) else found
+
+
+def _replaces(x: Tensor) -> bool:
+    """Whether a tensor is in the place of a parameter of the running modules."""
+    if any(x is own for own in running.modules[-1]._parameters.values()):
+        return True
+    # A search takes long, and compilers would trace all of it.
+    return not torch.compiler.is_compiling() and x.shape in _shapes(running.modules[0]) and _searched(x) is not None
+
+
+def _shapes(model: nn.Module) -> set[torch.Size]:
+    """The shapes of a model's parameters, which their replacements have as well."""
+    found = _known_shapes.get(model)
+    if found is None:
+        found = _known_shapes[model] = {parameter.shape for parameter in model.parameters() if not is_lazy(parameter)}
+    return found
+
+
+_known_shapes: weakref.WeakKeyDictionary[nn.Module, set[torch.Size]] = weakref.WeakKeyDictionary()
 
 
 def _searched(parameter: Tensor) -> tuple[nn.Module, str] | None:

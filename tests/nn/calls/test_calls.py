@@ -352,6 +352,19 @@ def test_functional_calls_round_other_tensors_in_place_of_parameters() -> None:
     assert same_bits(gradient, torch.autograd.grad(rounded(rounded(x, others["part.weight"], others["part.bias"]), w.T).sum(), w)[0])
 
 
+@pytest.mark.parametrize("calls", ["parameters", "all"])
+def test_functional_calls_round_with_the_weights_of_other_modules(calls: Any) -> None:
+    """As a head does that is tied to an embedding."""
+    model = qsim.convert(Calls(lambda m, x: x @ m.table.weight.T, table=nn.Embedding(6, 4)), NEAREST, calls=calls)
+    x, others = inputs(), {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    assert same_bits(torch.func.functional_call(model, others, (x,)), rounded(x, others["table.weight"]))
+    gradient = torch.func.grad(lambda own: torch.func.functional_call(model, own, (x,)).sum())(others)["table.weight"]
+    table = others["table.weight"].clone().requires_grad_()
+    assert same_bits(gradient, torch.autograd.grad(rounded(x, table).sum(), table)[0])
+    each = torch.func.vmap(lambda row: torch.func.functional_call(model, others, (row,)))(x)
+    assert same_bits(each, rounded(x, others["table.weight"]))
+
+
 def test_an_error_leaves_no_mode_behind() -> None:
     def fails(m: Any, x: Tensor) -> Tensor:
         raise KeyboardInterrupt
