@@ -135,12 +135,16 @@ class RemembersAmaxes(nn.Module):
         refuse_scripting(type(self).__name__, has_points=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RemembersAmaxes:
-        """Move histories along with the layer, but keep their dtype when the layer's changes."""
+        """Move histories along with the layer, but keep their dtype when the layer's changes; those on the meta device start empty."""
         own = {id(self.get_buffer(name)) for history in histories_of(self).values() for name in history.names}
 
         def moved(x: Tensor) -> Tensor:
             found = fn(x)
-            return x.to(found.device) if id(x) in own and found.dtype != x.dtype else found
+            if id(x) not in own:
+                return found
+            if x.is_meta and not found.is_meta:  # `to_empty` does not initialize memory
+                return torch.zeros_like(found, dtype=x.dtype)
+            return x.to(found.device) if found.dtype != x.dtype else found
 
         super()._apply(moved if own else fn, recurse)  # type: ignore[no-untyped-call]
         return self

@@ -250,6 +250,16 @@ def test_histories_keep_their_dtype() -> None:
     assert float(layer.act_amaxes[0]) == float(x.abs().max())
 
 
+def test_histories_of_the_meta_device_start_empty() -> None:
+    """torch's `to_empty` leaves in memory what was there before."""
+    with torch.device("meta"):
+        layer = linear(act=spec())
+    moved = layer._apply(lambda x: torch.full_like(x, 7, device="cpu"))
+    assert (moved.act_amaxes == 0).all()
+    assert int(moved.act_recorded) == 0
+    assert (moved.weight == 7).all()
+
+
 @pytest.mark.parametrize("name", ["Conv2d", "Embedding", "Quantize"])
 def test_other_modules(name: str) -> None:
     if name == "Conv2d":
