@@ -54,7 +54,8 @@ class FivePointModule(RemembersAmaxes):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer, as every module; a module that rounds its own calls does not round this layer's."""
-        return paused(super().__call__, *args, **kwargs) if running.modules else super().__call__(*args, **kwargs)
+        call = nn.Module.__call__  # not `super()`'s: torch.compile keeps this method, also when the layer is reverted
+        return paused(call, self, *args, **kwargs) if running.modules else call(self, *args, **kwargs)
 
     @classmethod
     def own_points(cls, points: FivePoint) -> FivePoint:

@@ -46,8 +46,6 @@ def choose(
     reasons = [_reason(layer, calls) or ("" if asked_for.get(layer.by_default, True) else layer.by_default) for layer in known]
     left = [(layer, reason) for layer, reason in zip(known, reasons, strict=True) if reason]
     usable = [layer for layer, reason in zip(known, reasons, strict=True) if not reason]
-    if not usable:
-        warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
     points_of = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
     excluded = patterns_of_modules("exclude", exclude or (), model)
@@ -57,7 +55,10 @@ def choose(
         found = [(layer, points_of(layer)) for layer in meant if not matches(layer.names, excluded)]
         return [(layer, own) for layer, own in found if own is not None]
 
-    chosen, calling = chosen_of(usable), chosen_of(callers(model, known, calls))
+    others = callers(model, known, calls)
+    if not usable and not others:
+        warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
+    chosen, calling = chosen_of(usable), chosen_of(others)
     if isinstance(points, Recipe):
         chosen = _keep_ends(chosen, usable, points)
         calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
