@@ -288,6 +288,17 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
 
 
+def test_compiled_models_leave_delayed_scales_to_eager_code() -> None:
+    """They resume after them, and must not compile the operators that run in between."""
+    model = nn.Sequential(linear(act=spec(), weight=spec()), nn.ReLU())
+    compiled, x = copy.deepcopy(model), torch.randn(4, 8)
+    torch._dynamo.reset()
+    call = torch.compile(compiled, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(call(x), model(x))
+    assert all(map(torch.equal, compiled.state_dict().values(), model.state_dict().values()))
+
+
 def test_non_finite_values_stay_visible() -> None:
     spec = qsim.Quantizer("e4m3", scale=Delayed(4))
     layer = qsim.nn.Linear(2, 1, bias=False, points=qsim.FivePoint(act=spec, grad=spec))

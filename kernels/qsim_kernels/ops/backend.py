@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from qsim_kernels.grid import Grid, Mode, Rule, read
 
@@ -30,6 +31,8 @@ class OperatorLibrary(torch.library.Library):
     def impl(self, op_name: Any, fn: Any, dispatch_key: Any = "", **options: Any) -> Any:
         """Register the implementation of an operator for a dispatch key."""
         self._functions[op_name, dispatch_key] = fn
+        # Dynamo must not compile what runs between two compiled pieces of code: numbers are addresses there, and backends are imported.
+        set_code_exec_strategy(getattr(fn, "__func__", fn).__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
         return super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
     def implementation(self, name: str, backend: str) -> Callable[..., Any]:
