@@ -151,12 +151,16 @@ def _has_all(fmt: Format, x: Tensor) -> bool:
 class Accumulated(torch.autograd.Function):
     """The product, with the gradients of an exact one."""
 
+    # `torch.func` needs the two apart.
     @staticmethod
     def forward(  # noqa: D102 (torch's own)
-        ctx: Any, a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, chip: str
+        a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, chip: str
     ) -> Tensor:
-        ctx.save_for_backward(a, b)
         return accumulated(a, b, seed, how, stream, offset, chip=chip)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102 (torch's own)
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)

@@ -166,6 +166,15 @@ def test_its_gradient_is_that_of_the_exact_product(shapes: tuple[tuple[int, ...]
     assert half.grad.dtype == torch.bfloat16
 
 
+def test_torch_func_takes_its_gradient() -> None:
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2)
+
+    def loss(a: torch.Tensor) -> torch.Tensor:
+        return qsim.matmul(a, b, Rounded("e5m2")).square().sum()
+
+    assert torch.equal(torch.func.grad(loss)(a.detach()), torch.autograd.grad(loss(a), a)[0])
+
+
 def test_results_are_float32_unless_the_format_needs_more() -> None:
     a, b = torch.full((1, 2), 3.0**10), torch.full((2, 1), 3.0**10)
     assert qsim.matmul(a.bfloat16(), b.bfloat16(), "Rounded('bf16')").dtype == torch.float32
