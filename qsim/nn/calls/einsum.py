@@ -46,7 +46,10 @@ def _product(a: Tensor, of_a: str, b: Tensor, of_b: str, later: set[str]) -> tup
     summed = "".join(label for label in shared if label not in later)
     rows = "".join(label for label in of_a if label not in shared)
     columns = "".join(label for label in of_b if label not in shared)
-    sizes = dict(zip(of_b, b.shape, strict=True)) | dict(zip(of_a, a.shape, strict=True))
+    sizes = dict(zip(of_b, b.shape, strict=True)) | {
+        label: n for label, n in zip(of_a, a.shape, strict=True) if n != 1 or label not in of_b
+    }
+    a, b = (x.expand([sizes[label] for label in own]) for x, own in ((a, of_a), (b, of_b)))  # of shared dimensions one may be 1
     left = _arranged(a, of_a, (batch, rows, summed))
     right = _arranged(b, of_b, (batch, summed, columns))
     found = multiply(left, right, *weights)

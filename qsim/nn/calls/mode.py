@@ -21,13 +21,28 @@ from qsim.nn.calls.weights import follow
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
+#: The names of the operands of products, and of sums with one.
+_OPERANDS = {"matmul": ("input", "other"), "mm": ("input", "mat2"), "bmm": ("input", "mat2"), "mv": ("input", "vec")}
+_SUMMANDS = {"addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "batch2"), "addmv": ("input", "mat", "vec")}
+
+
+def _by_name(product: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """A product whose operands may also be given by their names in a function of torch."""
+
+    def of_operands(*args: Any, **kwargs: Any) -> Any:
+        operands = [*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs]]
+        return product(*operands, **{name: value for name, value in kwargs.items() if name not in names})
+
+    return of_operands
+
+
 #: The functions that are rounded.
 PRODUCTS: dict[Any, Callable[..., Any]] = {
     F.linear: products.linear,
-    **{function: products.matmul for space in (torch, Tensor) for function in (space.matmul, space.mm, space.bmm, space.mv)},
+    **{getattr(space, name): _by_name(products.matmul, own) for space in (torch, Tensor) for name, own in _OPERANDS.items()},
     Tensor.__matmul__: products.matmul,
     torch.linalg.matmul: products.matmul,
-    **{function: products.add_product for space in (torch, Tensor) for function in (space.addmm, space.baddbmm, space.addmv)},
+    **{getattr(space, name): _by_name(products.add_product, own) for space in (torch, Tensor) for name, own in _SUMMANDS.items()},
     torch.einsum: einsum,
     torch._grouped_mm: products.grouped,
     F.bilinear: products.bilinear_form,

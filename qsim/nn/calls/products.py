@@ -30,9 +30,9 @@ from qsim.scaling import Blocks, Scaling, Tiles
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`torch.nn.functional.linear`."""
     own = weight_of(weight)
-    if own is not None:
+    if own is not None and weight.dim() > 1:
         return functional.linear(input, weight, bias, own.points, stream=own.stream)
-    product = matmul(input, weight.mT)
+    product = matmul(input, weight.mT if weight.dim() > 1 else weight)
     return product if product is None or bias is None else product + bias
 
 
@@ -81,7 +81,9 @@ def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
 def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
     """`torch.addmm`, and its forms for batches and vectors."""
     product = matmul(a, b)
-    return None if product is None else product * alpha + input * beta
+    if product is None:
+        return None
+    return product * alpha if beta == 0 else product * alpha + input * beta  # if it is 0, the input may be uninitialized memory
 
 
 def grouped(

@@ -79,6 +79,16 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "a vector first": (lambda m, x: torch.matmul(x[0], m.w), lambda m, x: rounded(x[:1], m.w.mT)[0]),
     "by a vector": (lambda m, x: torch.matmul(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
     "addmm": (lambda m, x: torch.addmm(m.bias, x, m.w, alpha=2), lambda m, x: rounded(x, m.w.mT) * 2 + m.bias),
+    "linear, by a vector": (lambda m, x: F.linear(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
+    "addmm, by name, to nothing": (
+        lambda m, x: torch.addmm(torch.full((4,), torch.nan), mat1=x, mat2=m.w, beta=0),
+        lambda m, x: rounded(x, m.w.mT),
+    ),
+    "baddbmm, by name": (
+        lambda m, x: m.bias.expand(3, 1, 4).baddbmm(batch1=x.expand(3, *x.shape), batch2=m.stack),
+        lambda m, x: of_each(m, x) + m.bias,
+    ),
+    "mm, by name": (lambda m, x: x.mm(mat2=m.w), lambda m, x: rounded(x, m.w.mT)),
     "an expert": (lambda m, x: F.linear(x, m.stack[1]), lambda m, x: rounded(x, m.stack[1])),
     "a cast": (lambda m, x: F.linear(x.double(), m.w.double()), lambda m, x: rounded(x.double(), m.w.double())),
     "computed": (lambda m, x: x @ (m.w * m.bias).exp(), lambda m, x: rounded(x, (m.w * m.bias).exp().mT)),
@@ -89,6 +99,10 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "einsum without a result": (lambda m, x: torch.einsum("ki,ij", x, m.w).mT, lambda m, x: rounded(x, m.w.mT)),
     "einsum by positions": (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), lambda m, x: rounded(x, m.w.mT)),
     "einsum of lists": (lambda m, x: torch.einsum("...k,kj", [x, m.w]), lambda m, x: rounded(x, m.w.mT)),
+    "einsum, sizes of 1": (
+        lambda m, x: torch.einsum("...bi,...ij->...bj", x.expand(2, 1, *x.shape), m.stack[None]),
+        lambda m, x: torch.stack([of_each(m, x), of_each(m, x)]),
+    ),
     "conv1d": (
         lambda m, x: F.conv1d(x.T[None], m.stack[:2].mT, padding=1),
         lambda m, x: functional.conv1d(x.T[None], m.stack[:2].mT, padding=1, points=NEAREST),
