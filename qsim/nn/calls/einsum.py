@@ -1,9 +1,10 @@
-"""`torch.einsum` as products of batches of matrices."""
+"""`torch.einsum`, `tensordot` and `inner` as products of batches of matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +33,21 @@ def einsum(equation: Any, *given: Any) -> Tensor | None:
             return None
         first, of_first = found
     return first.permute([of_first.index(label) for label in result])
+
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor | None:
+    """`torch.tensordot`, whose dimensions are a number or two lists."""
+    given = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+    of_a, of_b = ascii_letters[: a.dim()], list(ascii_letters[a.dim() : a.dim() + b.dim()])
+    for i, j in zip(*given, strict=True):
+        of_b[j] = of_a[i]
+    once = [label for label in (*of_a, *of_b) if (label in of_a) != (label in of_b)]
+    return einsum(f"{of_a},{''.join(of_b)}->{''.join(once)}", a, b)
+
+
+def inner(input: Tensor, other: Tensor) -> Tensor | None:
+    """`torch.inner`, over the last dimension of both."""
+    return tensordot(input, other, ([-1], [-1])) if input.dim() and other.dim() else None
 
 
 def _product(a: Tensor, of_a: str, b: Tensor, of_b: str, later: set[str]) -> tuple[Tensor, str] | None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from qsim.functional.bodies import body
 from qsim.nn import functional
 from qsim.nn.calls import products, recurrent
-from qsim.nn.calls.einsum import einsum
+from qsim.nn.calls.einsum import einsum, inner, tensordot
 from qsim.nn.calls.running import PausedInLayers, running, without_inner_rounding
 from qsim.nn.calls.weights import follow
 
@@ -44,6 +44,8 @@ PRODUCTS: dict[Any, Callable[..., Any]] = {
     torch.linalg.matmul: products.matmul,
     **{getattr(space, name): _by_name(products.add_product, own) for space in (torch, Tensor) for name, own in _SUMMANDS.items()},
     torch.einsum: einsum,
+    torch.tensordot: tensordot,
+    **{space.inner: _by_name(inner, ("input", "other")) for space in (torch, Tensor)},
     torch._grouped_mm: products.grouped,
     F.bilinear: products.bilinear_form,
     F.scaled_dot_product_attention: products.attention,
@@ -94,8 +96,8 @@ class ProductCallsMode(PausedInLayers):
             with self:
                 return _ATTENTION(*args, **given)
         product = PRODUCTS.get(func)
-        if product is not None and "out" not in given:
-            rounded = without_inner_rounding(product, *args, **given)
+        if product is not None and given.get("out") is None:
+            rounded = without_inner_rounding(product, *args, **{name: value for name, value in given.items() if name != "out"})
             if rounded is not None:
                 return rounded
         result = func(*args, **given)

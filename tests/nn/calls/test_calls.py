@@ -88,7 +88,7 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
         lambda m, x: m.bias.expand(3, 1, 4).baddbmm(batch1=x.expand(3, *x.shape), batch2=m.stack),
         lambda m, x: of_each(m, x) + m.bias,
     ),
-    "mm, by name": (lambda m, x: x.mm(mat2=m.w), lambda m, x: rounded(x, m.w.mT)),
+    "mm, by name": (lambda m, x: torch.mm(x, mat2=m.w, out=None), lambda m, x: rounded(x, m.w.mT)),
     "an expert": (lambda m, x: F.linear(x, m.stack[1]), lambda m, x: rounded(x, m.stack[1])),
     "a cast": (lambda m, x: F.linear(x.double(), m.w.double()), lambda m, x: rounded(x.double(), m.w.double())),
     "computed": (lambda m, x: x @ (m.w * m.bias).exp(), lambda m, x: rounded(x, (m.w * m.bias).exp().mT)),
@@ -103,6 +103,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
         lambda m, x: torch.einsum("...bi,...ij->...bj", x.expand(2, 1, *x.shape), m.stack[None]),
         lambda m, x: torch.stack([of_each(m, x), of_each(m, x)]),
     ),
+    "tensordot": (lambda m, x: torch.tensordot(x, m.w, ([-1], [0])), lambda m, x: rounded(x, m.w.mT)),
+    "inner": (lambda m, x: x.inner(m.w), lambda m, x: rounded(x, m.w)),
     "conv1d": (
         lambda m, x: F.conv1d(x.T[None], m.stack[:2].mT, padding=1),
         lambda m, x: functional.conv1d(x.T[None], m.stack[:2].mT, padding=1, points=NEAREST),
