@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "accumulators",
         help="list how matrix units of chips add, or show one",
-        description="Lists the named accumulators.\nWith NAME: that accumulator's steps, and the source of its model.",
+        description="List the named accumulators.\nWith NAME: that accumulator's steps, and the source of its model.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

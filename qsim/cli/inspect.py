@@ -43,7 +43,7 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "inspect",
         help="show a number in a format under each rounding",
-        description="Shows a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
+        description="Show a number's neighbours in a format, what each rounding makes of it, and the codes.\n"
         "The number counts as written: 0.3 is three tenths, not the float32 next to it.\n"
         "In a block format the numbers are one block: each is shown divided by the scale that this block gets.",
         epilog=_EXAMPLES,
