@@ -16,6 +16,7 @@ from qsim.accumulators.names import sum_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
 from qsim.functional.arguments import draw_seed
+from qsim.functional.results import not_a_view
 from qsim.functional.tracing import not_scriptable, refuse_tracing
 from qsim_kernels.ops.accumulate import OPERANDS
 
@@ -156,7 +157,7 @@ class Accumulated(torch.autograd.Function):
     def forward(  # noqa: D102 (torch's own)
         a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, chip: str
     ) -> Tensor:
-        return accumulated(a, b, seed, how, stream, offset, chip=chip)
+        return not_a_view(accumulated(a, b, seed, how, stream, offset, chip=chip))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102 (torch's own)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.quantizer import Point, Quantizer, short
+from qsim.functional.results import changeable, not_a_view
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
@@ -55,7 +56,9 @@ class Quantize(RemembersAmaxes):
         stochastic = self.backward_point.rounding.is_stochastic
         seed = seeds.seed_tensor(None, None, input.device) if stochastic else None
         point = self._in_use("backward_point")
-        return _RoundGradient.apply(result, seed, point)  # type: ignore[no-any-return,no-untyped-call]
+        function = _RoundGradient if result is input else _RoundGradientOfOwn
+        found = function.apply(result, seed, point)  # type: ignore[no-untyped-call]
+        return found if result is input else changeable(found)
 
     def _in_use(self, name: str) -> Quantizer | None:
         """A point, with its history if it has one."""
@@ -112,3 +115,11 @@ class _RoundGradient(torch.autograd.Function):
         if ctx.observer is not None:
             ctx.observer.rounds(site, g, seed)
         return site.round(operators(g), g, seed, g.dtype)[0], None, None
+
+
+class _RoundGradientOfOwn(_RoundGradient):
+    """The same of a tensor that nothing else uses, so that the result may be changed in place."""
+
+    @staticmethod
+    def forward(x: Tensor, seed: Tensor | None, point: Quantizer) -> Tensor:
+        return not_a_view(x.view_as(x))

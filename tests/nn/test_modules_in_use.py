@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim import Quantizer
+from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
 from support.module_cases import FEW, NEAREST, NOISY, ModuleCase, few
@@ -178,3 +178,16 @@ def test_converting_a_compiled_model_takes_effect() -> None:
     assert same_bits(compiled(x), functional.linear(x, model[0].weight, model[0].bias, NEAREST))
     qsim.revert(model)
     assert same_bits(compiled(x), before)
+
+
+@pytest.mark.parametrize("points", ["e4m3", "fp32", Quantizer("e4m3", scale="tensor")], ids=["e4m3", "fp32", "scaled"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_results_may_be_changed_in_place(points: Any, compiled: bool) -> None:
+    """As by an activation in place, or by adding a residual to it; the gradient is that of the same out of place."""
+    own = qsim.nn.Linear(4, 4, points=FivePoint(act=points, weight=points, act_bwd="same", weight_bwd="same"))
+    between = qsim.nn.Quantize("e4m3", "e5m2")
+    in_place, usual = (nn.Sequential(own, nn.ReLU(inplace), between, nn.ReLU(inplace)) for inplace in (True, False))
+    torch._dynamo.reset()
+    call = torch.compile(in_place, backend="aot_eager", fullgraph=True) if compiled else in_place
+    x = torch.randn(2, 3, 4)
+    assert all(map(same_bits, gradients(own, call, x), gradients(own, usual, x)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from qsim.functional.results import changeable, not_a_view
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
@@ -64,9 +65,9 @@ def product_with_seeds(
     # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
     apply = FivePointProduct.apply if plan.ops is DISPATCHED else _apply
     if not autocasts(a.device):
-        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups)  # type: ignore[no-any-return,no-untyped-call]
+        return changeable(apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups))  # type: ignore[no-untyped-call]
     with without_autocast(a.device):
-        return apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups)  # type: ignore[no-any-return,no-untyped-call]
+        return changeable(apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled(), groups))  # type: ignore[no-untyped-call]
 
 
 class FivePointProduct(torch.autograd.Function):
@@ -106,7 +107,7 @@ class FivePointProduct(torch.autograd.Function):
             how = plan.arithmetic(ops, 0, left_a, left_w, seed)
         if groups is not None:
             how = how._replace(groups=groups)
-        return plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how)
+        return not_a_view(plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, how))
 
     @staticmethod
     @refuses_double_backward
