@@ -86,7 +86,7 @@ def _parameter(x: Any) -> Tensor | None:
 
 
 def _replaces(x: Tensor) -> bool:
-    """Whether a tensor is in the place of a parameter of the running modules."""
+    """Whether a tensor replaces a parameter of the running modules."""
     if any(x is own for own in running.modules[-1]._parameters.values()):
         return True
     # A search takes long, and compilers would trace all of it.
