@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def not_a_view(x: Tensor) -> Tensor:
-    """What an autograd function returns: a result in memory of its own, without the view that it is of."""
+    """A result in memory of its own, without the view that it is of: what an autograd function returns."""
     if torch.compiler.is_compiling() or not x._is_view():
         return x
     return torch.ops.aten._unsafe_view.default(x, x.shape)  # type: ignore[no-any-return]
