@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -288,11 +288,19 @@ def test_compiled_code_says_what_it_cannot_do() -> None:
         torch.compile(layer, fullgraph=True)(torch.randn(2, 8))
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Let Dynamo forget what it has compiled: after a graph break inside a loop it skips `nn.Sequential` for the rest of the process."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_models_leave_delayed_scales_to_eager_code() -> None:
     """They resume after them, and must not compile the operators that run in between."""
     model = nn.Sequential(linear(act=spec(), weight=spec()), nn.ReLU())
     compiled, x = copy.deepcopy(model), torch.randn(4, 8)
-    torch._dynamo.reset()
     call = torch.compile(compiled, backend="aot_eager")
     for _ in range(2):
         assert torch.equal(call(x), model(x))
