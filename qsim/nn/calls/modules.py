@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import nn
 
 from qsim.nn.calls.mode import ProductCallsMode
@@ -49,6 +50,8 @@ def _in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
         try:
             if len(running.modules) > 1:
                 return cls.forward(self, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                running.shapes = None  # since the last run, parameters may have been resized
             with _mode:
                 return cls.forward(self, *args, **kwargs)
         finally:

@@ -90,18 +90,14 @@ def _replaces(x: Tensor) -> bool:
     if any(x is own for own in running.modules[-1]._parameters.values()):
         return True
     # A search takes long, and compilers would trace all of it.
-    return not torch.compiler.is_compiling() and x.shape in _shapes(running.modules[0]) and _searched(x) is not None
+    return not torch.compiler.is_compiling() and x.shape in _shapes() and _searched(x) is not None
 
 
-def _shapes(model: nn.Module) -> set[torch.Size]:
-    """The shapes of a model's parameters, which their replacements have as well."""
-    found = _known_shapes.get(model)
-    if found is None:
-        found = _known_shapes[model] = {parameter.shape for parameter in model.parameters() if not is_lazy(parameter)}
-    return found
-
-
-_known_shapes: weakref.WeakKeyDictionary[nn.Module, set[torch.Size]] = weakref.WeakKeyDictionary()
+def _shapes() -> set[torch.Size]:
+    """The shapes of the parameters of the outermost running module, which their replacements have as well."""
+    if running.shapes is None:
+        running.shapes = {parameter.shape for parameter in running.modules[0].parameters() if not is_lazy(parameter)}
+    return running.shapes
 
 
 def _searched(parameter: Tensor) -> tuple[nn.Module, str] | None:

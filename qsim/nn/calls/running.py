@@ -19,11 +19,13 @@ class _Running(threading.local):
     Attributes:
         modules: The modules whose calls are rounded, the innermost last.
         is_rounding: Whether qsim computes a product, whose own calls of torch stay as they are.
+        shapes: The shapes of the parameters of the outermost module, once a call in its run has asked for them.
     """
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.is_rounding = False
+        self.shapes: set[torch.Size] | None = None
 
 
 running = _Running()

@@ -14,51 +14,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import qsim
-from qsim import FivePoint, Quantizer, scaling
+from qsim import FivePoint, Quantizer
 from qsim.nn import functional
 from support.comparing import same_bits
-from support.roundings import nearest
+from support.multiplying import NEAREST, Calls, inputs, made, results, rounded
 
-NEAREST = FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same", grad="e5m2")
 NOISY = FivePoint(*[Quantizer("e2m1", "stochastic")] * 5)
-
-
-class Calls(nn.Module):
-    """A module that multiplies by a function of itself and its input."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4, 4))
-        self.stack = nn.Parameter(torch.randn(3, 4, 4))
-        self.bias = nn.Parameter(torch.randn(4))
-        self.register_buffer("fixed", torch.randn(4, 4))
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-def made(function: Callable[[Any, Tensor], Tensor], points: Any = NEAREST, **parts: nn.Module) -> Any:
-    torch.manual_seed(0)
-    return qsim.convert(Calls(function, **parts), points)
-
-
-def inputs(*shape: int) -> Tensor:
-    return torch.randn(*(shape or (5, 4)), generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-def results(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:
-    """A result, and the gradients of the input and of all parameters that it depends on."""
-    torch.manual_seed(2)
-    y = call(x)
-    found = torch.autograd.grad(y.square().sum(), [x, *model.parameters()], allow_unused=True)
-    return [y.detach(), *(gradient for gradient in found if gradient is not None)]
-
-
-def rounded(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return functional.linear(x, w, bias, NEAREST)
 
 
 def bmm(own: Any, x: Tensor) -> Tensor:
@@ -126,43 +87,6 @@ def test_products_with_parameters_are_those_of_layers(way: str) -> None:
     assert all(map(same_bits, plain, results(lambda x: call(model, x), model, inputs())))
 
 
-@pytest.mark.parametrize("ends", [(2, 2, 7), (3, 5, 6)])
-def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) -> None:
-    """The second group of the first case has no rows. The last row of the second case is in no group: it has no result, nor a gradient."""
-    offs = torch.tensor(ends, dtype=torch.int32)
-    function = getattr(F, "grouped_mm", torch._grouped_mm)
-    torch.manual_seed(0)
-    model: Any = Calls(lambda m, x: function(x, m.stack.mT, offs=offs)[: ends[-1]])
-    model.stack = nn.Parameter(torch.randn(3, 8, 16))
-    qsim.convert(model, NEAREST)
-
-    def written_out(x: Tensor) -> Tensor:
-        starts = (0, *ends[:-1])
-        return torch.cat([rounded(x[a:b], w) for a, b, w in zip(starts, ends, model.stack, strict=True)])
-
-    (y, of_x, of_w), expected = (results(of, model, inputs(7, 16)) for of in (model, written_out))
-    own = y, of_x[: ends[-1]], of_w
-    assert all(torch.allclose(a, b[: len(a)], rtol=1e-6, atol=1e-6) for a, b in zip(own, expected, strict=True))
-    assert qsim.coverage(model, inputs(7, 16)).share == 1
-
-
-def test_grouped_products_have_one_dtype_under_autocast() -> None:
-    """Whether groups have scales of their own, and are multiplied one by one, or not."""
-    offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
-    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.Blocks(8)))):
-        model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs))
-        model.stack = nn.Parameter(torch.randn(3, 8, 16))
-        with torch.autocast("cpu", torch.bfloat16):
-            found.add(qsim.convert(model, points)(inputs(7, 16)).dtype)
-    assert found == {torch.bfloat16}
-
-
-def test_torch_learns_of_grouped_products_once() -> None:
-    made(lambda m, x: x)
-    made(lambda m, x: x)
-    assert torch.overrides.get_overridable_functions()[torch].count(torch._grouped_mm) == 1
-
-
 def test_modules_keep_their_own_names() -> None:
     class Remembering(nn.Module):
         def __init__(self) -> None:
@@ -179,38 +103,6 @@ def test_modules_keep_their_own_names() -> None:
     model: Any = qsim.convert(Remembering(), NEAREST)
     assert torch.allclose(model(inputs(2, 4)), rounded(inputs(2, 4), model.w.mT), rtol=1e-6, atol=1e-6)
     assert qsim.revert(model).histories == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("recipe", ["nearest_everywhere('e4m3')", "fp8_hybrid", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4", "int8"])
-def test_the_host_does_not_wait_for_the_ends_of_groups(recipe: str) -> None:
-    """Torch raises an error where the host waits for the GPU. Sums in another order differ in the last bits of bfloat16."""
-    torch.manual_seed(0)
-    points = nearest(qsim.recipes.resolve(recipe).points)
-    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=m.ends))
-    model.stack = nn.Parameter(torch.randn(3, 32, 64))
-    model.ends = torch.tensor([20, 20, 56], dtype=torch.int32, device="cuda")
-    qsim.convert(model.cuda().bfloat16(), points)
-    x = inputs(56, 64).detach().cuda().bfloat16().requires_grad_()
-    g = torch.randn(56, 32, device="cuda", dtype=torch.bfloat16)
-
-    def results(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        y = call(x)
-        return [y.detach(), *torch.autograd.grad(y, [x, model.stack], g)]
-
-    results(model)  # the first call compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        own = results(model)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    groups = ((0, 20), (20, 20), (20, 56))
-    expected = results(
-        lambda x: torch.cat([functional.linear(x[a:b], w, None, points) for (a, b), w in zip(groups, model.stack, strict=True)])
-    )
-    for a, b in zip(own, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
 
 
 def test_bilinear_layers() -> None:
@@ -379,6 +271,9 @@ def test_functional_calls_round_with_the_weights_of_other_modules(calls: Any) ->
     assert same_bits(gradient, torch.autograd.grad(rounded(x, table).sum(), table)[0])
     each = torch.func.vmap(lambda row: torch.func.functional_call(model, others, (row,)))(x)
     assert same_bits(each, rounded(x, others["table.weight"]))
+    model.table.weight = nn.Parameter(torch.randn(9, 4))  # a larger vocabulary
+    others["table.weight"] = torch.randn(9, 4)
+    assert same_bits(torch.func.functional_call(model, others, (x,)), rounded(x, others["table.weight"]))
 
 
 def test_an_error_leaves_no_mode_behind() -> None:
@@ -402,13 +297,3 @@ def test_compiled_code_gives_the_same_bits() -> None:
     model = made(calls, FivePoint(act="e4m3", weight=Quantizer("e2m1", "stochastic")), part=nn.Linear(4, 4), table=nn.Embedding(4, 4))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert all(map(same_bits, results(model, model, inputs()), results(compiled, model, inputs())))
-
-
-def test_compiled_code_rounds_grouped_products() -> None:
-    """Compilers ask function modes about documented functions only, of which these are none."""
-    offs, x = torch.tensor([3, 7], dtype=torch.int32), inputs(7, 16).bfloat16()
-    torch.manual_seed(0)
-    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=offs))
-    model.stack = nn.Parameter(torch.randn(2, 8, 16).bfloat16())
-    own = qsim.convert(model, NEAREST)(x)
-    assert same_bits(torch.compile(model, backend="eager")(x), own)

@@ -1,4 +1,4 @@
-"""Grouped products under scales, after transforms and with accumulators: all groups at once, with the bits of one after another."""
+"""Grouped products, plain, under scales, after transforms and with accumulators: all groups at once, as one after another."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from qsim.nn import functional
 from qsim.nn.product import grouped
 from qsim.scaling import Blocks, Channel, Delayed
 from support.comparing import same_bits
+from support.multiplying import NEAREST, Calls, inputs, made, results, rounded
 from support.roundings import nearest
 
 RECIPES = {
@@ -42,7 +43,7 @@ class Experts(nn.Module):
         return GROUPED_MM(x, self.stack.mT if self.as_layers else self.stack, offs=ends)  # type: ignore[no-any-return]
 
 
-def results(call: Callable[[Tensor], Tensor], model: Any, rows: int) -> list[Tensor]:
+def results_of_groups(call: Callable[[Tensor], Tensor], model: Any, rows: int) -> list[Tensor]:
     """The results of the rows that are in groups, and all gradients."""
     x = (torch.randn(70, 32, generator=torch.Generator().manual_seed(1)) * torch.arange(1.0, 71.0).unsqueeze(1)).requires_grad_()
     y = call(x)[:rows]
@@ -64,8 +65,8 @@ def check(model: Any, points: FivePoint, ends: tuple[int, ...]) -> None:
         parts = zip((0, *ends[:-1]), ends, weights, strict=True)
         return torch.cat([functional.linear(x[start:end], w, None, points) for start, end, w in parts])
 
-    own = results(lambda x: model(x, torch.tensor(ends, dtype=torch.int32)), model, ends[-1])
-    assert all(map(same_bits, own, results(written_out, model, ends[-1])))
+    own = results_of_groups(lambda x: model(x, torch.tensor(ends, dtype=torch.int32)), model, ends[-1])
+    assert all(map(same_bits, own, results_of_groups(written_out, model, ends[-1])))
 
 
 @pytest.mark.parametrize("name", ["fp8_hybrid", "accumulated", "accumulated, blocks"])
@@ -150,3 +151,82 @@ def test_large_groups_are_multiplied_by_torch(name: str, monkeypatch: pytest.Mon
             of_all()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("ends", [(2, 2, 7), (3, 5, 6)])
+def test_grouped_products_are_a_product_for_each_group(ends: tuple[int, ...]) -> None:
+    """The second group of the first case has no rows. The last row of the second case is in no group: it has no result, nor a gradient."""
+    offs = torch.tensor(ends, dtype=torch.int32)
+    function = getattr(F, "grouped_mm", torch._grouped_mm)
+    torch.manual_seed(0)
+    model: Any = Calls(lambda m, x: function(x, m.stack.mT, offs=offs)[: ends[-1]])
+    model.stack = nn.Parameter(torch.randn(3, 8, 16))
+    qsim.convert(model, NEAREST)
+
+    def written_out(x: Tensor) -> Tensor:
+        starts = (0, *ends[:-1])
+        return torch.cat([rounded(x[a:b], w) for a, b, w in zip(starts, ends, model.stack, strict=True)])
+
+    (y, of_x, of_w), expected = (results(of, model, inputs(7, 16)) for of in (model, written_out))
+    own = y, of_x[: ends[-1]], of_w
+    assert all(torch.allclose(a, b[: len(a)], rtol=1e-6, atol=1e-6) for a, b in zip(own, expected, strict=True))
+    assert qsim.coverage(model, inputs(7, 16)).share == 1
+
+
+def test_grouped_products_have_one_dtype_under_autocast() -> None:
+    """Whether groups have scales of their own, and are multiplied one by one, or not."""
+    offs, found = torch.tensor([3, 5, 6], dtype=torch.int32), set()
+    for points in (NEAREST, FivePoint(weight=Quantizer("e4m3", scale=scaling.Blocks(8)))):
+        model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs))
+        model.stack = nn.Parameter(torch.randn(3, 8, 16))
+        with torch.autocast("cpu", torch.bfloat16):
+            found.add(qsim.convert(model, points)(inputs(7, 16)).dtype)
+    assert found == {torch.bfloat16}
+
+
+def test_torch_learns_of_grouped_products_once() -> None:
+    made(lambda m, x: x)
+    made(lambda m, x: x)
+    assert torch.overrides.get_overridable_functions()[torch].count(torch._grouped_mm) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["nearest_everywhere('e4m3')", "fp8_hybrid", "fp8_blockwise", "mxfp8", "mxfp4", "nvfp4", "int8"])
+def test_the_host_does_not_wait_for_the_ends_of_groups(recipe: str) -> None:
+    """Torch raises an error where the host waits for the GPU. Sums in another order differ in the last bits of bfloat16."""
+    torch.manual_seed(0)
+    points = nearest(qsim.recipes.resolve(recipe).points)
+    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=m.ends))
+    model.stack = nn.Parameter(torch.randn(3, 32, 64))
+    model.ends = torch.tensor([20, 20, 56], dtype=torch.int32, device="cuda")
+    qsim.convert(model.cuda().bfloat16(), points)
+    x = inputs(56, 64).detach().cuda().bfloat16().requires_grad_()
+    g = torch.randn(56, 32, device="cuda", dtype=torch.bfloat16)
+
+    def results(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        y = call(x)
+        return [y.detach(), *torch.autograd.grad(y, [x, model.stack], g)]
+
+    results(model)  # the first call compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        own = results(model)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    groups = ((0, 20), (20, 20), (20, 56))
+    expected = results(
+        lambda x: torch.cat([functional.linear(x[a:b], w, None, points) for (a, b), w in zip(groups, model.stack, strict=True)])
+    )
+    for a, b in zip(own, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
+
+
+def test_compiled_code_rounds_grouped_products() -> None:
+    """Compilers ask function modes about documented functions only, of which these are none."""
+    offs, x = torch.tensor([3, 7], dtype=torch.int32), inputs(7, 16).bfloat16()
+    torch.manual_seed(0)
+    model: Any = Calls(lambda m, x: torch._grouped_mm(x, m.stack.mT, offs=offs))
+    model.stack = nn.Parameter(torch.randn(2, 8, 16).bfloat16())
+    own = qsim.convert(model, NEAREST)(x)
+    assert same_bits(torch.compile(model, backend="eager")(x), own)
