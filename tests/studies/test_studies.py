@@ -234,6 +234,7 @@ def test_runs_that_measure_time_do_not_share_a_gpu(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert studies.plan("batch-size", device="cuda", workers=4, out=tmp_path).engine.device.type == "cuda"
     assert studies.plan("llm", device="cuda", workers=2, out=tmp_path).engine.device.type == "cuda"
+    assert studies.plan("llm", device="cuda", workers=4, out=tmp_path, settings={"measures": ("perplexity",)}).engine.device.type == "cuda"
     for device, most in (("cuda", 2), ("cuda:1", 1)):
         with pytest.raises(ValueError, match=f"workers: must be at most {most}, one for each GPU, because the study measures times; got 4"):
             studies.plan("llm", device=device, workers=4, out=tmp_path)

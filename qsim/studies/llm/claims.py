@@ -18,15 +18,10 @@ _TUNED = "the side of 1 on which the interval is, if both best rates are inside 
 
 
 def claims(findings: Findings) -> list[Claim]:
-    """Every claim, with its verdict."""
-    return [
-        _as_good(findings),
-        _nearest_worse(findings),
-        _kahan(findings),
-        *_speeds(findings),
-        *_memories(findings),
-        _no_difference(findings),
-    ]
+    """Every claim about what was measured, with its verdict."""
+    tuned = [_as_good(findings), _nearest_worse(findings), _kahan(findings)] if findings.of_perplexity else []
+    costs = [*_speeds(findings), *_memories(findings)] if findings.of_cost else []
+    return [*tuned, *costs, *([_no_difference(findings)] if findings.of_perplexity else [])]
 
 
 def _as_good(findings: Findings) -> Claim:
