@@ -169,6 +169,15 @@ def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
     assert found == [True, True, True, False, None, None, True, True, True, True, True, True]
 
 
+def test_one_format_has_no_bit_to_compensate() -> None:
+    settings = replace(SETTINGS, formats=("e4m0",), seeds=4)
+    results = [Result(run, {"loss": 1.0} | as_in_the_paper(run), 1.0, {}) for run in BatchSizeStudy().runs(settings)]
+    report = BatchSizeStudy().report(settings, results)
+    assert not any("Factor" in part.title for part in report.parts if isinstance(part, studies.Table))
+    assert not any("variance" in claim.paper for claim in report.claims)
+    assert report.meaning.startswith("Relative to full precision")
+
+
 @pytest.mark.parametrize(("model", "said"), [("resnet", "WideResNet-10-1 with 77,562"), ("gpt", "2 heads; 120,576")])
 def test_other_models_learn(model: str, said: str, tmp_path: Path) -> None:
     """A residual net on images and a GPT on text, with a rounded backward pass and in full precision."""
