@@ -42,11 +42,22 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
         "# Is the coin fair?", "## Verdicts", "## Figures", "## Setting", "## Tosses", "## How each claim was judged", "## How it was run",
     ]  # fmt: skip
     assert page.splitlines()[2] == "**Fair.**"
-    assert "| where | claim | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |" in page
-    assert "| the rim | the side that is up | yes if it is up | a coin |" in page
+    assert "| where | claim | measured here | smallest effect | agrees |\n| --- | --- | --- | --- | --- |\n" in page
+    assert "| 1. the rim | heads \\| tails | both | a coin | yes |" in page
+    assert "| 1. the rim | the side that is up | yes if it is up |" in page
     assert "![Shares.](tosses.svg)" in page
     assert "`qsim study coins`" in page
     assert "- 6 runs on one core of" in page
+
+
+def test_claims_that_are_judged_alike_share_a_row() -> None:
+    found = [
+        studies.Claim(where, what, "1", agrees=True, test=test, rule="a rule", power="2")
+        for where, what, test in (("Figure 1", "a", "x"), ("Figure 1", "b", "y"), ("Figure 1", "c", "x"), ("Figure 2", "d", "x"))
+    ]
+    report = studies.Report(Coins(), [], found, "Fair.")
+    assert [row[0] for row in report.verdicts.rows] == ["1. Figure 1", "2. Figure 1", "3. Figure 1", "4. Figure 2"]
+    assert [row[:2] for row in report.tests.rows] == [["1, 3. Figure 1", "x"], ["2. Figure 1", "y"], ["4. Figure 2", "x"]]
 
 
 def test_reports_name_runs_of_older_versions() -> None:

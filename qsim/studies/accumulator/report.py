@@ -46,7 +46,7 @@ class ReportWriter:
     def report(self) -> Report:
         """The complete report."""
         text = self._about_sums(), self._about_training()
-        title = "Rounding to FP8 costs more than an H100's narrow sums, unless all terms have one sign"
+        title = "Rounding to FP8 costs more than an H100's narrow sums, unless all terms have one sign" + self._variant()
         return Report(
             self._study,
             [*text, self._sums(), self._trained(), *self._pictures()],
@@ -54,6 +54,11 @@ class ReportWriter:
             self._meaning(),
             title if self._rounding_costs_more() else "",
         )
+
+    def _variant(self) -> str:
+        """The model, for the title; empty for that of the default settings."""
+        own, usual = (GPTSize(chosen.layers, chosen.width, chosen.heads) for chosen in (self._settings, type(self._settings)()))
+        return "" if own == usual else f". A GPT with {parameters(own, VOCABULARY, self._settings.context):,} parameters"
 
     def _rounding_costs_more(self) -> bool:
         chain, rounding = (
@@ -104,7 +109,7 @@ class ReportWriter:
                 _label(name),
                 f"{mean(self._found.losses(name)):.4f}",
                 percent_text(self._found.lost(name)),
-                f"{100 * self._found.gradients(name).value:.2g} %",
+                f"{100 * self._found.gradients(name).value:.1f} %",
             ]
             for name in (UNROUNDED, *TRAINED)
         ]

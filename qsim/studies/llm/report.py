@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 
 from qsim.plot import figures
-from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described, variant
 from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, Findings, excess_percent, excess_text
@@ -41,7 +41,9 @@ class ReportWriter:
 
     def report(self) -> Report:
         """The complete report."""
-        return Report(self._study, [self._setting(), *self._tables(), *self._pictures()], claims(self._found), self._meaning())
+        chosen = self._settings
+        title = f"{self._study.question} {variant(chosen.size, chosen.vocabulary, chosen.context)}".rstrip()
+        return Report(self._study, [self._setting(), *self._tables(), *self._pictures()], claims(self._found), self._meaning(), title)
 
     def _tables(self) -> list[Table]:
         costs = [self._costs()] if self._found.of_cost else []
