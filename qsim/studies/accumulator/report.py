@@ -29,7 +29,8 @@ _LABELS = {
     UNROUNDED: "no rounding",
     SINGLE: "FP32 sums",
 }
-_DRAWN = (CHAIN, PROMOTED, NARROW, CHUNKED, WANG)
+#: The sums that are drawn, and short names at the ends of their curves, so that the text is not small on a phone.
+_DRAWN = {CHAIN: "H100", PROMOTED: "H100, promoted", NARROW: "1-6-9", CHUNKED: "1-6-9, every 64", WANG: "1-6-9, chunks"}
 
 
 class ReportWriter:
@@ -134,14 +135,14 @@ class ReportWriter:
         ]
 
     def _draw_errors(self) -> Sequence[Figure]:
-        drawn, panels = figures.row(2, width=4.8)
+        drawn, panels = figures.row(2, width=3.9)
         lengths = self._settings.lengths
         for panel, operands in zip(panels, (NORMAL, POSITIVE), strict=True):
-            for look, name in zip(figures.LOOKS, _DRAWN, strict=False):
+            for look, (name, label) in zip(figures.LOOKS, _DRAWN.items(), strict=False):
                 found = [_on_log_axis(mean(self._found.sums("error", operands, name, at))) for at in range(len(lengths))]
-                figures.band(panel, lengths, found, look, _label(name))
+                figures.band(panel, lengths, found, look, label)
             rounding = [mean(self._found.sums("error", operands, EXACT, at)).value for at in range(len(lengths))]
-            panel.plot(lengths, rounding, label=_LABELS[EXACT], **figures.REFERENCE())
+            panel.plot(lengths, rounding, label="operands only", **figures.REFERENCE())
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.set_xlabel("products in a sum")
@@ -164,7 +165,7 @@ class ReportWriter:
                 panel.errorbar([100 * found.value], [place], xerr=errors, capsize=2, elinewidth=0.9, **figures.LOOKS[0].alone()())
             panel.set_yticks(range(len(TRAINED)), [_label(name) for name in TRAINED])
             panel.invert_yaxis()
-        loss.set_xscale("symlog", linthresh=0.5)
+        loss.set_xscale("symlog", linthresh=1)
         loss.set_xlabel("loss relative to FP32 sums, in %")
         gradient.set_xscale("log")
         gradient.set_xlabel("change of the gradient, in %")
