@@ -15,7 +15,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## does a larger batch buy back bits? a study with figures, in about a minute
-	$(BIN)/qsim study batch-size
+	$(BIN)/qsim study batch-size --designs steps --seeds 4
 
 docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
