@@ -13,7 +13,7 @@ from qsim.studies.batch_size.claims import claims
 from qsim.studies.batch_size.findings import SCALES, Findings
 from qsim.studies.learners.examples import described, optimized, variant
 from qsim.studies.report import Picture, Report, Table, listed
-from qsim.studies.statistics import Interval, confidence_text, describe_bars, exponential, in_points, mean, proportion
+from qsim.studies.statistics import Interval, above, confidence_text, describe_bars, exponential, in_points, mean, proportion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,18 +156,16 @@ class ReportWriter:
                 f"It buys back noise: with a batch {factor.value:.2f} times as large [{factor.low:.2f}, {factor.high:.2f}], gradients in "
                 f"{name} vary as little as those in {finer.upper()}, if they are in the range of the format. "
             )
-        gains = listed(
-            [
-                f"{in_points(found.beyond('stochastic', IN_RANGE, design))} points with {found.equal[design]}"
-                for design in self._settings.designs
-            ]
-        )
+        beyond = {design: found.beyond("stochastic", IN_RANGE, design) for design in self._settings.designs}
+        gains = listed([f"{in_points(gain)} points with {found.equal[design]}" for design, gain in beyond.items()])
+        shown = ": no difference shows" if all(above(gain) is None for gain in beyond.values()) else ""
         nearest, stochastic, full = (
             mean(found.seeds("accuracy", which, how, found.most, PLAIN)).value
             for which, how in ((found.coarse, "nearest"), (found.coarse, "stochastic"), (FULL, "nearest"))
         )
         return (
-            f"{noise}Relative to full precision, accuracy in {name} changes from {found.least} to {found.most} {found.unit} by {gains}. "
-            f"If the loss is not scaled, a larger batch pushes gradients below the range: with {found.most} {found.unit}, accuracy is "
+            f"{noise}Relative to full precision, accuracy in {name} changes from {found.least} to {found.most} {found.unit} by "
+            f"{gains}{shown}. If the loss is not scaled, a larger batch pushes gradients below the range: with {found.most} {found.unit}, "
+            "accuracy is "
             f"{stochastic:.0%} with stochastic rounding and {nearest:.0%} with round-to-nearest, and {full:.0%} in full precision."
         )
