@@ -70,8 +70,13 @@ def _read(page: Path) -> Graded:
     text = page.read_text(encoding="utf-8")
     title = text.partition("\n")[0].removeprefix("# ")
     (source,) = re.findall(r"^Study `.+`. Source: (.+)$", text, re.MULTILINE)
-    both = zip(_cells(text, "Verdicts"), _cells(text, "How each claim was judged"), strict=True)
-    rows = [(f"{where}: {claim}", test, rule, power, verdict) for (where, claim, _, verdict), (_, test, rule, power) in both]
+    tests = {}
+    for cell, test, rule in _cells(text, "How each claim was judged"):
+        tests.update(dict.fromkeys(cell.partition(". ")[0].split(", "), (test, rule)))
+    rows = []
+    for cell, claim, _, power, verdict in _cells(text, "Verdicts"):
+        number, _, where = cell.partition(". ")
+        rows.append((f"{where}: {claim}", *tests[number], power, verdict))
     return Graded(page.parent.name, title, source, rows)
 
 

@@ -46,11 +46,18 @@ def answers() -> list[tuple[str, str, str]]:
     for study in studies.names():
         own = [name for name, text in reports.items() if f"\nStudy `{study}`." in text]
         for name in sorted(own, key=lambda name: (name != study, name)):
-            title, answer = re.findall(r"\A# (.+)\n\n\*\*(.+)\*\*\n", reports[name])[0]
+            (title, answer), (first, _) = (_opening(reports[report]) for report in (name, study))
             question = studies.named(study).question
-            other_model = title.removeprefix(question).strip() if title.startswith(question) else ""
+            # The title of a report on another model begins with the question, or with the title of the study's own report.
+            other_model = next((title.removeprefix(start).lstrip(". ") for start in (question, first) if title.startswith(start)), "")
             found.append((name, other_model or question, re.split(r"(?<=\.) (?=[A-Z])", answer)[0]))
     return found
+
+
+def _opening(report: str) -> tuple[str, str]:
+    """The title and the answer of a report."""
+    ((title, answer),) = re.findall(r"\A# (.+)\n\n\*\*(.+)\*\*\n", report)
+    return title, answer
 
 
 def _row(cells: list[nodes.Node]) -> nodes.row:

@@ -24,6 +24,8 @@ class Stacked(SphinxTransform):
             titles = [heading.astext() for heading in headings]
             if titles[0] == "where":
                 table["classes"].append("stacked")
+            if titles[-1] == "agrees":
+                table["classes"].append("verdicts")
             if "stacked" in table["classes"]:
                 for row in rows:
                     for title, cell in list(zip(titles, row, strict=True))[1:]:

@@ -213,7 +213,7 @@ class _Findings:
             f"from {self.widths[0]} to {self.widths[-1]} bits: {in_points(gain)} points{least}",
             above(gain),
             test="mean accuracy of the widest formats minus that of the narrowest",
-            rule="the sign of the interval",
+            rule="the sign of the interval: any gain is one",
             power=f"{100 * gain.detects:.1f} points",
         )
 

@@ -206,9 +206,10 @@ def plan(
     for name in settings or {}:
         if name not in known:
             raise ValueError(f"{found.name} has no setting {name!r}. It has: {', '.join(sorted(known))}")
-    engine = _local(device, form, workers, timed=found.timed) if scheduler is None else _cluster(scheduler, device, form, workers)
-    folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")
     chosen = replace(base, **(settings or {}))
+    timed = found.timed(chosen)
+    engine = _local(device, form, workers, timed=timed) if scheduler is None else _cluster(scheduler, device, form, workers)
+    folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")
     return Plan(
         found,
         chosen,

@@ -197,10 +197,10 @@ class _Findings:
 
     def _meaning(self) -> str:
         coarse = self.settings.formats[0]
-        costs = {(point, rounding): self.added(point, coarse, rounding).value for point in POINTS for rounding in self.settings.roundings}
-        (worst, rounding), cost = max(costs.items(), key=lambda item: item[1])
-        (least, other), best = min(costs.items(), key=lambda item: item[1])
+        costs = {(point, rounding): self.added(point, coarse, rounding) for point in POINTS for rounding in self.settings.roundings}
+        (worst, rounding), cost = max(costs.items(), key=lambda item: item[1].value)
+        (least, other), best = min(costs.items(), key=lambda item: item[1].value)
         return (
             f"The rounding that hurts most is that of the {POINTS[worst]}, and the one that hurts least is that of the {POINTS[least]}. In "
-            f"{coarse.upper()}, they add {cost:+.3f} ({rounding}) and {best:+.3f} ({other}) to the test loss."
+            f"{coarse.upper()}, they add {cost:+.3f} ({rounding} rounding) and {best:+.4f} ({other}) to the test loss."
         )

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_SMALLEST = (
+    "The smallest effect is the smallest true effect that these runs would have found in four of five cases. "
+    "[How each claim was judged](#how-each-claim-was-judged) lists the tests and the rules."
+)
 _EACH_BY_ITSELF = (
     "Each interval holds with its confidence by itself. Verdicts are not corrected for their number: of those that test a difference which "
     "does not exist, about one in twenty is wrong by chance, so rows that repeat a claim are read together."
@@ -154,15 +158,20 @@ class Report:
     @property
     def verdicts(self) -> Table:
         """The claims as a table."""
-        rows = [[claim.source, claim.paper, claim.measured, claim.verdict] for claim in self.claims]
-        return Table("Verdicts", ["where", "claim", "measured here", "agrees"], rows)
+        rows = [
+            [f"{number}. {claim.source}", claim.paper, claim.measured, claim.power, claim.verdict]
+            for number, claim in enumerate(self.claims, 1)
+        ]
+        return Table("Verdicts", ["where", "claim", "measured here", "smallest effect", "agrees"], rows)
 
     @property
     def tests(self) -> Table:
-        """The tests of the claims as a table."""
-        rows = [[claim.source, claim.test, claim.rule, claim.power] for claim in self.claims]
-        header = ["where", "quantity that tests the claim", "rule, and its reason", "smallest effect that would have been found"]
-        return Table("How each claim was judged", header, rows)
+        """The tests of the claims as a table; claims that are judged alike share a row."""
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for number, claim in enumerate(self.claims, 1):
+            alike.setdefault((claim.source, claim.test, claim.rule), []).append(str(number))
+        rows = [[f"{', '.join(numbers)}. {source}", test, rule] for (source, test, rule), numbers in alike.items()]
+        return Table("How each claim was judged", ["where", "quantity that tests the claim", "rule, and its reason"], rows)
 
     @property
     def pictures(self) -> list[Picture]:
@@ -177,7 +186,8 @@ class Report:
             panels: The number of panels of each picture that has several, by its name.
         """
         page = [f"# {self.title or self.study.question}", f"**{self.meaning}**", f"Study `{self.study.name}`. Source: {self.study.source}."]
-        page += [f"## {self.verdicts.title}", self.verdicts.markdown(), "## Figures" if self.pictures else ""]
+        page += [f"## {self.verdicts.title}", self.verdicts.markdown(), _SMALLEST if self.claims else ""]
+        page.append("## Figures" if self.pictures else "")
         for picture in self.pictures:
             names = picture.files((panels or {}).get(picture.name, 1))
             page += ["\n".join(f"![{picture.caption}]({name}.svg)" for name in names), f"*{picture.caption}*"]

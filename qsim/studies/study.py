@@ -30,7 +30,6 @@ class Study(ABC, Generic[SettingsT, RunT]):
         settings: The frozen dataclass of its settings. With the defaults, the study takes minutes on two cores; the
             fields are the options of the command line.
         run: The frozen dataclass of one run.
-        timed: Whether runs measure time, so that no two may share a GPU.
         version: Increased when a run measures something different: results of other versions are not used.
 
     Example:
@@ -60,7 +59,6 @@ class Study(ABC, Generic[SettingsT, RunT]):
     source: ClassVar[str]
     settings: type[SettingsT]
     run: type[RunT]
-    timed: ClassVar[bool] = False
     version: ClassVar[int] = 1
 
     def quick(self) -> SettingsT:
@@ -70,6 +68,10 @@ class Study(ABC, Generic[SettingsT, RunT]):
     def full(self) -> SettingsT:
         """Settings for a GPU."""
         return self.settings()
+
+    def timed(self, settings: SettingsT) -> bool:
+        """Whether runs measure time, so that no two may share a GPU."""
+        return False
 
     @abstractmethod
     def runs(self, settings: SettingsT) -> Sequence[RunT]:

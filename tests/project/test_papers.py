@@ -85,7 +85,10 @@ def graded(title: str) -> list[tuple[str, str, str]]:
         text = report.read_text(encoding="utf-8")
         name, source = re.findall(r"^Study `(.+)`. Source: (.+)$", text, re.MULTILINE)[0]
         for row in text.partition("\n## Verdicts\n")[2].partition("\n## ")[0].splitlines()[3:]:
-            where, *_, verdict = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+            if not row.startswith("|"):
+                continue
+            numbered, *_, verdict = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+            where = numbered.partition(". ")[2]
             # A place in another paper than the study's begins with that paper's name.
             paper, _, place = where.rpartition(", ") if where.count(", ") > 1 else ("", "", where)
             if title in (paper or source) and _ITEM.match(place):

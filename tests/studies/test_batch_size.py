@@ -14,7 +14,7 @@ import torch
 
 import qsim
 from qsim import studies
-from qsim.studies.batch_size import DESIGNS, FULL, IN_RANGE, PLAIN, STEPS, BatchSizeStudy, Run, trained
+from qsim.studies.batch_size import DESIGNS, FULL, IMAGES, IN_RANGE, PLAIN, STEPS, BatchSizeStudy, Run, trained
 from qsim.studies.measuring import machine
 from qsim.studies.result import Result
 from support import made_up
@@ -163,10 +163,33 @@ def test_a_gain_that_full_precision_has_as_well_is_none() -> None:
     assert of(values)[:2] == [None, None]
 
 
+def test_with_equal_images_only_the_share_of_full_precision_counts() -> None:
+    """Fewer updates cost every precision accuracy, and a net that has learnt little has little to lose."""
+
+    def values(share: float) -> Callable[[Run], dict[str, float]]:
+        def found(run: Run) -> dict[str, float]:
+            full = 0.5 if run.batch == MOST else 0.9
+            own = 0.1 + (0.8 if run.batch == MOST else share) * (full - 0.1)
+            return as_in_the_paper(run) | {"guessing": 0.1, "accuracy": full if run.format == FULL else own}
+
+        return found
+
+    assert [of(values(share), designs=(IMAGES,))[:2] for share in (0.7, 0.8, 0.9)] == [[True] * 2, [None] * 2, [False] * 2]
+
+
 def test_gradients_that_vary_less_with_fewer_bits_decide_nothing() -> None:
     """They were truncated."""
     found = of(lambda run: as_in_the_paper(run) | {"factor": 0.5})
     assert found == [True, True, True, False, None, None, True, True, True, True, True, True]
+
+
+def test_one_format_has_no_bit_to_compensate() -> None:
+    settings = replace(SETTINGS, formats=("e4m0",), seeds=4)
+    results = [Result(run, {"loss": 1.0} | as_in_the_paper(run), 1.0, {}) for run in BatchSizeStudy().runs(settings)]
+    report = BatchSizeStudy().report(settings, results)
+    assert not any("Factor" in part.title for part in report.parts if isinstance(part, studies.Table))
+    assert not any("variance" in claim.paper for claim in report.claims)
+    assert report.meaning.startswith("Relative to full precision")
 
 
 @pytest.mark.parametrize(("model", "said"), [("resnet", "WideResNet-10-1 with 77,562"), ("gpt", "2 heads; 120,576")])

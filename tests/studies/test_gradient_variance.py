@@ -92,7 +92,7 @@ def test_the_reduced_study_agrees_with_the_lemmas(tmp_path: Path) -> None:
     assert verdicts["it grows 4 times for each mantissa bit that is removed"] is True
     assert verdicts["no batch size reduces that bias"] is True
     page = (tmp_path / "report.md").read_text()
-    assert "| where | claim | measured here | agrees |" in page
+    assert "| where | claim | measured here | smallest effect | agrees |" in page
     panels = {f"{name}-{panel}" for name in ("batch", "bits") for panel in (1, 2)}
     assert {path.stem for path in tmp_path.glob("*.svg")} == panels | {f"{panel}-dark" for panel in panels}
 

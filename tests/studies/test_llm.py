@@ -15,7 +15,7 @@ import torch
 from qsim import studies
 from qsim.studies.learners.gpt import GPT, size
 from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, rate_at
-from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy, Settings, run_of, training
+from qsim.studies.llm import COST, METHODS, MORE_BITS, PERPLEXITY, LLMStudy, Settings, run_of, training
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import Findings
 from qsim.studies.llm.report import ReportWriter
@@ -228,6 +228,26 @@ def test_verdicts_can_come_out_either_way() -> None:
     assert verdicts(as_in_the_paper, best=2e-3) == [None] * 3 + [True] * 6
 
 
+def test_perplexity_and_cost_are_measured_together_or_apart(tmp_path: Path) -> None:
+    both = claims(made_up(SETTINGS, lambda chosen: {}))
+    of_cost, of_perplexity = (replace(SETTINGS, measures=(what,)) for what in (COST, PERPLEXITY))
+    apart = [claims(made_up(settings, lambda chosen: {})) for settings in (of_perplexity, of_cost)]
+    assert [len(found) for found in apart] == [4, 5]
+    assert sorted(claim.paper for claim in both) == sorted(claim.paper for found in apart for claim in found)
+    # More bits are tried for perplexity.
+    assert len(LLMStudy().runs(of_perplexity)) - len(LLMStudy().runs(of_cost)) == SETTINGS.seeds * len(MORE_BITS)
+    assert [LLMStudy().timed(settings) for settings in (SETTINGS, of_cost, of_perplexity)] == [True, True, False]
+    for settings, pictures in ((of_cost, ["cost"]), (of_perplexity, ["perplexity", "more-bits"])):
+        report = ReportWriter(LLMStudy(), made_up(settings, lambda chosen: {})).report()
+        assert [part.name for part in report.parts if isinstance(part, studies.Picture)] == pictures
+        assert ("tokens per second" in str(report.parts)) == (settings is of_cost)
+        assert ("erplexity" in report.meaning) == (settings is of_perplexity)
+
+
+def test_runs_that_share_a_gpu_have_no_speed() -> None:
+    assert set(outcome(run(NEAREST, steps=2, timed=False), CPU)) == {"loss", "curve"}
+
+
 def test_each_method_is_judged_at_its_best_rate() -> None:
     findings = made_up(
         replace(SETTINGS, rates=(1e-3, 2e-3)), lambda chosen: {"loss": 1.0 + (chosen.rate - 1e-3) * (100 if chosen.method == O1 else -100)}
@@ -259,6 +279,8 @@ def test_runs_that_diverged_are_reported(tmp_path: Path) -> None:
         ({"vocabulary": 100}, "vocabulary: must be at least 256, because a text's tokens are its bytes; got 100"),
         ({"micro_batches": 3}, "micro_batches: must divide the batch of 8 sequences; got 3"),
         ({"micro_batches": 0}, "micro_batches: must divide the batch of 8 sequences; got 0"),
+        ({"measures": ("cost", "time")}, "measures: must be of perplexity, cost; got cost,time"),
+        ({"measures": ()}, "measures: must be of perplexity, cost; got none"),
         ({"steps": 1}, "steps: must be at least 2, because the first is not timed; got 1"),
     ],
 )

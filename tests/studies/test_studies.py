@@ -42,11 +42,22 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
         "# Is the coin fair?", "## Verdicts", "## Figures", "## Setting", "## Tosses", "## How each claim was judged", "## How it was run",
     ]  # fmt: skip
     assert page.splitlines()[2] == "**Fair.**"
-    assert "| where | claim | measured here | agrees |\n| --- | --- | --- | --- |\n| the rim | heads \\| tails | both | yes |" in page
-    assert "| the rim | the side that is up | yes if it is up | a coin |" in page
+    assert "| where | claim | measured here | smallest effect | agrees |\n| --- | --- | --- | --- | --- |\n" in page
+    assert "| 1. the rim | heads \\| tails | both | a coin | yes |" in page
+    assert "| 1. the rim | the side that is up | yes if it is up |" in page
     assert "![Shares.](tosses.svg)" in page
     assert "`qsim study coins`" in page
     assert "- 6 runs on one core of" in page
+
+
+def test_claims_that_are_judged_alike_share_a_row() -> None:
+    found = [
+        studies.Claim(where, what, "1", agrees=True, test=test, rule="a rule", power="2")
+        for where, what, test in (("Figure 1", "a", "x"), ("Figure 1", "b", "y"), ("Figure 1", "c", "x"), ("Figure 2", "d", "x"))
+    ]
+    report = studies.Report(Coins(), [], found, "Fair.")
+    assert [row[0] for row in report.verdicts.rows] == ["1. Figure 1", "2. Figure 1", "3. Figure 1", "4. Figure 2"]
+    assert [row[:2] for row in report.tests.rows] == [["1, 3. Figure 1", "x"], ["2. Figure 1", "y"], ["4. Figure 2", "x"]]
 
 
 def test_reports_name_runs_of_older_versions() -> None:
@@ -234,6 +245,7 @@ def test_runs_that_measure_time_do_not_share_a_gpu(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert studies.plan("batch-size", device="cuda", workers=4, out=tmp_path).engine.device.type == "cuda"
     assert studies.plan("llm", device="cuda", workers=2, out=tmp_path).engine.device.type == "cuda"
+    assert studies.plan("llm", device="cuda", workers=4, out=tmp_path, settings={"measures": ("perplexity",)}).engine.device.type == "cuda"
     for device, most in (("cuda", 2), ("cuda:1", 1)):
         with pytest.raises(ValueError, match=f"workers: must be at most {most}, one for each GPU, because the study measures times; got 4"):
             studies.plan("llm", device=device, workers=4, out=tmp_path)

@@ -6,7 +6,7 @@ from qsim.studies.accumulator import CHAIN, CHUNKED, CONTROL, NARROW, PROMOTED
 from qsim.studies.accumulator.dot_products import MEAN_ONE, NORMAL, POSITIVE, WANG
 from qsim.studies.accumulator.findings import LENGTH, SAME, Findings, percent_text
 from qsim.studies.report import Claim
-from qsim.studies.statistics import Interval, mean
+from qsim.studies.statistics import Interval, above, mean
 
 #: An error that grows by less than this factor from the shortest sums to the longest does not grow; one percent of error is small.
 GROWN, SMALL = 2.0, 0.01
@@ -27,9 +27,10 @@ def _error_of_chain(findings: Findings) -> Claim:
         _DEEPSEEK,
         "a product of two random matrices with K = 4096 has a maximum relative error of nearly 2 %",
         f"{length} products: {_share(normal)} with normal operands, {_share(positive)} with positive ones",
-        True if normal.high < 0.02 < positive.low else False if positive.high < 0.02 or normal.low > 0.02 else None,
+        False if positive.high < 0.02 or normal.low > 0.02 else None,
         test="the largest error of 1024 sums in units of their root mean square",
-        rule="2 % must be between normal and positive operands: the paper does not say which distribution its matrices have",
+        rule="no if 2 % is not between normal and positive operands; never yes, because the paper does not say which distribution its "
+        "matrices have",
         power=f"{_least(normal)} and {_least(positive)} of the sums",
     )
 
@@ -40,7 +41,7 @@ def _promotion(findings: Findings) -> Claim:
     return Claim(
         _DEEPSEEK,
         "promotion every 128 products significantly improves precision",
-        f"normal and positive: promoted {promoted[0]:.2g} and {promoted[1]:.2g} times, chain {chain[0]:.3g} and {chain[1]:.3g} times",
+        f"normal and positive: promoted {promoted[0]:.2f} and {promoted[1]:.2f} times, chain {chain[0]:.1f} and {chain[1]:.0f} times",
         True if stops else False if any(found.low > GROWN for found in promoted) else None,
         test=f"the growth of the error from {findings.settings.lengths[0]} to {findings.settings.lengths[-1]} products",
         rule=f"less than {GROWN:g} times with promotion and more without: an error that does not grow is that of 128 products",
@@ -87,9 +88,9 @@ def _claims_of_training(findings: Findings) -> list[Claim]:
             "the study's own control",
             "sums that end at 448 train worse",
             f"loss {percent_text(control)}",
-            control.low > SAME,
+            above(control, SAME),
             test=test,
-            rule="otherwise nothing follows from the training",
+            rule=f"yes if the interval is above {SAME:.2%}, no if it is below; if not yes, nothing follows from the training",
             power=_least(control),
         )
     ]
@@ -112,4 +113,4 @@ def _least(found: Interval) -> str:
 
 
 def _share(found: Interval) -> str:
-    return f"{100 * found.value:.2g} [{100 * found.low:.2g}, {100 * found.high:.2g}] %"
+    return f"{found * 100:.2f} %"

@@ -29,7 +29,8 @@ _LABELS = {
     UNROUNDED: "no rounding",
     SINGLE: "FP32 sums",
 }
-_DRAWN = (CHAIN, PROMOTED, NARROW, CHUNKED, WANG)
+#: The sums that are drawn, and short names at the ends of their curves, so that the text is not small on a phone.
+_DRAWN = {CHAIN: "H100", PROMOTED: "H100, promoted", NARROW: "1-6-9", CHUNKED: "1-6-9, every 64", WANG: "1-6-9, chunks"}
 
 
 class ReportWriter:
@@ -46,7 +47,7 @@ class ReportWriter:
     def report(self) -> Report:
         """The complete report."""
         text = self._about_sums(), self._about_training()
-        title = "Rounding to FP8 costs more than an H100's narrow sums, unless all terms have one sign"
+        title = "Rounding to FP8 costs more than an H100's narrow sums, unless all terms have one sign" + self._variant()
         return Report(
             self._study,
             [*text, self._sums(), self._trained(), *self._pictures()],
@@ -54,6 +55,11 @@ class ReportWriter:
             self._meaning(),
             title if self._rounding_costs_more() else "",
         )
+
+    def _variant(self) -> str:
+        """The model, for the title; empty for that of the default settings."""
+        own, usual = (GPTSize(chosen.layers, chosen.width, chosen.heads) for chosen in (self._settings, type(self._settings)()))
+        return "" if own == usual else f". A GPT with {parameters(own, VOCABULARY, self._settings.context):,} parameters"
 
     def _rounding_costs_more(self) -> bool:
         chain, rounding = (
@@ -104,7 +110,7 @@ class ReportWriter:
                 _label(name),
                 f"{mean(self._found.losses(name)):.4f}",
                 percent_text(self._found.lost(name)),
-                f"{100 * self._found.gradients(name).value:.2g} %",
+                f"{100 * self._found.gradients(name).value:.1f} %",
             ]
             for name in (UNROUNDED, *TRAINED)
         ]
@@ -129,14 +135,14 @@ class ReportWriter:
         ]
 
     def _draw_errors(self) -> Sequence[Figure]:
-        drawn, panels = figures.row(2, width=4.8)
+        drawn, panels = figures.row(2, width=3.9)
         lengths = self._settings.lengths
         for panel, operands in zip(panels, (NORMAL, POSITIVE), strict=True):
-            for look, name in zip(figures.LOOKS, _DRAWN, strict=False):
+            for look, (name, label) in zip(figures.LOOKS, _DRAWN.items(), strict=False):
                 found = [_on_log_axis(mean(self._found.sums("error", operands, name, at))) for at in range(len(lengths))]
-                figures.band(panel, lengths, found, look, _label(name))
+                figures.band(panel, lengths, found, look, label)
             rounding = [mean(self._found.sums("error", operands, EXACT, at)).value for at in range(len(lengths))]
-            panel.plot(lengths, rounding, label=_LABELS[EXACT], **figures.REFERENCE())
+            panel.plot(lengths, rounding, label="operands only", **figures.REFERENCE())
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
             panel.set_xlabel("products in a sum")
@@ -159,7 +165,7 @@ class ReportWriter:
                 panel.errorbar([100 * found.value], [place], xerr=errors, capsize=2, elinewidth=0.9, **figures.LOOKS[0].alone()())
             panel.set_yticks(range(len(TRAINED)), [_label(name) for name in TRAINED])
             panel.invert_yaxis()
-        loss.set_xscale("symlog", linthresh=0.5)
+        loss.set_xscale("symlog", linthresh=1)
         loss.set_xlabel("loss relative to FP32 sums, in %")
         gradient.set_xscale("log")
         gradient.set_xlabel("change of the gradient, in %")

@@ -82,9 +82,13 @@ class Findings(Results[Settings, Run]):
         return difference(*(self.seeds("accuracy", self.coarse, rounding, self.most, scale) for rounding in ("stochastic", "nearest")))
 
     def learnt(self, scale: str) -> Interval:
-        """The accuracy of nearest in the coarsest format with the largest batch: 0 is guessing, 1 is full precision."""
+        """The share that nearest learns in the coarsest format with the largest batch."""
+        return mean(self.shares("nearest", self.most, scale))
+
+    def shares(self, rounding: str, batch: int, scale: str, design: str = "") -> list[float]:
+        """The accuracy in the coarsest format for each seed: 0 is guessing, 1 is full precision with the same batch."""
         own, full, guess = (
-            self.seeds(what, name, "nearest", self.most, scale)
+            self.seeds(what, name, rounding, batch, scale, design)
             for what, name in (("accuracy", self.coarse), ("accuracy", FULL), ("guessing", FULL))
         )
-        return mean([(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)])
+        return [(a - c) / (b - c) for a, b, c in zip(own, full, guess, strict=True)]

@@ -36,7 +36,7 @@ class ReportWriter:
             *self._pictures(),
             self._setting(),
             *map(self._accuracies, self._settings.designs),
-            self._factors(),
+            *([self._factors()] if len(self._settings.formats) > 1 else []),
         ]
         chosen = self._settings
         title = f"{self._study.question} {variant(chosen.data, chosen.model)}".rstrip()
@@ -49,6 +49,10 @@ class ReportWriter:
             IMAGES: f"with {chosen.steps * chosen.middle} {unit} for every batch size, so that a batch twice as large has half as many "
             "updates",
         }
+        variance = (
+            "The variance that one bit less adds is measured on nets that were trained in full precision for a tenth of the steps, in "
+            f"batches of {self._found.middle}. "
+        ) * (len(chosen.formats) > 1)
         looks = "at the end" if chosen.looks == 1 else f"{chosen.looks} times in the last quarter of the steps"
         return (
             f"{described(chosen.data, chosen.model)}. {optimized(chosen.model)} at a constant learning rate of {chosen.rate:g}, "
@@ -60,9 +64,8 @@ class ReportWriter:
             f"batch, so a larger batch makes the gradient of each {unit[:-1]} smaller, until it is below the range of the format. The "
             "control multiplies the loss by 64 times the number of predictions in a batch, or by less if a quarter of the format's "
             "largest value is less than 64, and divides the weights' gradients by the same factor: this changes only the range in "
-            f"which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, {looks}. The "
-            "variance that one bit less adds is measured on nets that were trained in full precision for a tenth of the steps, in "
-            f"batches of {self._found.middle}. Theorem 1 is not graded: it bounds an average over all steps from above, and no measured "
+            f"which gradients are rounded. Squared gradients are computed in full precision, over all training {unit}, {looks}. "
+            f"{variance}Theorem 1 is not graded: it bounds an average over all steps from above, and no measured "
             f"norm contradicts such a bound whose constants are unknown. Intervals are {confidence_text()}, over seeds."
         )
 

@@ -39,7 +39,7 @@ def _late(found: Findings) -> Claim:
         f"{name}: {in_points(gain)} points from the first to the last quarter, to {mean(found.quarter(name, NEAREST, -1)).value:.1%}",
         above(gain),
         test="share of the updates that are cancelled, last quarter of the steps minus first",
-        rule=_SIGN,
+        rule=_SIGN + ": the claim compares stages and names no share",
         power=f"{100 * gain.detects:.1f} points",
     )
 
@@ -55,7 +55,7 @@ def _coarser(found: Findings) -> Claim:
         "; ".join(f"{name} {np.mean(shares[name]):.1%}" for name in names),
         False if False in signs else None if None in signs else True,
         test="share of the updates that are cancelled over the whole training, each format minus the next finer one",
-        rule="yes if all intervals are above zero, no if one is below",
+        rule="yes if all intervals are above zero, no if one is below: the theorem orders the formats",
         power=f"{100 * max(step.detects for step in steps):.1f} points",
     )
 
@@ -71,7 +71,7 @@ def _carried(found: Findings) -> Claim:
         "for the 16 bits of the compensation",
         above(fewer),
         test="share of the updates that are neither applied nor stored, nearest minus Kahan",
-        rule=_SIGN,
+        rule=_SIGN + ": what is stored is applied later",
         power=f"{100 * fewer.detects:.1f} points",
     )
 
@@ -88,7 +88,7 @@ def _loses_accuracy(found: Findings, name: str) -> Claim:
         f"{in_points(lost)} points lost relative to {FULL}",
         above(lost),
         test="test accuracy of fp32 minus that of nearest, seed by seed",
-        rule=_SIGN,
+        rule=_SIGN + ": how much is lost depends on the model and on the learning rate",
         power=f"{100 * lost.detects:.1f} points",
     )
 
@@ -105,7 +105,7 @@ def _falls_behind(found: Findings, name: str) -> Claim:
         f"training loss {exponential(behind):.3g} times as high",
         above(behind),
         test="ratio of the training losses at the end",
-        rule="yes if the interval is above 1, no if below",
+        rule="yes if the interval is above 1, no if below: how far it falls behind depends on the model",
         power=f"a factor of {exponential(behind).detects:.2f}",
     )
 

@@ -96,6 +96,16 @@ def described(name: str, vocabulary: int, context: int, data: str) -> str:
     return f"A GPT ({name}: {parts}) learns bytes of {text}"
 
 
+def variant(name: str, vocabulary: int, context: int) -> str:
+    """A GPT in a few words, for titles; empty for the smallest.
+
+    Example:
+        >>> variant("mini", 256, 128), variant("tiny", 256, 64)
+        ('A GPT with 842,496 parameters', '')
+    """
+    return "" if name == "tiny" else f"A GPT with {parameters(size(name), vocabulary, context):,} parameters"
+
+
 def parameter_groups(weights: Sequence[Tensor]) -> list[dict[str, Any]]:
     """The optimizer's parameter groups: matrices decay, as in nanoGPT; biases and normalization weights do not."""
     return [

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.plot import figures
-from qsim.studies.learners.gpt import parameters, size
-from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described
+from qsim.studies.learners.gpt_training import MIXED, STOCHASTIC, described, variant
 from qsim.studies.learners.text import VOCABULARY
 from qsim.studies.learning_rate import LearningRateStudy, Run, Settings, toy, trained
 from qsim.studies.report import Claim, Picture, Report, Table
@@ -35,13 +34,8 @@ class Findings:
 
     def report(self) -> Report:
         """The complete report."""
-        title = f"{self.study.question} {self._variant()}".rstrip()
+        title = f"{self.study.question} {variant(self.settings.size, VOCABULARY, self.settings.context)}".rstrip()
         return Report(self.study, [self._setting(), *self._tables(), *self._pictures()], self._claims(), self._meaning(), title)
-
-    def _variant(self) -> str:
-        """The model in a few words, for the title; empty for the smallest."""
-        chosen = self.settings
-        return "" if chosen.size == "tiny" else f"A GPT with {parameters(size(chosen.size), VOCABULARY, chosen.context):,} parameters"
 
     def losses(self, method: str, rate: float) -> list[float]:
         """The validation loss of each seed."""
@@ -179,7 +173,7 @@ class Findings:
             f"{exponential(ahead * math.log(2)):.2f} times",
             above(ahead) if self._inside() else None,
             test="base-2 logarithm of the best rate, by a parabola through the lowest losses, minus that of mixed precision, seed by seed",
-            rule="the sign of the interval, if all best rates are inside of the grid",
+            rule="the sign of the interval, if all best rates are inside of the grid: at its edge a method is not tuned",
             power=f"{2**ahead.detects:.2f} times",
         )
 
@@ -207,7 +201,7 @@ class Findings:
             f"loss {ahead:+.3f} relative to mixed precision, mean over {len(beyond)} rates",
             below(ahead),
             test="loss minus that of mixed precision, averaged over all rates above the best one of mixed precision",
-            rule="the sign of the interval",
+            rule="the sign of the interval: the claim names no size",
             power=f"{ahead.detects:.3f} nats",
         )
 
@@ -219,7 +213,7 @@ class Findings:
             f"{ahead:+.3f} nats relative to mixed precision",
             below(ahead) if self._inside() else None,
             test="lowest loss over all rates minus that of mixed precision, seed by seed",
-            rule="the sign of the interval, if all best rates are inside of the grid",
+            rule="the sign of the interval, under the same condition",
             power=f"{ahead.detects:.3f} nats, {math.expm1(ahead.detects):.1%} of perplexity",
         )
 

@@ -25,6 +25,9 @@ METHODS = {
     O1: "mixed, O1",
     O2: "mixed, O2",
 }
+#: What is measured of a training.
+PERPLEXITY, COST = "perplexity", "cost"
+MEASURES = (PERPLEXITY, COST)
 #: Dtypes with more bits for states and gradients, under stochastic updates.
 MORE_BITS = ((BF16, FP32), (FP32, BF16), (FP32, FP32))
 
@@ -42,6 +45,7 @@ class Settings:
     steps: int = choice(150, "number of updates")
     rates: tuple[float, ...] = choice((1e-3, 2e-3, 4e-3), "peak learning rates, in increasing order; more bits are tried at the middle one")
     seeds: int = choice(3, "number of seeds")
+    measures: tuple[str, ...] = choice(MEASURES, "perplexity; cost, which is speed and memory, in runs that must not share a GPU; or both")
 
     @property
     def middle(self) -> float:
@@ -52,7 +56,7 @@ class Settings:
 class LLMStudy(Study[Settings, Run]):
     """Train a GPT in BF16 and in mixed precision.
 
-    Time and memory are measured, so runs must not overlap: nothing else should run on the GPU.
+    If time and memory are measured, runs must not overlap: nothing else should run on the GPU.
     """
 
     name = "llm"
@@ -60,7 +64,10 @@ class LLMStudy(Study[Settings, Run]):
     source = "Ozkara et al., Stochastic Rounding for LLM Training, Tables 2 to 6, Figure 4"
     settings = Settings
     run = Run
-    timed = True
+
+    def timed(self, settings: Settings) -> bool:
+        """Whether the cost is measured."""
+        return COST in settings.measures
 
     def quick(self) -> Settings:
         """Few steps at one rate."""
@@ -75,7 +82,7 @@ class LLMStudy(Study[Settings, Run]):
         return Settings(size="small", vocabulary=50304, context=1024, batch=16, steps=500, rates=(6e-4, 1.2e-3, 2.4e-3))
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """Every method at every rate; at the middle one also more bits for states and gradients."""
+        """Every method at every rate; for perplexity, at the middle one also more bits for states and gradients."""
         _check(settings)
         found = []
         # Methods take turns, so that a GPU that slows down affects all of them.
@@ -84,7 +91,8 @@ class LLMStudy(Study[Settings, Run]):
                 for method in METHODS:
                     bits = FP32 if method in (O1, O2) else BF16
                     found.append(run_of(settings, method, rate, seed, bits, bits))
-            found += [run_of(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
+            if PERPLEXITY in settings.measures:
+                found += [run_of(settings, STOCHASTIC, settings.middle, seed, *bits) for bits in MORE_BITS]
         return found
 
     def work(self, run: Run) -> float:
@@ -118,11 +126,14 @@ def run_of(settings: Settings, method: str, rate: float, seed: int, states: str,
         settings.steps,
         rate,
         seed,
+        COST in settings.measures,
     )
 
 
 def _check(settings: Settings) -> None:
     size(settings.size)
+    if not settings.measures or not set(settings.measures) <= set(MEASURES):
+        raise ValueError(f"measures: must be of {', '.join(MEASURES)}; got {','.join(settings.measures) or 'none'}")
     if settings.vocabulary < VOCABULARY:
         raise ValueError(f"vocabulary: must be at least {VOCABULARY}, because a text's tokens are its bytes; got {settings.vocabulary}")
     if settings.micro_batches < 1 or settings.batch % settings.micro_batches:

@@ -18,15 +18,10 @@ _TUNED = "the side of 1 on which the interval is, if both best rates are inside 
 
 
 def claims(findings: Findings) -> list[Claim]:
-    """Every claim, with its verdict."""
-    return [
-        _as_good(findings),
-        _nearest_worse(findings),
-        _kahan(findings),
-        *_speeds(findings),
-        *_memories(findings),
-        _no_difference(findings),
-    ]
+    """Every claim about what was measured, with its verdict."""
+    tuned = [_as_good(findings), _nearest_worse(findings), _kahan(findings)] if findings.of_perplexity else []
+    costs = [*_speeds(findings), *_memories(findings)] if findings.of_cost else []
+    return [*tuned, *costs, *([_no_difference(findings)] if findings.of_perplexity else [])]
 
 
 def _as_good(findings: Findings) -> Claim:
@@ -83,7 +78,7 @@ def _speeds(findings: Findings) -> list[Claim]:
     # Speed on a processor is reported, but decides nothing.
     cases = (
         ("Table 4", "faster than O1: 1.07 times with 350 million parameters, 1.54 times with 6.7 billion", o1, above(o1, 1.0),
-         "yes if the interval is above 1"),
+         "yes if the interval is above 1: by how much depends on the model and the GPU"),
         ("Table 6", "marginally faster than O2: 1.03 to 1.06 times, 1.3 to 6.7 billion parameters", o2, within(o2, 1.0, MARGINALLY),
          f"yes if the interval is from 1 to {MARGINALLY:g}, a tenth, which is between this and the gains that it calls considerable"),
         ("Section 3", "practically no overhead: as fast as BF16 with updates rounded to nearest", nearest, _same([nearest], SAME_SPEED),
@@ -109,7 +104,10 @@ def _memories(findings: Findings) -> list[Claim]:
         O1: ("Table 5", "less memory than mixed precision: 186 GB to 234 with 350 million parameters, 208 to 298 with 770 million"),
         O2: ("Section 5.2", "the least memory of all, because all tensors are BF16: less than O2"),
     }
-    told = {"test": "ratio of peak memory, over seeds and rates", "rule": "yes if the interval is below 1, no if above"}
+    told = {
+        "test": "ratio of peak memory, over seeds and rates",
+        "rule": "yes if the interval is below 1, no if above: by how much depends on the model",
+    }
     claims = []
     for other, (source, paper) in papers.items():
         if not findings.on_gpu:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from qsim.studies.learners.gpt_training import STOCHASTIC
-from qsim.studies.llm import Settings, run_of
+from qsim.studies.llm import MEASURES, Settings, run_of
 from qsim.studies.llm.training import BF16, FP32, O1, O2, Run
 from qsim.studies.result import Result, Results
 from qsim.studies.statistics import Interval, difference, exponential, mean
@@ -25,7 +25,8 @@ class Findings(Results[Settings, Run]):
 
     def __init__(self, settings: Settings, results: Sequence[Result[Run]]) -> None:
         super().__init__(settings, results)
-        self.on_gpu = all(result["peak_mib"] is not None for result in results)
+        self.of_perplexity, self.of_cost = (what in settings.measures for what in MEASURES)
+        self.on_gpu = self.of_cost and all(result["peak_mib"] is not None for result in results)
         self.tokens = settings.steps * settings.batch * settings.context
 
     def results(self, method: str, rate: float, states: str = "", gradients: str = "") -> list[Result[Run]]:

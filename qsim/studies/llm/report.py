@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 
 from qsim.plot import figures
-from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described
+from qsim.studies.learners.gpt_training import KAHAN, NEAREST, STOCHASTIC, described, variant
 from qsim.studies.llm import METHODS, MORE_BITS, LLMStudy
 from qsim.studies.llm.claims import claims
 from qsim.studies.llm.findings import SAME, Findings, excess_percent, excess_text
@@ -41,31 +41,34 @@ class ReportWriter:
 
     def report(self) -> Report:
         """The complete report."""
-        return Report(
-            self._study,
-            [self._setting(), self._perplexities(), self._costs(), self._more_bits(), *self._pictures()],
-            claims(self._found),
-            self._meaning(),
-        )
+        chosen = self._settings
+        title = f"{self._study.question} {variant(chosen.size, chosen.vocabulary, chosen.context)}".rstrip()
+        return Report(self._study, [self._setting(), *self._tables(), *self._pictures()], claims(self._found), self._meaning(), title)
+
+    def _tables(self) -> list[Table]:
+        costs = [self._costs()] if self._found.of_cost else []
+        return [self._perplexities(), *costs, self._more_bits()] if self._found.of_perplexity else costs
 
     def _setting(self) -> str:
         chosen = self._settings
+        found = self._found
+        perplexity = "Perplexity is per byte of held-out text, in the method's own precision. " if found.of_perplexity else ""
         where = (
             "Peak memory is the most that torch had allocated at one time. "
-            if self._found.on_gpu
+            if found.on_gpu
             else "These runs used a CPU without BF16 products: the speed of methods there says nothing about a GPU. "
         )
+        cost = "Tokens per second are those of training, without validation and the steps of the warm-up, when kernels are compiled. "
+        measured = perplexity + (cost + where if found.of_cost else "Speed and memory were not measured: several runs shared a GPU. ")
+        over = "over seeds; for speed and memory, over seeds and rates" if found.of_cost else "over seeds"
         return (
             f"{described(chosen.size, chosen.vocabulary, chosen.context, chosen.data)}, with {chosen.vocabulary} tokens and contexts of "
             f"{chosen.context}, in {chosen.steps} updates of {chosen.batch} sequences in {chosen.micro_batches} micro-batches: "
-            f"{self._found.tokens:,} tokens, by "
+            f"{found.tokens:,} tokens, by "
             "AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1, and a learning rate that rises for a tenth of the "
             f"steps and decays along a cosine to a tenth. There are {chosen.seeds} seeds; all methods begin with the same weights and "
-            "see the same sequences. Perplexity is per byte of held-out text, in the method's own precision. Tokens per second are "
-            f"those of training, without validation and the steps of the warm-up, when kernels are compiled. {where}Intervals are "
-            f"{confidence_text()}, over seeds; for speed and memory, over seeds and rates. The paper's models have 350 million to 6.7 "
-            "billion parameters and "
-            "see 20 to 49 billion tokens, on 8 to 64 A100."
+            f"see the same sequences. {measured}Intervals are {confidence_text()}, {over}. The paper's models have 350 million to 6.7 "
+            "billion parameters and see 20 to 49 billion tokens, on 8 to 64 A100."
         )
 
     def _perplexities(self) -> Table:
@@ -104,6 +107,9 @@ class ReportWriter:
 
     def _pictures(self) -> list[Picture]:
         cost = Picture("cost", f"Tokens per second in training, and peak memory. {describe_bars('seeds and rates')}", self._draw_cost)
+        costs = [cost] if self._found.on_gpu else []
+        if not self._found.of_perplexity:
+            return costs
         return [
             Picture(
                 "perplexity",
@@ -111,7 +117,7 @@ class ReportWriter:
                 f"Second: at the end, both at the same rate. {describe_bars()}",
                 self._draw_perplexity,
             ),
-            *([cost] if self._found.on_gpu else []),
+            *costs,
             Picture(
                 "more-bits",
                 "Perplexity under stochastic updates with moments or gradients in FP32, relative to all in BF16 with the same seed. "
@@ -186,17 +192,26 @@ class ReportWriter:
         return figure
 
     def _meaning(self) -> str:
-        rate = self._settings.rates[0]
-        against = {other: self._found.beside_at(rate, STOCHASTIC, other) for other in (O1, NEAREST)}
-        found = (
-            f"After {self._found.tokens:,} tokens at a learning rate of {rate:g}, the perplexity with stochastic updates differs by "
-            f"{excess_text(against[O1])} from mixed precision, and by {excess_text(against[NEAREST])} from BF16 with updates rounded to "
-            "nearest."
-        )
-        edges = [METHODS[method] for method in METHODS if not self._found.inside(method)]
-        which = "every method" if len(edges) == len(METHODS) else listed(edges)
-        tuned = f" Tuned methods are not compared, because the best rate of {which} is at the edge of the grid." if edges else ""
+        return " ".join([*([self._saved()] if self._found.of_cost else []), *([self._learnt()] if self._found.of_perplexity else [])])
+
+    def _saved(self) -> str:
         if not self._found.on_gpu:
-            return f"{found} Savings in time and memory can only be measured on a GPU.{tuned}"
+            return "Savings in time and memory can only be measured on a GPU."
         speed, memory = (self._found.ratio(STOCHASTIC, O1, what).value for what in ("tokens_per_second", "peak_mib"))
-        return f"Pure BF16 runs at {speed:.2f} times the speed of mixed precision (O1) with {memory:.2f} times its memory. {found}{tuned}"
+        return f"Pure BF16 runs at {speed:.2f} times the speed of mixed precision (O1) with {memory:.2f} times its memory."
+
+    def _learnt(self) -> str:
+        edges = [METHODS[method] for method in METHODS if not self._found.inside(method)]
+        if not edges:
+            against = {other: self._found.beside(STOCHASTIC, other) for other in (O1, NEAREST)}
+            where = "with each method at its best learning rate"
+        else:
+            rate = self._settings.rates[0]
+            against = {other: self._found.beside_at(rate, STOCHASTIC, other) for other in (O1, NEAREST)}
+            where = f"at a learning rate of {rate:g}"
+        found = (
+            f"After {self._found.tokens:,} tokens {where}, the perplexity with stochastic updates differs by {excess_text(against[O1])} "
+            f"from mixed precision, and by {excess_text(against[NEAREST])} from BF16 with updates rounded to nearest."
+        )
+        which = "every method" if len(edges) == len(METHODS) else listed(edges)
+        return f"{found} Tuned methods are not compared, because the best rate of {which} is at the edge of the grid." if edges else found

@@ -44,6 +44,8 @@ class Run:
     steps: int
     rate: float
     seed: int
+    # Last, with a default, because results of earlier versions do not have it.
+    timed: bool = True
 
 
 def outcome(run: Run, device: torch.device) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
 
     Returns:
         `curve`: pairs of steps done and the mean loss on the held-out text then, in nats per byte. `loss`: the last of them.
-        `tokens_per_second`: in training, without warm-up and validation. `peak_mib`: the most memory that torch
+        If it is timed, `tokens_per_second`: in training, without warm-up and validation; and `peak_mib`: the most memory that torch
         had allocated at one time, beyond what was allocated before; None without a GPU.
     """
     found = text(run.data, run.context, device)
@@ -70,11 +72,12 @@ def outcome(run: Run, device: torch.device) -> dict[str, Any]:
         _wait(device)
         seconds += time.perf_counter() - begin if first else 0.0
         curve.append((last, _validated(run, model, held_out)))
-    timed = (run.steps - warmup(run.steps)) * run.batch * run.context
+    learnt = {"loss": curve[-1][1], "curve": curve}
+    if not run.timed:
+        return learnt
     return {
-        "loss": curve[-1][1],
-        "curve": curve,
-        "tokens_per_second": timed / seconds,
+        **learnt,
+        "tokens_per_second": (run.steps - warmup(run.steps)) * run.batch * run.context / seconds,
         "peak_mib": (torch.cuda.max_memory_allocated(device) - before) / MIB if device.type == "cuda" else None,
     }
 

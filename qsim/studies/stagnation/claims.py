@@ -100,7 +100,7 @@ def _worse(found: Findings) -> Claim:
         f"as the rate to the power {power:.2f}",
         below(power),
         test="the power of the learning rate with which the distance at the end scales, problem by problem",
-        rule="the sign of the interval",
+        rule="the sign of the interval: the power is below zero if smaller rates stop farther away",
         power=f"{power.detects:.2f} in the power",
     )
 
@@ -111,11 +111,11 @@ def _theorem_2(found: Findings) -> Claim:
     return Claim(
         "Theorem 2",
         "with nearest rounding only in the forward and backward passes, the mean squared distance stays below a bound that goes to 0",
-        f"at most {worst:.3g} times the bound, at any step",
+        f"at most {worst:.4f} times the bound, at any step",
         True if worst.high <= 1 else False if worst.low > 1 else None,
         test="the squared distance in units of the bound, mean over problems, the largest of all steps",
         rule="no if the interval is above 1, yes if it is below: the bound is close where nothing has converged yet",
-        power=f"an excess of {worst.detects:.1%}",
+        power=f"an excess of {100 * worst.detects:.2g} %",
     )
 
 
@@ -138,10 +138,10 @@ def _figure_2(found: Findings) -> list[Claim]:
         Claim(
             "Figure 2",
             "with nearest rounding only in the forward and backward passes, it saturates much closer",
-            f"{compute:.4g} times as high at the end",
+            f"{compute:.5f} times as high at the end",
             below(compute, 1 + (nearest.low - 1) / _TEN),
             test="the same",
             rule="yes if its excess is below a tenth, one magnitude, of that of weights rounded to nearest",
-            power=f"a factor of {compute.detects:.4g}",
+            power=f"a factor of {compute.detects:.5f}",
         ),
     ]
