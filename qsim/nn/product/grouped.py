@@ -24,7 +24,12 @@ class GroupedProduct:
     """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
+
+    Attributes:
+        ends: The ends of the groups; only in one pass of a product, not in its plan.
     """
+
+    ends: Tensor | None = None
 
     gradient_first: ClassVar[bool] = False
     sums_rows: ClassVar[bool] = False
@@ -40,19 +45,29 @@ class GroupedProduct:
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result; there is no bias."""
-        return _of_groups(a, w, how)
+        return self._of_groups(a, w, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
-        return _of_groups(g, w.mT, how)
+        return self._of_groups(g, w.mT, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
-        return _of_groups(a.t(), g, how)
+        return self._of_groups(a.t(), g, how)
 
     def grad_bias(self, g: Tensor) -> Tensor:
         """There is none."""
         raise NotImplementedError
+
+    def _of_groups(self, a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
+        """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
+        assert self.ends is not None
+        if how.adder is not None:
+            one, chip = how.adder, how.adder.chip
+            return torch.ops.qsim.grouped_accumulate.default(a, b, self.ends, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
+        if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
+            return torch._grouped_mm(a, b, offs=self.ends)
+        return torch.ops.qsim.grouped_matmul.default(a, b, self.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 class GroupedLinearProduct(GroupedProduct):
@@ -62,28 +77,17 @@ class GroupedLinearProduct(GroupedProduct):
     directions: ClassVar[Directions] = directions.LINEAR
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(a, w.mT, how)
+        return self._of_groups(a, w.mT, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g, w, how)
+        return self._of_groups(g, w, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g.t(), a, how)
+        return self._of_groups(g.t(), a, how)
 
 
 GROUPED = GroupedProduct()
 GROUPED_LINEAR = GroupedLinearProduct()
-
-
-def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
-    """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
-    assert how.groups is not None
-    if how.adder is not None:
-        one, chip = how.adder, how.adder.chip
-        return torch.ops.qsim.grouped_accumulate.default(a, b, how.groups, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
-    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
-        return torch._grouped_mm(a, b, offs=how.groups)
-    return torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())
