@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,8 +56,6 @@ def product_with_seeds(
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan)
     # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
     apply = FivePointProduct.apply if plan.ops is DISPATCHED else _apply
-    if not autocasts(a.device):
-        return changeable(apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled()))  # type: ignore[no-untyped-call]
     with without_autocast(a.device):
         return changeable(apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled()))  # type: ignore[no-untyped-call]
 
@@ -84,36 +83,17 @@ class FivePointProduct(torch.autograd.Function):
     @refuses_double_backward
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102 (torch's own)
         if not autocasts(g.device):
-            return *gradients(ctx, ctx.plan, Saved(*ctx.saved_tensors), g), None, None, None, None
+            return *gradients(ctx, ctx.plan, ctx.saved_tensors, g), None, None, None, None
         with without_autocast(g.device):
-            return *gradients(ctx, ctx.plan, Saved(*ctx.saved_tensors), g), None, None, None, None
+            return *gradients(ctx, ctx.plan, ctx.saved_tensors, g), None, None, None, None
 
 
 _apply = super(torch.autograd.Function, FivePointProduct).apply
 
 
-class Saved(NamedTuple):
-    """The tensors saved for the backward pass.
-
-    Attributes:
-        seed: The seed of inputs and gradients.
-        weight_seed: The seed of the weight.
-        kept_a: What was kept of the first operand, if the second one needs a gradient.
-        kept_w: What was kept of the second operand, if the first one needs a gradient.
-        scales_a: The scales of the first operand, if the backward pass reuses them.
-        scales_w: Those of the second operand.
-        beyond_a: Where the first operand saturated, if its gradient is zero there.
-        beyond_w: Where the second operand did.
-    """
-
-    seed: Tensor | None
-    weight_seed: Tensor | None
-    kept_a: Tensor | None
-    kept_w: Tensor | None
-    scales_a: Tensor | None
-    scales_w: Tensor | None
-    beyond_a: Tensor | None
-    beyond_w: Tensor | None
+#: What the backward pass needs: both seeds, what was kept of either operand for the gradient of the other one, their scales if they are
+#: reused, and where they saturated if their gradients are zero there.
+Saved = Sequence[Tensor | None]
 
 
 def multiplied(
@@ -141,7 +121,7 @@ def multiplied(
     is_plain = how.sum is None and left_a is None and left_w is None
     arithmetic = how.plain if is_plain else how.after(ops, left_a, left_w, seed)
     result = not_a_view(plan.setting.product.forward(rounded_a, rounded_w, bias if plan.adds_bias else None, arithmetic))
-    return result, Saved(
+    return result, (
         seed,
         weight_seed,
         kept_a,
@@ -159,7 +139,8 @@ def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Ten
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    upstream = plan.gradient.received(ops, g, seed, ctx.observer, (kept_w is not None, kept_a is not None), needs_bias)
+    needed = kept_w is not None, kept_a is not None
+    upstream = plan.gradient.received(ops, g, seed, ctx.observer, needed, needs_bias)
     of_a = of_w = of_bias = None
     if kept_w is not None:
         seed_of_w = seed if plan.setting.two_inputs else weight_seed
@@ -183,19 +164,7 @@ def _gradient(
     seed: Tensor | None,
     clipped: Tensor | None,
 ) -> Tensor:
-    """The gradient of an operand, 1 or 2, from the other one.
-
-    Args:
-        ctx: The context of the backward pass.
-        plan: The plan.
-        index: Which operand.
-        ops: The operators.
-        upstream: The gradient of the result.
-        kept: What was kept of the other operand.
-        scales: The scales of the forward pass, if the other operand reuses them.
-        seed: That with which the other operand is rounded.
-        clipped: Where the gradient is zero, because the operand saturated.
-    """
+    """The gradient of an operand, 1 or 2, from what was kept of the other one; zero where the operand was clipped."""
     observer: observers.Observer | None = ctx.observer
     site, other = (plan.gradient.for_first, plan.second) if index == 1 else (plan.gradient.for_second, plan.first)
     how = plan.arithmetics[index]

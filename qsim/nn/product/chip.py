@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2
 from qsim.functional.arguments import Spelling
 from qsim.nn.product.bilinear import rows
-from qsim.nn.product.observers import Observer
 from qsim.nn.product.operands import Gradient, Operand, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
@@ -43,16 +43,6 @@ class CodedOperand(Operand):
         return (_encoded(ops, kept, self.backward, seed) if self.coding is None else kept), None
 
 
-class CodedGradient(Gradient):
-    """The gradient of the result, whose FP8 codes are multiplied."""
-
-    def received(
-        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], needs_sum: bool
-    ) -> Upstream:
-        """The gradient of a backward pass."""
-        return CodedUpstream(self, ops, g, seed, observer, needed, needs_sum=False)
-
-
 class CodedUpstream(Upstream):
     """The gradient of the result in FP8 codes, for two products from one read, or for one of them."""
 
@@ -69,6 +59,14 @@ class CodedUpstream(Upstream):
             return _encoded(self._ops, self._g, site, self.seed), None
         codes, self._waiting = _encoded_twice(self._ops, self._g, self._how.for_first, self._how.for_second, self.seed)
         return codes, None
+
+
+class CodedGradient(Gradient):
+    """The gradient of the result, whose FP8 codes are multiplied."""
+
+    def received(self, *arguments: Any) -> CodedUpstream:
+        """The gradient in a backward pass."""
+        return CodedUpstream(self, *arguments)
 
 
 def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:

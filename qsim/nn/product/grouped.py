@@ -12,6 +12,7 @@ from torch import Tensor
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply
+from qsim.nn.product.bilinear import Product
 from qsim.nn.product.directions import Directions
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -20,7 +21,7 @@ Factors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedProduct:
+class GroupedProduct(Product):
     """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
@@ -32,32 +33,17 @@ class GroupedProduct:
     ends: Tensor | None = None
 
     gradient_first: ClassVar[bool] = False
-    sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions] = directions.MATMUL
-
-    def merges_rows(self, dims: int) -> bool:
-        """Every group has its own rows."""
-        return False
-
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Products sum in float32 whatever their operands are."""
-        return None
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result; there is no bias."""
         return self._of_groups(a, w, how)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the first operand."""
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return self._of_groups(g, w.mT, how)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the second operand."""
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return self._of_groups(a.t(), g, how)
-
-    def grad_bias(self, g: Tensor) -> Tensor:
-        """There is none."""
-        raise NotImplementedError
 
     def _of_groups(self, a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
         """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from qsim.functional.results import changeable
 from qsim.nn.product.autocast import without_autocast
-from qsim.nn.product.autograd import Saved, drawn_seeds, gradients, multiplied
+from qsim.nn.product.autograd import drawn_seeds, gradients, multiplied
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.grouped import GroupedProduct
 from qsim.nn.product.grouped_rounding import GroupedSite
@@ -58,7 +58,7 @@ class _GroupedProduct(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         ends, *saved = ctx.saved_tensors
         with without_autocast(g.device):
-            of_a, of_w, _ = gradients(ctx, _in_groups(ctx.plan, ends), Saved(*saved), g)
+            of_a, of_w, _ = gradients(ctx, _in_groups(ctx.plan, ends), saved, g)
         return of_a, of_w, None, None, None, None, None
 
 

@@ -55,18 +55,8 @@ class Units(NamedTuple):
         return values.view(shape) if self.places is None else values.view(-1, shape[-1])[self.places]
 
 
-class Arrangement(NamedTuple):
-    """How the rows of a matrix become units of several rows, of which a group's last ones may be filled up with zeros.
-
-    Attributes:
-        groups: As in `Units`, as are the next two.
-        places: For each row.
-        filled: For each unit.
-    """
-
-    groups: Tensor
-    places: Tensor | None
-    filled: Tensor | None
+#: `groups`, `places` and `filled` of `Units`.
+Arrangement = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -88,16 +78,17 @@ class Groups:
         known = self.arrangements.get((len(x), size))
         if known is None:
             known = self.arrangements[len(x), size] = self._arrangement(len(x), size)
-        if known.places is None:
-            return Units(x.unsqueeze(1), len(self.ends), known.groups)
-        values = x.new_zeros(len(known.groups) * size, x.shape[1]).index_copy(0, known.places, x)
-        return Units(values.view(-1, size, x.shape[1]), len(self.ends), *known)
+        groups, places, filled = known
+        if places is None:
+            return Units(x.unsqueeze(1), len(self.ends), groups)
+        values = x.new_zeros(len(groups) * size, x.shape[1]).index_copy(0, places, x)
+        return Units(values.view(-1, size, x.shape[1]), len(self.ends), groups, places, filled)
 
     def _arrangement(self, rows: int, size: int) -> Arrangement:
         ends, row = self.ends.to(torch.int64), torch.arange(rows, device=self.ends.device)
         of_rows = torch.searchsorted(ends, row, right=True)
         if size == 1:
-            return Arrangement(of_rows, None, None)
+            return of_rows, None, None
         starts = F.pad(ends, (1, 0))
         sizes = F.pad(ends, (0, 1), value=rows) - starts
         needed = (sizes + size - 1) // size
@@ -106,7 +97,7 @@ class Groups:
         groups = torch.searchsorted(last, number, right=True).clamp(max=len(ends))
         places = row - starts[of_rows] + (last - needed)[of_rows] * size
         filled = (sizes[groups] - (number - (last - needed)[groups]) * size).clamp(0, size)
-        return Arrangement(groups, places, filled)
+        return groups, places, filled
 
 
 def transformed(units: Units, turn: Turn) -> Tensor:

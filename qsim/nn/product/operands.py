@@ -109,42 +109,17 @@ def coding_of(fmt: Format) -> str:
     return spell(coding._replace(bits=coding.bits + 1, nan=(1 << magnitude_bits) - 1))
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """The gradient of the result, which is rounded for the products that give the gradients of the operands.
-
-    Attributes:
-        for_first: The site that rounds it for the gradient of the first operand.
-        for_second: The site that rounds it for the gradient of the second.
-        is_rounded_once: Whether one rounding serves both products.
-        is_summed: Whether its sum over rows comes from the read that rounds it.
-    """
-
-    for_first: Site
-    for_second: Site
-    is_rounded_once: bool
-    is_summed: bool
-
-    def received(
-        self, ops: Operators, g: Tensor, seed: Tensor | None, observer: Observer | None, needed: tuple[bool, bool], needs_sum: bool
-    ) -> Upstream:
-        """The gradient of a backward pass.
-
-        Args:
-            ops: The operators.
-            g: The gradient.
-            seed: Needed only for stochastic rounding.
-            observer: The observer, if any.
-            needed: Whether the gradient of the first operand will be computed, and that of the second.
-            needs_sum: Whether its sum over rows will be needed.
-        """
-        return Upstream(self, ops, g, seed, observer, needed, needs_sum and self.is_summed)
-
-
 class Upstream:
     """The gradient of the result in one backward pass: rounded for its products, and summed unrounded for the bias.
 
-    The arguments are those of `Gradient.received`; the sum is needed only if it can come from the read that rounds.
+    Args:
+        how: How it is rounded.
+        ops: The operators.
+        g: The gradient.
+        seed: Needed only for stochastic rounding.
+        observer: The observer, if any.
+        needed: Whether the gradient of the first operand will be computed, and that of the second.
+        needs_sum: Whether its sum over rows will be needed.
     """
 
     def __init__(
@@ -158,7 +133,7 @@ class Upstream:
         needs_sum: bool,
     ) -> None:
         self._how, self._ops, self._g, self.seed, self._observer = how, ops, g, seed, observer
-        self._needed, self._needs_sum = needed, needs_sum
+        self._needed, self._needs_sum = needed, needs_sum and how.is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
         self.total: Tensor | None = None
@@ -178,3 +153,24 @@ class Upstream:
         if self._how.is_rounded_once:
             self._rounded = found
         return found
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How the gradient of the result is rounded, for the products that give the gradients of the operands.
+
+    Attributes:
+        for_first: The site that rounds it for the gradient of the first operand.
+        for_second: The site that rounds it for the gradient of the second.
+        is_rounded_once: Whether one rounding serves both products.
+        is_summed: Whether its sum over rows comes from the read that rounds it.
+    """
+
+    for_first: Site
+    for_second: Site
+    is_rounded_once: bool
+    is_summed: bool
+
+    def received(self, *arguments: Any) -> Upstream:
+        """The gradient in a backward pass, given the other arguments of `Upstream`."""
+        return Upstream(self, *arguments)
