@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from qsim.functional.applying import applied, is_followed
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
@@ -29,10 +30,9 @@ def rounded(
     limits: tuple[float, float] | None,
 ) -> Tensor:
     """Round a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
-    forward_mode = forward_ad._current_level >= 0
-    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
-        function = _ForwardStraightThrough if forward_mode else _StraightThrough
-        return function.apply(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return,no-untyped-call]
+    if is_followed(x):
+        function = _ForwardStraightThrough if forward_ad._current_level >= 0 else _StraightThrough
+        return applied(function, ops)(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return]
     return ops.quantize(x, seed, spelt.grid, spelt.rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
 
@@ -46,10 +46,9 @@ def rounded_under_scales(
     dtype: torch.dtype,
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
-    forward_mode = forward_ad._current_level >= 0
-    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
-        function = _ForwardScaled if forward_mode else _Scaled
-        return function.apply(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    if is_followed(x):
+        function = _ForwardScaled if forward_ad._current_level >= 0 else _Scaled
+        return applied(function, ops)(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return]
     return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, noise, dtype, layout=layout)[0])
 
 

@@ -36,10 +36,10 @@ class Adder(NamedTuple):
         """Whether it can add a bias, too."""
         return self.chains == (None, None)
 
-    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    def product(self, ops: Operators, a: Tensor, b: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
         """The product of two matrices, or of batches of them, plus a bias if it adds one."""
         if self.chains == (None, None):
-            return accumulated(a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip, bias=bias)
+            return accumulated(ops, a, b, self.seed, self.how, self.stream, dtype=dtype, chip=self.chip, bias=bias)
         # An operand without scales has a single one.
         one = ChainScales(a.new_ones((1, 1), dtype=torch.float32), max(a.shape[-2], b.shape[-1], 1), max(a.shape[-1], 1))
         left, right = (chains or one for chains in self.chains)
@@ -47,7 +47,7 @@ class Adder(NamedTuple):
         operands = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, left.values, right.values))
         shared = [left.lines, left.sums, right.lines, right.sums]
         given = (shared, self.seed, self.how, self.stream, 0, self.chip)
-        return in_dtype(torch.ops.qsim.accumulate_scaled.default(*operands, *given), dtype)
+        return in_dtype(ops.accumulate_scaled(*operands, *given), dtype)
 
 
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -131,11 +131,11 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
     """The matrix product of two operands in their carrier, summed in float32 or by an adder, times factors, plus a bias."""
     dtype, ops, exact, factors, adder = how
     if adder is not None and not factors and (bias is None or adder.adds_bias):
-        return adder.product(a, b, dtype, bias)
+        return adder.product(ops, a, b, dtype, bias)
     if not factors and bias is None:
         return _product(a, b, dtype, exact)
     wide = _WIDE.get(dtype, dtype)
-    product = _product(a, b, wide, exact) if adder is None else adder.product(a, b, wide)
+    product = _product(a, b, wide, exact) if adder is None else adder.product(ops, a, b, wide)
     return ops.rescaled(product, factors, bias, dtype)  # type: ignore[no-any-return]
 
 

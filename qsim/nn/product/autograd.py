@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from qsim.functional.results import changeable, not_a_view
+from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.double_backward import refuses_double_backward
@@ -54,10 +54,8 @@ def product_with_seeds(
     operands = (a, w) if bias is None else (a, w, bias)
     if has_torch_function(operands):
         return handle_torch_function(product_with_seeds, operands, a, w, bias, seed, weight_seed, plan)
-    # torch's own `apply` looks for tensors left over by torch.func, which direct operators rule out.
-    apply = FivePointProduct.apply if plan.ops is DISPATCHED else _apply
     with without_autocast(a.device):
-        return changeable(apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled()))  # type: ignore[no-untyped-call]
+        return changeable(applied(FivePointProduct, plan.ops)(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled()))
 
 
 class FivePointProduct(torch.autograd.Function):

@@ -130,7 +130,7 @@ def _grouped_accumulate(
     wide = torch.promote_types(dtype, torch.float32) if factors else dtype
 
     def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
-        found = accumulated(one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
+        found = accumulated(DISPATCHED, one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
         out.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
 
     return _group_by_group(a, b, ends, factors, dtype, write)

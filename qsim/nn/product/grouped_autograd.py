@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from qsim.functional.results import changeable
+from qsim.functional.applying import changeable
 from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.autograd import drawn_seeds, gradients, multiplied
 from qsim.nn.product.double_backward import refuses_double_backward
