@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ class Product:
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions]
+
+    @property
+    def constant(self) -> Any:
+        """A constant for compilers that specifies this operation, `None` if it may depend on sizes; one that a module has is a constant."""
+        return self
 
     def merges_rows(self, dims: int) -> bool:
         """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,12 @@ class ConvolutionProduct(Product):
     def directions(self) -> Directions:  # type: ignore[override]
         """Channels are summed over, and samples for the gradient of the weight."""
         return TRANSPOSED if self.transposed else CONVOLUTION
+
+    @property
+    def constant(self) -> Any:
+        """The attributes; output paddings follow from sizes, if these are given."""
+        numbers = self.stride, self.padding, self.dilation, self.output_padding, self.groups, self.transposed
+        return None if self.transposed else numbers
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Torch's convolutions round their results to their operands' dtype."""

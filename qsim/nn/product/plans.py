@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from qsim.nn.product.arithmetic import Arithmetic, ArithmeticPlan
-from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
+from qsim.nn.product.bilinear import Product
 from qsim.nn.product.carriers import product_carrier
 from qsim.nn.product.chip import coded_gradient, coded_operand, takes_codes
+from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.operands import Gradient, Operand
 from qsim.nn.product.setting import Draws, ProductSetting
 from qsim.nn.product.sites import Site, leaves_factor, values_of_site
@@ -79,14 +80,9 @@ def plan_of(setting: ProductSetting, a: Tensor, w: Tensor) -> ProductPlan:
     compiles = ops is DISPATCHED and torch.compiler.is_compiling()
     rank = own_rank() if setting.points.is_stochastic else 0
     kind = ops, a.dtype, w.dtype, w.dim(), device, rank, compiles
-    if (
-        compiles
-        and _TAKES_POINTS
-        and isinstance(setting.product, (LinearProduct, MatmulProduct))
-        and setting.draws is None
-        and setting.shares is None
-    ):
-        name = _plan_in_graphs(setting.points, setting.product, setting.two_inputs, setting.dtype, *kind[1:])
+    constant = setting.product.constant if compiles and _TAKES_POINTS and setting.draws is None and setting.shares is None else None
+    if constant is not None:
+        name = _plan_in_graphs(setting.points, constant, setting.two_inputs, setting.dtype, *kind[1:])
         if name:
             return getattr(setting.points, name)  # type: ignore[no-any-return]
     if compiles or setting.shares is not None:
@@ -98,17 +94,18 @@ def plan_of(setting: ProductSetting, a: Tensor, w: Tensor) -> ProductPlan:
     return known
 
 
-def _plan_in_graphs(points: FivePoint, product: Product, two_inputs: bool, dtype: torch.dtype | None, *kind: Any) -> str:
+def _plan_in_graphs(points: FivePoint, constant: Any, two_inputs: bool, dtype: torch.dtype | None, *kind: Any) -> str:
     """Make a plan for a graph as an attribute of the points, and return its name; an empty one if a compiler has only a model of them.
 
     A compiler takes the result for a constant, and so it traces nothing of how plans are made. Layers with the same points share them.
     """
     if "plans" not in vars(points):
         return ""
-    key = product, two_inputs, dtype, kind
+    key = constant, two_inputs, dtype, kind
     name = points.plans.get(key)
     if name is None:
         name = points.plans[key] = f"_plan_{len(points.plans)}"
+        product = constant if isinstance(constant, Product) else ConvolutionProduct(*constant)
         object.__setattr__(points, name, _plan(ProductSetting(points, product, two_inputs, dtype=dtype), DISPATCHED, *kind))
     return name
 
