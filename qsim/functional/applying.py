@@ -7,14 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
 from qsim_kernels.ops.direct import DISPATCHED, Operators
-
-
-def is_followed(*tensors: Tensor) -> bool:
-    """Whether autograd follows what is computed from tensors, in reverse or in forward mode."""
-    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
 
 
 def applied(function: type[Function], ops: Operators) -> Callable[..., Any]:

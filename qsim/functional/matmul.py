@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
@@ -15,7 +16,7 @@ from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
-from qsim.functional.applying import applied, is_followed, not_a_view
+from qsim.functional.applying import applied, not_a_view
 from qsim.functional.arguments import draw_seed
 from qsim.functional.tracing import not_scriptable, refuse_tracing
 from qsim_kernels.ops.accumulate import OPERANDS
@@ -80,12 +81,15 @@ def matmul(
     how = _spelled(chosen, a, b, formats, check)
     drawn, stream = draw_seed(chosen.is_stochastic, seed, generator, stream, offset, a.device)
     ops = operators(a, b)
-    if ops is DISPATCHED or is_followed(a, b):
+    is_recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if ops is DISPATCHED or is_recorded or forward_ad._current_level >= 0:
         return applied(Accumulated, ops)(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return]
     return accumulated(ops, a, b, drawn, how, stream, offset, chip=chip)
 
 
 def _resolved(accumulate: Accumulator | str) -> Accumulator:
+    if isinstance(accumulate, Accumulator):
+        return accumulate
     try:
         return accumulators.resolve(accumulate)
     except (TypeError, ValueError) as error:

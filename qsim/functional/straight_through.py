@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from qsim.functional.applying import applied, is_followed
+from qsim.functional.applying import applied
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
@@ -30,8 +30,9 @@ def rounded(
     limits: tuple[float, float] | None,
 ) -> Tensor:
     """Round a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
-    if is_followed(x):
-        function = _ForwardStraightThrough if forward_ad._current_level >= 0 else _StraightThrough
+    forward_mode = forward_ad._current_level >= 0
+    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
+        function = _ForwardStraightThrough if forward_mode else _StraightThrough
         return applied(function, ops)(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return]
     return ops.quantize(x, seed, spelt.grid, spelt.rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
@@ -46,8 +47,9 @@ def rounded_under_scales(
     dtype: torch.dtype,
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
-    if is_followed(x):
-        function = _ForwardScaled if forward_ad._current_level >= 0 else _Scaled
+    forward_mode = forward_ad._current_level >= 0
+    if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
+        function = _ForwardScaled if forward_mode else _Scaled
         return applied(function, ops)(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return]
     return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, noise, dtype, layout=layout)[0])
 
