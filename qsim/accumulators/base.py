@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 from qsim.formats import FP32, NAMED, Float, Format, contains, name_of
@@ -45,7 +46,7 @@ class Accumulator:
 
     def spelled(self, a: Format, b: Format) -> str:
         """`sum_of` as text, the form that the operator takes."""
-        return spell_sum(self.sum_of(a, b))
+        return _spelled(self, a, b)
 
     def describe(self) -> str:
         """The steps of the sum, as a human-readable table.
@@ -118,3 +119,8 @@ def smallest_exponent(fmt: Format) -> int:
 def taken_as(fmt: Format, taken: Sequence[Float]) -> Float | None:
     """The unit's format for an operand's: the same if it has it, or else the first that has every value of it."""
     return next((own for own in taken if own == fmt), None) or next((own for own in taken if contains(own, fmt)), None)
+
+
+@lru_cache(maxsize=1024)
+def _spelled(accumulator: Accumulator, a: Format, b: Format) -> str:
+    return spell_sum(accumulator.sum_of(a, b))

@@ -87,17 +87,17 @@ class LayerObserver:
         """Count a tally."""
         self._collector.add(self._layer, name, measured)
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None = None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Count a tensor."""
         if self._counts(site.name):
-            self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed, groups))
+            self.used(site.name, self.measured(site, x, seed) if site.is_plain else self._measured_elements(site, x, seed))
 
     @aside()
-    def _measured_elements(self, site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None) -> Tally:
+    def _measured_elements(self, site: Site, x: Tensor, seed: Tensor | None) -> Tally:
         """The tally of a tensor that is rounded after a transform or under scales."""
         assert site.quantizer is not None  # points that round nothing are not reported
         fmt = site.quantizer.format
-        before, after, scales = elements_of(site, x, seed, groups)
+        before, after, scales = elements_of(site, x, seed)
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim.nn.product.grouped_rounding import rounded_units
+from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.sites import Site, as_it_lies, layout_of, quantized, turn_of
 from qsim.random.places import Place
 from qsim_kernels.ops.direct import operators
@@ -30,7 +30,7 @@ class RoundedElements(NamedTuple):
     scales: Tensor | None
 
 
-def elements_of(site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None = None) -> RoundedElements:
+def elements_of(site: Site, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """The elements of a site before and after rounding, from the same values and without changing histories.
 
     If the tensor is distributed, all processes that hold shards must call this, because some scales are computed together.
@@ -39,12 +39,11 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | Non
         site: The site.
         x: The tensor.
         seed: Needed only for stochastic rounding.
-        groups: The ends of the groups of rows, in products of groups.
     """
     how = site.quantizer
     assert how is not None  # points that round nothing are not reported
-    if groups is not None and x.numel():
-        return _elements_in_groups(site, x, seed, groups)
+    if isinstance(site, GroupedSite) and x.numel():
+        return _elements_in_groups(site, x, seed)
     ops, seen = operators(x), as_it_lies(x, site)
     transformed = seen if site.transform is None else ops.hadamard(seen, turn_of(site, seen.shape))
     spelt = how.spelt
@@ -66,7 +65,7 @@ def elements_of(site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | Non
     return RoundedElements(before, values.reshape(before.shape), spread(whole, transformed, tiles))
 
 
-def _elements_in_groups(site: Site, x: Tensor, seed: Tensor | None, groups: Tensor) -> RoundedElements:
+def _elements_in_groups(site: GroupedSite, x: Tensor, seed: Tensor | None) -> RoundedElements:
     """`elements_of` an operand of a grouped product; rows after the last group count as well."""
     assert site.quantizer is not None
     how = site.quantizer
@@ -74,7 +73,7 @@ def _elements_in_groups(site: Site, x: Tensor, seed: Tensor | None, groups: Tens
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = wide if wide in how.spelt.holders else how.spelt.holders[-1]
     ops = operators(x)
-    found = rounded_units(ops, x, replace(site, quantizer=how), seed, dtype, groups, restore=Restore.NOTHING)
+    found = replace(site, quantizer=how).round_units(ops, x, seed, dtype, restore=Restore.NOTHING)
     before, after = (found.units.rows(units, x.shape) for units in (found.before, found.after))
     if found.tiles is None or found.scales is None:
         return RoundedElements(before, after, None)

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from qsim.formats.base import check_integer
+from qsim.functional.applying import applied
 from qsim.functional.arguments import check_input
 from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
+from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.hadamard import signs_of
 from qsim_kernels.scales import Turn
 
@@ -71,7 +73,7 @@ class Hadamard:
         return _turned(x, self, dim_of("Hadamard", dim, x.shape), inverse=False)
 
     def inverse(self, x: Tensor, dim: int = -1) -> Tensor:
-        """The arguments of the transform."""
+        """Undo the transform along a dimension, with the dtypes of the transform."""
         check_input("Hadamard", x)
         return _turned(x, self, dim_of("Hadamard", dim, x.shape), inverse=True).to(x.dtype)
 
@@ -107,7 +109,7 @@ class _ForwardTurned(_Turned):
 
 def _turned(x: Tensor, transform: Hadamard, dim: int, *, inverse: bool) -> Tensor:
     function = _ForwardTurned if forward_ad._current_level >= 0 else _Turned
-    return function.apply(x, transform, dim, inverse)  # type: ignore[no-any-return,no-untyped-call]
+    return applied(function, operators(x))(x, transform, dim, inverse)  # type: ignore[no-any-return]
 
 
 def _inverted(x: Tensor, transform: Hadamard, dim: int) -> Tensor:

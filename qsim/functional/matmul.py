@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
@@ -15,10 +16,11 @@ from qsim.accumulators.chips import Chip, check_chip
 from qsim.accumulators.names import sum_text
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
+from qsim.functional.applying import applied, not_a_view
 from qsim.functional.arguments import draw_seed
-from qsim.functional.results import not_a_view
 from qsim.functional.tracing import not_scriptable, refuse_tracing
 from qsim_kernels.ops.accumulate import OPERANDS
+from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 #: What a format is given as.
 Spec = str | torch.dtype | Format
@@ -74,8 +76,36 @@ def matmul(
         tensor([[0.2500]])
     """
     check_chip("matmul", chip)
-    for name, operand in (("a", a), ("b", b)):
-        _check_operand(name, operand)
+    _check_operands(a, b)
+    chosen = _resolved(accumulate)
+    how = _spelled(chosen, a, b, formats, check)
+    drawn, stream = draw_seed(chosen.is_stochastic, seed, generator, stream, offset, a.device)
+    ops = operators(a, b)
+    is_recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if ops is DISPATCHED or is_recorded or forward_ad._current_level >= 0:
+        return applied(Accumulated, ops)(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return]
+    return accumulated(ops, a, b, drawn, how, stream, offset, chip=chip)
+
+
+def _resolved(accumulate: Accumulator | str) -> Accumulator:
+    if isinstance(accumulate, Accumulator):
+        return accumulate
+    try:
+        return accumulators.resolve(accumulate)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"matmul: accumulate: {error}") from error
+
+
+def _check_operands(a: Tensor, b: Tensor) -> None:
+    for name, x in (("a", a), ("b", b)):
+        refuse_tracing("matmul", x)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"matmul: {name} must be a tensor, got {type(x).__name__}")
+        if x.layout != torch.strided:
+            raise TypeError(f"matmul: {name} must be dense, got layout {x.layout}")
+        if x.dtype not in OPERANDS:
+            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in OPERANDS)
+            raise TypeError(f"matmul: {name} must be one of {allowed}, got {x.dtype}")
     if a.device != b.device:
         raise ValueError(f"matmul: a is on {a.device} and b on {b.device}: they must be on the same device")
     if a.dim() < 2 or b.dim() < 2:
@@ -83,36 +113,20 @@ def matmul(
         raise ValueError(f"matmul: a and b must have at least two dimensions, got {shapes}; for a dot product give a[None], b[:, None]")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    chosen = _resolved(accumulate)
+
+
+def _spelled(accumulator: Accumulator, a: Tensor, b: Tensor, formats: Spec | tuple[Spec, Spec] | None, check: bool) -> str:
+    """The sum, spelled as for the operator, for the formats of both operands."""
     given = formats if isinstance(formats, tuple) else (formats, formats)
     if len(given) != 2:
         raise ValueError(f"matmul: formats must be one format or a pair, got {formats!r}")
-    of_a, of_b = (_format_of(name, x, fmt, chosen, check) for name, x, fmt in (("a", a, given[0]), ("b", b, given[1])))
+    of_a, of_b = (_format_of(name, x, fmt, accumulator, check) for name, x, fmt in (("a", a, given[0]), ("b", b, given[1])))
     try:
-        compiling = torch.compiler.is_compiling()
-        how = sum_text(chosen.text, of_a.__repr__(), of_b.__repr__()) if compiling else chosen.spelled(of_a, of_b)
+        if torch.compiler.is_compiling():
+            return sum_text(accumulator.text, of_a.__repr__(), of_b.__repr__())
+        return accumulator.spelled(of_a, of_b)
     except ValueError as error:
-        raise ValueError(f"matmul: {accumulators.name_of(chosen)}: {error}") from error
-    drawn, stream = draw_seed(chosen.is_stochastic, seed, generator, stream, offset, a.device)
-    return Accumulated.apply(a, b, drawn, how, stream, offset, chip)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def _resolved(accumulate: Accumulator | str) -> Accumulator:
-    try:
-        return accumulators.resolve(accumulate)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"matmul: accumulate: {error}") from error
-
-
-def _check_operand(name: str, x: object) -> None:
-    refuse_tracing("matmul", x)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"matmul: {name} must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"matmul: {name} must be dense, got layout {x.layout}")
-    if x.dtype not in OPERANDS:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in OPERANDS)
-        raise TypeError(f"matmul: {name} must be one of {allowed}, got {x.dtype}")
+        raise ValueError(f"matmul: {accumulators.name_of(accumulator)}: {error}") from error
 
 
 def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulator, check: bool) -> Format:
@@ -157,7 +171,7 @@ class Accumulated(torch.autograd.Function):
     def forward(  # noqa: D102 (torch's own)
         a: Tensor, b: Tensor, seed: Tensor | None, how: str, stream: int, offset: int, chip: str
     ) -> Tensor:
-        return not_a_view(accumulated(a, b, seed, how, stream, offset, chip=chip))
+        return not_a_view(accumulated(operators(a, b), a, b, seed, how, stream, offset, chip=chip))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102 (torch's own)
@@ -173,6 +187,7 @@ class Accumulated(torch.autograd.Function):
 
 
 def accumulated(
+    ops: Operators,
     a: Tensor,
     b: Tensor,
     seed: Tensor | None,
@@ -187,6 +202,7 @@ def accumulated(
     """The operator on operands whose batch dimensions are broadcast; matrices that share the right operand are multiplied as one.
 
     Args:
+        ops: The operators.
         a: Of shape (…, M, K).
         b: Of shape (…, K, N).
         seed: A 0-d int64 tensor, needed only for stochastic rounding.
@@ -200,8 +216,8 @@ def accumulated(
     options = (seed, how, stream, offset, dtype, chip, bias)
     if b.dim() == 2:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])  # torch does not allow -1 for rows without elements
-        product = torch.ops.qsim.accumulate.default(rows, b, *options)
-        return product.view(*a.shape[:-1], b.shape[-1])  # type: ignore[no-any-return]
+        product: Tensor = ops.accumulate(rows, b, *options)
+        return product.view(*a.shape[:-1], b.shape[-1])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    return torch.ops.qsim.accumulate.default(left, right, *options)  # type: ignore[no-any-return]
+    return ops.accumulate(left, right, *options)  # type: ignore[no-any-return]

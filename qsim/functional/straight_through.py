@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from qsim.functional.applying import applied
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
@@ -32,7 +33,7 @@ def rounded(
     forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardStraightThrough if forward_mode else _StraightThrough
-        return function.apply(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(function, ops)(x, seed, spelt.grid, spelt.rule, stream, offset, dtype, limits)  # type: ignore[no-any-return]
     return ops.quantize(x, seed, spelt.grid, spelt.rule, stream, offset, dtype)  # type: ignore[no-any-return]
 
 
@@ -49,7 +50,7 @@ def rounded_under_scales(
     forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardScaled if forward_mode else _Scaled
-        return function.apply(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(function, ops)(x, *noise, spelt, scaling, dtype)  # type: ignore[no-any-return]
     return _laid_out(x, quantize_scaled(ops, x, spelt, scaling, noise, dtype, layout=layout)[0])
 
 

@@ -13,8 +13,9 @@ from qsim.formats.dtypes import FLOATS
 from qsim.functional.tracing import refuse_tracing
 from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.bilinear import Product
-from qsim.nn.product.plans import ProductPlan, ProductSetting, plan_of
+from qsim.nn.product.plans import ProductPlan, plan_of
 from qsim.nn.product.scaled_checks import check_matmul
+from qsim.nn.product.setting import ProductSetting
 from qsim.nn.transforms import check_transforms
 from qsim.random.streams import own_rank
 from qsim.recipes.five_point import FivePoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from qsim.nn.product.scaled_checks import check_groups
 from qsim.recipes.five_point import FivePoint
 
 Sizes = int | tuple[int, ...]
+_known_product = lru_cache(maxsize=4096)(ConvolutionProduct)
 
 
 def conv1d(
@@ -182,7 +184,8 @@ def _conv(
     steps = _tuple(dilation, dims)
     if isinstance(padding, str):
         x, padding = _named_padding(name, x, padding, weight.shape[2:], steps, _tuple(stride, dims))
-    product = ConvolutionProduct(_tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed)
+    numbers = _tuple(stride, dims), _tuple(padding, dims), steps, _tuple(output_padding or 0, dims), groups, transposed
+    product = ConvolutionProduct(*numbers) if torch.compiler.is_compiling() else _known_product(*numbers)
     batched = x if x.dim() == dims + 2 else x.unsqueeze(0)
     plan = plan_for(points, product, batched, weight, bias)
     assert plan is not None  # there is something to round

@@ -18,8 +18,7 @@ _WHOLE = (Tensor, nn.Parameter)
 def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
     """The product of a plan, of whole tensors or of distributed ones."""
     if plan.casts is not None:
-        of_a, of_w, of_bias = plan.casts
-        a, w, bias = a.to(of_a), w.to(of_w), None if bias is None else bias.to(of_bias)
+        a, w, bias = plan.cast(a, w, bias)
     if plan.ops is DISPATCHED:
         if _is_distributed(a, w, bias):
             from qsim.nn.sharded.product import sharded_product

@@ -155,7 +155,8 @@ class _ConvolutionModule(FivePointModule):
             padding = 0
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
         numbers = (module.stride, padding, module.dilation, module.groups)
-        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=self.stream)
+        stream = self.stream if self.points.weight_is_stochastic else 0
+        return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=stream)
 
 
 class Conv1d(_ConvolutionModule, nn.Conv1d):
@@ -207,7 +208,8 @@ class _TransposedConvolution(FivePointModule):
         )
         convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
         numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=self.stream)
+        stream = self.stream if self.points.weight_is_stochastic else 0
+        return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=stream)
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):

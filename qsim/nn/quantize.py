@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
+from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.functional.quantizer import Point, Quantizer, short
-from qsim.functional.results import changeable, not_a_view
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
@@ -57,7 +57,7 @@ class Quantize(RemembersAmaxes):
         seed = seeds.seed_tensor(None, None, input.device) if stochastic else None
         point = self._in_use("backward_point")
         function = _RoundGradient if result is input else _RoundGradientOfOwn
-        found = function.apply(result, seed, point)  # type: ignore[no-untyped-call]
+        found: Tensor = applied(function, operators(result))(result, seed, point)
         return found if result is input else changeable(found)
 
     def _in_use(self, name: str) -> Quantizer | None:

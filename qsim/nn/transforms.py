@@ -53,8 +53,7 @@ def _check_levels(plan: ProductPlan) -> None:
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
     if levels.count(TransformType.Grad) > 1:
         raise RuntimeError("what rounds at points cannot be differentiated twice: give one of grad, vjp and jacrev")
-    sites = (plan.first.forward, plan.first.backward, plan.second.forward, plan.second.backward, plan.grad, plan.grad_w)
-    if TransformType.Vmap in levels and any(map(leaves_factor, sites)):
+    if TransformType.Vmap in levels and any(map(leaves_factor, plan.sites)):
         raise _error("under vmap, layers with scales of whole tensors or rows")
 
 
@@ -65,10 +64,10 @@ class _ProductUnderTransform(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
-        held = plan.carriers[0].dtype
-        first, left_a = plan.first.forward.round(DISPATCHED, a, None, held)
-        second, left_w = plan.second.forward.round(DISPATCHED, w, None, held)
-        return plan.setting.product.forward(first, second, bias, plan.arithmetic(DISPATCHED, 0, left_a, left_w, None))
+        how = plan.arithmetics[0]
+        first, left_a = plan.first.forward.round(DISPATCHED, a, None, how.held)
+        second, left_w = plan.second.forward.round(DISPATCHED, w, None, how.held)
+        return plan.setting.product.forward(first, second, bias, how.after(DISPATCHED, left_a, left_w, None))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -95,11 +94,12 @@ class _ProductUnderTransform(torch.autograd.Function):
 
 def _gradient(plan: ProductPlan, index: int, g: Tensor, other: Tensor, own: Tensor) -> Tensor:
     """The gradient of an operand, 1 or 2, from the other one."""
-    held = plan.carriers[index].dtype
-    site, operand = (plan.grad, plan.second) if index == 1 else (plan.grad_w, plan.first)
-    rounded_g, left_g = site.round(DISPATCHED, g, None, held)
-    rounded, left = operand.backward.round(DISPATCHED, other, None, held)
+    how = plan.arithmetics[index]
+    site, operand, same = (
+        (plan.gradient.for_first, plan.second, plan.first) if index == 1 else (plan.gradient.for_second, plan.first, plan.second)
+    )
+    rounded_g, left_g = site.round(DISPATCHED, g, None, how.held)
+    rounded, left = operand.backward.round(DISPATCHED, other, None, how.held)
     multiply = plan.setting.product.grad_a if index == 1 else plan.setting.product.grad_w
-    found = multiply(rounded_g, rounded, own.shape, plan.arithmetic(DISPATCHED, index, left_g, left, None))
-    clip = plan.clips[index - 1]
-    return found if clip is None else torch.where(beyond(own, clip), 0.0, found)
+    found = multiply(rounded_g, rounded, own.shape, how.after(DISPATCHED, left_g, left, None))
+    return torch.where(beyond(own, same.forward), 0.0, found) if same.clips else found

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
 from qsim.formats import Format
-from qsim.nn.product.plans import WEIGHT
+from qsim.nn.product.tensors import WEIGHT
 from qsim.random import seeds
 from support.bounds import check_means, surprise_of_mean
 

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from qsim import FivePoint, Fixed, Float, Int, Quantizer, Stochastic
 from qsim.formats import Format
-from qsim.nn.product.autograd import five_point_product
+from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct, Product
 from qsim.nn.product.convolution import ConvolutionProduct
-from qsim.nn.product.plans import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD, ProductSetting
+from qsim.nn.product.plans import plan_of
+from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.tensors import ACT, ACT_BWD, GRAD, GRAD_W, SECOND, WEIGHT, WEIGHT_BWD
 from qsim.random import seeds
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -42,6 +44,11 @@ POINTS = {
     "clipped": FivePoint(Quantizer("e2m1", clip_gradient=True), noisy(Int(3), clip_gradient=True), noisy("e4m3"), "same", "e5m2"),
     "clipped at zero": FivePoint(Quantizer(Int(4, signed=False), clip_gradient=True), None, "same"),
 }
+
+
+def five_point_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
+    """A product of a configuration, whose operands are rounded forward and backward."""
+    return planned_product(a, w, bias, plan_of(setting, a, w), stream)
 
 
 class ProductCase(NamedTuple):

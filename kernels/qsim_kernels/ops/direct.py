@@ -16,7 +16,7 @@ from torch._C import _dispatch_keys, _dispatch_tls_local_include_set, _is_torch_
 from torch.autograd import profiler
 from torch.compiler import is_dynamo_compiling
 
-from qsim_kernels.ops import accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
+from qsim_kernels.ops import accumulate, accumulate_scaled, quantize, scaled, transposes, update  # noqa: F401 (define operators)
 from qsim_kernels.ops.backend import library
 
 
@@ -28,6 +28,7 @@ class Operators:
     """
 
     def __init__(self, find: Callable[[str], Callable[..., Any]]) -> None:
+        self.accumulate = find("accumulate")
         self.accumulate_scaled = find("accumulate_scaled")
         self.amaxes = find("amaxes")
         self.checksum = find("checksum")

@@ -17,6 +17,8 @@ from qsim.studies.learners.gpt import GPTSize, TransformerBlock
 
 #: So low that a few hundred steps leave the weights near their initial values.
 LEARNING_RATE = 1e-5
+#: As GPTs are trained. Moments in bfloat16 can shrink with these, even when rounded to nearest.
+BETAS = (0.9, 0.95)
 
 #: By size: the name of a GPT, its number of blocks, and their width.
 GPTS = {"medium": ("GPT-2 medium", 24, 1024), "tiny": ("a tiny GPT", 2, 64)}
@@ -115,7 +117,7 @@ def moved(optimizer: torch.optim.Optimizer) -> int:
 def adamw(update: str, states: str, weight: str | None = None, state_rounding: str = "nearest") -> MakeOptimizer:
     """Create qsim's AdamW."""
     options = {"update": update, "state": DTYPES[states], "weight": weight, "state_rounding": state_rounding}
-    return partial(qsim.optim.AdamW, lr=LEARNING_RATE, **options)  # type: ignore[arg-type]
+    return partial(qsim.optim.AdamW, lr=LEARNING_RATE, betas=BETAS, **options)  # type: ignore[arg-type]
 
 
 def _copies(tensors: ParameterSet, settings: BenchSettings) -> tuple[Call, int]:

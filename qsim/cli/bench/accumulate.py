@@ -22,6 +22,7 @@ from qsim.cli.bench._timing import Call, clock_of, interleaved
 from qsim.formats import format as resolve_format
 from qsim.functional import quantize
 from qsim.functional.matmul import accumulated
+from qsim_kernels.ops.direct import DISPATCHED
 
 #: What is measured by default.
 _DEFAULT = (
@@ -89,7 +90,7 @@ def measure(accumulator: Accumulator, size: int, device: torch.device, repeats: 
         p, q = (quantize(torch.exp2(torch.randn(blocks, generator=generator, device=device)), accumulator.scale) for _ in range(2))
         product = partial(torch.ops.qsim.accumulate_scaled.default, a, b, p, q, [1, 1, 1, 1], None, how, 0, 0)
     else:
-        product = partial(accumulated, a, b, seed, how, 0)
+        product = partial(accumulated, DISPATCHED, a, b, seed, how, 0)
     ways: dict[str, Call] = {"emulator": partial(product, chip="never")}
     try:
         product(chip="require")

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
-from qsim.nn.arguments import operands, plan_for, rounds
+from qsim.nn.arguments import plan_for
 from qsim.nn.calls.points import Weight, points_of_activations, weight_of
 from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
-from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
-from qsim.nn.product.plans import ProductSetting
+from qsim.nn.product.grouped_autograd import grouped_product
 from qsim.random.shards import is_distributed
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Blocks, Scaling, Tiles
@@ -131,14 +130,12 @@ def _scales(points: FivePoint) -> list[Scaling | None]:
 
 
 def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
-    rounds(own.points, a, w)
-    a, w, _, dtype = operands(a, w, None, own.points)
-    if own.points.is_scaled or own.points.accumulate is not None:
-        in_place = _is_better_in_place(w, own.points)
-        product, w = (GROUPED, w) if in_place else (GROUPED_LINEAR, w.mT)
-    else:
-        product = GROUPED
-    return five_point_product(a, w, None, ProductSetting(own.points, product, dtype=dtype), own.stream, ends)
+    of_layers = (own.points.is_scaled or own.points.accumulate is not None) and not _is_better_in_place(w, own.points)
+    product, weight = (GROUPED_LINEAR, w.mT) if of_layers else (GROUPED, w)
+    plan = plan_for(own.points, product, a, weight)
+    assert plan is not None  # there is something to round
+    a, weight, _ = plan.cast(a, weight)
+    return grouped_product(a, weight, ends, plan, own.stream)
 
 
 def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:

@@ -12,7 +12,8 @@ from qsim.nn.modules import Embedding
 from qsim.nn.product import bilinear
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.embedding import site_of_lookup
-from qsim.nn.product.plans import ProductSetting, plan_of
+from qsim.nn.product.plans import plan_of
+from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.sums import spelled_lookup
 from qsim.recipes.five_point import FivePoint
 

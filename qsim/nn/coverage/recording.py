@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         """Remember the sites of the next product."""
         self._sites = first, second
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None = None) -> None:
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Ignored: `multiplies` reports the sites of products."""
 
     def measured(self, site: Site, x: Tensor, seed: Tensor | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 
@@ -10,6 +12,6 @@ def autocasts(device: torch.device) -> bool:
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
-def without_autocast(device: torch.device) -> torch.autocast:
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Keep operands in their carrier: autocast would cast them to 16 bits."""
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()

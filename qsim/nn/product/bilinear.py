@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,45 +18,57 @@ from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled
 from qsim.nn.product.directions import Directions
 
 
-class Product(Protocol):
+@dataclass(frozen=True, eq=False)
+class Product:
     """An operation that is linear in two operands.
 
     Attributes:
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
+        directions: The dimensions along which operands are scaled.
     """
 
-    gradient_first: ClassVar[bool]
-    sums_rows: ClassVar[bool]
+    gradient_first: ClassVar[bool] = True
+    sums_rows: ClassVar[bool] = False
+    directions: ClassVar[Directions]
 
     @property
-    def directions(self) -> Directions:
-        """The dimensions along which operands are scaled."""
+    def constant(self) -> Any:
+        """A constant for compilers that specifies this operation, `None` if it may depend on sizes; one that a module has is a constant."""
+        return self
 
     def merges_rows(self, dims: int) -> bool:
         """Whether all dimensions but the last of the first operand and the result count as one, given the second's dimensions."""
+        return False
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """The only 16-bit carrier allowed for a result of this dtype; float32 if there is none, `None` if any is allowed."""
+        """The only 16-bit carrier allowed for a result of this dtype; float32 if there is none, `None` if any is allowed.
+
+        Any is for matrix products, which sum in float32 whatever their operands are.
+        """
+        return None
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result, with the bias added."""
+        raise NotImplementedError
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the first operand."""
+        raise NotImplementedError
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
+        raise NotImplementedError
 
     def grad_bias(self, g: Tensor) -> Tensor:
-        """The gradient of the bias."""
+        """The gradient of the bias, if the operation has one."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class LinearProduct:
+class LinearProduct(Product):
     """`a @ w.T`, over the last dimension of `a`, which may have any number of others."""
 
-    gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = True
     directions: ClassVar[Directions] = directions.LINEAR
 
@@ -64,32 +76,24 @@ class LinearProduct:
         """Tokens are rows, in whichever dimensions they are."""
         return True
 
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Matrix products sum in float32 whatever their operands are."""
-        return None
-
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
-        """The result, with the bias added."""
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if a.dtype == how.dtype and not (how.exact or how.factors or how.adder):
             return F.linear(a, w, bias)
         return multiply(rows(a), w.t(), how, bias).view(*a.shape[:-1], w.shape[0])
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the first operand."""
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         g = g if g.dim() == 2 else rows(g)
         found = torch.matmul(g, w) if g.dtype == how.dtype and not (how.exact or how.factors or how.adder) else multiply(g, w, how)
         return found if len(a_shape) == 2 else found.view(a_shape)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the second operand."""
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if g.dim() != 2:
             g, a = rows(g), rows(a)
         if g.dtype == how.dtype and not (how.exact or how.factors or how.adder):
             return torch.matmul(g.t(), a)
         return multiply(g.t(), a, how)
 
-    def grad_bias(self, g: Tensor) -> Tensor:
-        """The gradient of the bias."""
+    def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return g.sum(0) if g.dim() == 2 else rows(g).sum(0)
 
 
@@ -102,38 +106,26 @@ def rows(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class MatmulProduct:
+class MatmulProduct(Product):
     """`a @ b` of matrices or batches of them, batch dimensions being broadcast."""
 
     gradient_first: ClassVar[bool] = False
-    sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions] = directions.MATMUL
 
     def merges_rows(self, dims: int) -> bool:
         """Matrices that share their second operand are one."""
         return dims == 2
 
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Matrix products sum in float32 whatever their operands are."""
-        return None
-
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
-        """The result; there is no bias."""
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _batched(a, w, how)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the first operand."""
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         return _summed(g, w.mT, a_shape, how)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the second operand."""
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if len(w_shape) == 2:
             return multiply(rows(a).t(), rows(g), how)
         return _summed(a.mT, g, w_shape, how)
-
-    def grad_bias(self, g: Tensor) -> Tensor:
-        """There is none."""
-        raise NotImplementedError
 
 
 MATMUL = MatmulProduct()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2
 from qsim.functional.arguments import Spelling
 from qsim.nn.product.bilinear import rows
-from qsim.nn.product.operands import Operand, RoundedOperand, Upstream
+from qsim.nn.product.operands import Gradient, Operand, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
 from qsim_kernels.encoding import spell_encoding
@@ -30,24 +31,14 @@ _DTYPES = {E4M3.spelling[0]: torch.float8_e4m3fn, E5M2.spelling[0]: torch.float8
 class CodedOperand(Operand):
     """An input or a weight whose FP8 codes are multiplied; the backward pass keeps those of an input, and encodes a weight again."""
 
-    def round(
-        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool, groups: Tensor | None = None
-    ) -> RoundedOperand:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
         """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
         if not needed or self.coding is None:
             return _encoded(ops, x, self.forward, seed), None, x if needed else None
         forward, backward = _encoded_twice(ops, x, self.forward, self.backward, seed)
         return forward, None, backward
 
-    def recall(
-        self,
-        ops: Operators,
-        kept: Tensor,
-        seed: Tensor | None,
-        dtype: torch.dtype,
-        scales: Tensor | None,
-        groups: Tensor | None = None,
-    ) -> Rounded:
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
         """The operand for a product of the backward pass."""
         return (_encoded(ops, kept, self.backward, seed) if self.coding is None else kept), None
 
@@ -60,15 +51,22 @@ class CodedUpstream(Upstream):
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:
         """The gradient for a product."""
         is_second = self._waiting is not None
-        if self._observer is not None and not (is_second and self._serves_both):
+        if self._observer is not None and not (is_second and self._how.is_rounded_once):
             self._observer.rounds(site, self._g, self.seed)
         if self._waiting is not None:
             return self._waiting, None
-        one, other = self._sites
-        if one is None or other is None:
+        if not all(self._needed):
             return _encoded(self._ops, self._g, site, self.seed), None
-        codes, self._waiting = _encoded_twice(self._ops, self._g, one, other, self.seed)
+        codes, self._waiting = _encoded_twice(self._ops, self._g, self._how.for_first, self._how.for_second, self.seed)
         return codes, None
+
+
+class CodedGradient(Gradient):
+    """The gradient of the result, whose FP8 codes are multiplied."""
+
+    def received(self, *arguments: Any) -> CodedUpstream:
+        """The gradient in a backward pass."""
+        return CodedUpstream(self, *arguments)
 
 
 def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:
@@ -77,15 +75,20 @@ def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:
         site.quantizer is not None and site.is_plain and site.quantizer.spelt.grid in _DTYPES and not (site.place.row or site.place.offset)
         for site in sites
     )
-    return are_fp8 and len(sums) > 0 and all(how is not None and _adds_fp8(how) for how in sums)
+    return are_fp8 and all(how is not None and _adds_fp8(how) for how in sums)
 
 
 def coded_operand(operand: Operand) -> CodedOperand:
     """The operand in FP8 codes."""
     point = operand.backward.quantizer
     assert point is not None  # `takes_codes` has found one
-    keeps_codes = operand.forward.name == "act"
-    return CodedOperand(operand.forward, operand.backward, operand.is_reused, point.format.spelling[1] if keeps_codes else None)
+    coding = point.format.spelling[1] if operand.forward.name == "act" else None
+    return CodedOperand(operand.forward, operand.backward, operand.is_reused, operand.clips, coding)
+
+
+def coded_gradient(gradient: Gradient) -> CodedGradient:
+    """The gradient in FP8 codes."""
+    return CodedGradient(gradient.for_first, gradient.for_second, gradient.is_rounded_once, gradient.is_summed)
 
 
 def _adds_fp8(how: str) -> bool:

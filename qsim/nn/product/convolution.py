@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
+from qsim.nn.product.bilinear import Product
 from qsim.nn.product.convolution_gradients import convolution_gradient
 from qsim.nn.product.directions import CONVOLUTION, TRANSPOSED, Directions
 from qsim.nn.product.unfolding import Multiply, Unfolding
 
 
 @dataclass(frozen=True)
-class ConvolutionProduct:
+class ConvolutionProduct(Product):
     """A convolution or a transposed one, of an input with a batch dimension, in one, two or three dimensions.
 
     Attributes:
@@ -28,9 +29,6 @@ class ConvolutionProduct:
         transposed: Whether it is a transposed convolution.
     """
 
-    gradient_first: ClassVar[bool] = True
-    sums_rows: ClassVar[bool] = False
-
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -39,20 +37,21 @@ class ConvolutionProduct:
     transposed: bool
 
     @property
-    def directions(self) -> Directions:
+    def directions(self) -> Directions:  # type: ignore[override]
         """Channels are summed over, and samples for the gradient of the weight."""
         return TRANSPOSED if self.transposed else CONVOLUTION
 
-    def merges_rows(self, dims: int) -> bool:
-        """Every dimension counts separately."""
-        return False
+    @property
+    def constant(self) -> Any:
+        """The attributes; output paddings follow from sizes, if these are given."""
+        numbers = self.stride, self.padding, self.dilation, self.output_padding, self.groups, self.transposed
+        return None if self.transposed else numbers
 
     def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
         """Torch's convolutions round their results to their operands' dtype."""
         return dtype if dtype.itemsize == 2 else torch.float32
 
-    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
-        """The result, with the bias added."""
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.adder is not None:
             return self._with_bias(_times(self._result(a, w, how), how), bias, how)
         given = bias if a.dtype == how.dtype and not how.factors else None
@@ -60,23 +59,20 @@ class ConvolutionProduct:
         result = _times(convolution(a, w, given, *self._numbers()), how)
         return self._with_bias(result, None if given is bias else bias, how)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the first operand."""
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.adder is not None:
             gradient = self._unfolding.result if self.transposed else self._unfolding.of_input
             return _times(gradient(g, w, a_shape[2:], _by_adder(how)), how).to(how.dtype)
         return _times(self._gradient(g, w, a_shape, how, second=False), how).to(how.dtype)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the second operand."""
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
         if how.adder is not None:
             images, gradient = (g, a) if self.transposed else (a, g)
             found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
             return _times(found, how).to(how.dtype)
         return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
 
-    def grad_bias(self, g: Tensor) -> Tensor:
-        """The gradient of the bias."""
+    def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return g.sum([0, *range(2, g.dim())])
 
     @property

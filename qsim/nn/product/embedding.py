@@ -14,9 +14,11 @@ from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
 from qsim.nn.product.directions import LINEAR
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.plans import GRAD, SUM_W, WEIGHT, Draws
+from qsim.nn.product.plans import SUMS
+from qsim.nn.product.setting import Draws
 from qsim.nn.product.sites import SharedOperand, Site, beyond
 from qsim.nn.product.sums import spelled_lookup
+from qsim.nn.product.tensors import GRAD, WEIGHT
 from qsim.random import places, seeds, streams
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import operators
@@ -99,10 +101,10 @@ class FivePointEmbedding(torch.autograd.Function):
     ) -> Tensor:
         site = site_of_table(points, draws, shares[0])
         clips = site.quantizer is not None and site.quantizer.clip_gradient and ctx.needs_input_grad[1]
-        ctx.save_for_backward(x, seed, beyond(weight, site.quantizer) if site.quantizer is not None and clips else None)
+        ctx.save_for_backward(x, seed, beyond(weight, site) if clips else None)
         ctx.site = site_of_lookup(points, draws, shares[1])
         ctx.how = spelled_lookup(points, ctx.site, weight.dtype)
-        ctx.sum_stream = streams.rank_stream(SUM_W, None if draws is None or draws.sums is None else draws.sums[2])
+        ctx.sum_stream = streams.rank_stream(SUMS[2], None if draws is None or draws.sums is None else draws.sums[2])
         ctx.facts = (weight.shape[0], weight.dtype, padding_idx, scale_grad_by_freq)
         ops = operators(weight)
         table = site.round(ops, weight, weight_seed, weight.dtype)[0]

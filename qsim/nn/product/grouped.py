@@ -12,6 +12,7 @@ from torch import Tensor
 from qsim.functional.matmul import accumulated
 from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply
+from qsim.nn.product.bilinear import Product
 from qsim.nn.product.directions import Directions
 from qsim_kernels.ops.direct import DISPATCHED
 
@@ -20,39 +21,39 @@ Factors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class GroupedProduct:
+class GroupedProduct(Product):
     """`a[start:end] @ w[i]` for each group. The ends of the groups are a tensor, which the host reads only for large groups under scales.
 
     As in torch's function, rows after the last group are undefined, in the result and in the gradient of the first operand.
+
+    Attributes:
+        ends: The ends of the groups; only in one pass of a product, not in its plan.
     """
 
+    ends: Tensor | None = None
+
     gradient_first: ClassVar[bool] = False
-    sums_rows: ClassVar[bool] = False
     directions: ClassVar[Directions] = directions.MATMUL
-
-    def merges_rows(self, dims: int) -> bool:
-        """Every group has its own rows."""
-        return False
-
-    def narrow_carrier(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Products sum in float32 whatever their operands are."""
-        return None
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:
         """The result; there is no bias."""
-        return _of_groups(a, w, how)
+        return self._of_groups(a, w, how)
 
-    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the first operand."""
-        return _of_groups(g, w.mT, how)
+    def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
+        return self._of_groups(g, w.mT, how)
 
-    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
-        """The gradient of the second operand."""
-        return _of_groups(a.t(), g, how)
+    def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
+        return self._of_groups(a.t(), g, how)
 
-    def grad_bias(self, g: Tensor) -> Tensor:
-        """There is none."""
-        raise NotImplementedError
+    def _of_groups(self, a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
+        """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
+        assert self.ends is not None
+        if how.adder is not None:
+            one, chip = how.adder, how.adder.chip
+            return torch.ops.qsim.grouped_accumulate.default(a, b, self.ends, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
+        if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
+            return torch._grouped_mm(a, b, offs=self.ends)
+        return torch.ops.qsim.grouped_matmul.default(a, b, self.ends, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 class GroupedLinearProduct(GroupedProduct):
@@ -62,28 +63,17 @@ class GroupedLinearProduct(GroupedProduct):
     directions: ClassVar[Directions] = directions.LINEAR
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(a, w.mT, how)
+        return self._of_groups(a, w.mT, how)
 
     def grad_a(self, g: Tensor, w: Tensor, a_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g, w, how)
+        return self._of_groups(g, w, how)
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)
-        return _of_groups(g.t(), a, how)
+        return self._of_groups(g.t(), a, how)
 
 
 GROUPED = GroupedProduct()
 GROUPED_LINEAR = GroupedLinearProduct()
-
-
-def _of_groups(a: Tensor, b: Tensor, how: Arithmetic) -> Tensor:
-    """The products of the groups: of rows of `a` with a matrix each, or of columns of `a` with rows of `b`."""
-    assert how.groups is not None
-    if how.adder is not None:
-        one, chip = how.adder, how.adder.chip
-        return torch.ops.qsim.grouped_accumulate.default(a, b, how.groups, how.factors, how.dtype, one.seed, one.how, one.stream, chip)  # type: ignore[no-any-return]
-    if a.dtype == b.dtype == how.dtype == torch.bfloat16 and not how.factors:
-        return torch._grouped_mm(a, b, offs=how.groups)
-    return torch.ops.qsim.grouped_matmul.default(a, b, how.groups, how.factors, how.dtype, how.exact)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("qsim::grouped_matmul", mutates_args=())
@@ -140,7 +130,7 @@ def _grouped_accumulate(
     wide = torch.promote_types(dtype, torch.float32) if factors else dtype
 
     def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
-        found = accumulated(one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
+        found = accumulated(DISPATCHED, one, other, seed, how, stream, int(out.storage_offset()), dtype=wide, chip=chip)
         out.copy_(DISPATCHED.rescaled(found, own, None, dtype) if own else found)
 
     return _group_by_group(a, b, ends, factors, dtype, write)

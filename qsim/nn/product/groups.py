@@ -5,6 +5,7 @@ The ends of the groups are a tensor, which the host never reads: what follows fr
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,30 +55,49 @@ class Units(NamedTuple):
         return values.view(shape) if self.places is None else values.view(-1, shape[-1])[self.places]
 
 
-def units_of(x: Tensor, ends: Tensor, size: int) -> Units:
-    """The units of a tensor: the matrices of a stack, or `size` rows each, of which a group's last ones may be zeros.
+#: `groups`, `places` and `filled` of `Units`.
+Arrangement = tuple[Tensor, Tensor | None, Tensor | None]
 
-    Args:
-        x: A matrix whose rows fall into groups, or a stack.
-        ends: The ends of the groups.
-        size: Rows of a unit of a matrix.
+
+@dataclass(frozen=True)
+class Groups:
+    """Which rows belong to which group, in one pass of a product.
+
+    Attributes:
+        ends: For each group, the row after its last one.
     """
-    if x.dim() == 3:
-        return Units(x, len(x))
-    ends, row = ends.to(torch.int64), torch.arange(len(x), device=x.device)
-    of_rows = torch.searchsorted(ends, row, right=True)
-    if size == 1:
-        return Units(x.unsqueeze(1), len(ends), of_rows)
-    starts = F.pad(ends, (1, 0))
-    sizes = F.pad(ends, (0, 1), value=len(x)) - starts
-    needed = (sizes + size - 1) // size
-    last = needed.cumsum(0)
-    number = torch.arange(len(x) // size + len(ends) + 1, device=x.device)
-    groups = torch.searchsorted(last, number, right=True).clamp(max=len(ends))
-    places = row - starts[of_rows] + (last - needed)[of_rows] * size
-    values = x.new_zeros(len(number) * size, x.shape[1]).index_copy(0, places, x)
-    filled = (sizes[groups] - (number - (last - needed)[groups]) * size).clamp(0, size)
-    return Units(values.view(len(number), size, x.shape[1]), len(ends), groups, places, filled)
+
+    ends: Tensor
+    #: The arrangements so far, by the number of rows and the size of a unit.
+    arrangements: dict[tuple[int, int], Arrangement] = field(default_factory=dict, compare=False, repr=False)
+
+    def units(self, x: Tensor, size: int) -> Units:
+        """The units of a tensor: the matrices of a stack, or `size` rows each."""
+        if x.dim() == 3:
+            return Units(x, len(x))
+        known = self.arrangements.get((len(x), size))
+        if known is None:
+            known = self.arrangements[len(x), size] = self._arrangement(len(x), size)
+        groups, places, filled = known
+        if places is None:
+            return Units(x.unsqueeze(1), len(self.ends), groups)
+        values = x.new_zeros(len(groups) * size, x.shape[1]).index_copy(0, places, x)
+        return Units(values.view(-1, size, x.shape[1]), len(self.ends), groups, places, filled)
+
+    def _arrangement(self, rows: int, size: int) -> Arrangement:
+        ends, row = self.ends.to(torch.int64), torch.arange(rows, device=self.ends.device)
+        of_rows = torch.searchsorted(ends, row, right=True)
+        if size == 1:
+            return of_rows, None, None
+        starts = F.pad(ends, (1, 0))
+        sizes = F.pad(ends, (0, 1), value=rows) - starts
+        needed = (sizes + size - 1) // size
+        last = needed.cumsum(0)
+        number = torch.arange(rows // size + len(ends) + 1, device=ends.device)
+        groups = torch.searchsorted(last, number, right=True).clamp(max=len(ends))
+        places = row - starts[of_rows] + (last - needed)[of_rows] * size
+        filled = (sizes[groups] - (number - (last - needed)[groups]) * size).clamp(0, size)
+        return groups, places, filled
 
 
 def transformed(units: Units, turn: Turn) -> Tensor:

@@ -30,8 +30,8 @@ class Observer(Protocol):
     def used(self, name: str, measured: Any) -> None:
         """Called when a recorded tensor is used at a point."""
 
-    def rounds(self, site: Site, x: Tensor, seed: Tensor | None, groups: Tensor | None = None) -> None:
-        """Called when a tensor is rounded at a point, and used; with the ends of the groups of rows, in products of groups."""
+    def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
+        """Called when a tensor is rounded at a point, and used."""
 
     def multiplies(self, first: Site, second: Site) -> None:
         """Called before a product, with the sites that its operands have passed. The next operator that multiplies is this product."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from qsim.formats import Format
+from qsim.nn.product.arithmetic import Left
 from qsim.nn.product.observers import Observer
-from qsim.nn.product.sites import Left, Rounded, Site
+from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.grid import Coding, read, spell
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 
@@ -35,20 +36,20 @@ class Operand:
         forward: The site that rounds it forward.
         backward: The site that rounds it backward.
         is_reused: Whether the backward pass reuses the tensor rounded forward.
+        clips: Whether its gradient is zero where it saturates forward.
         coding: The codes in which the backward pass keeps it; if there are none, it keeps the operand.
     """
 
     forward: Site
     backward: Site
     is_reused: bool
+    clips: bool = False
     coding: str | None = None
 
-    def round(
-        self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool, groups: Tensor | None = None
-    ) -> RoundedOperand:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, needed: bool) -> RoundedOperand:
         """The operand for the forward product, and the tensor kept for the backward pass, if needed."""
         if not needed or self.coding is None:
-            return *self.forward.round(ops, x, seed, dtype, None, groups), x if needed else None
+            return *self.forward.round(ops, x, seed, dtype), x if needed else None
         one, other = self.forward.quantizer, self.backward.quantizer
         assert other is not None  # codes are of its format
         spelt, stream = other.spelt, self.backward.stream
@@ -61,20 +62,12 @@ class Operand:
         )
         return values, None, codes
 
-    def recall(
-        self,
-        ops: Operators,
-        kept: Tensor,
-        seed: Tensor | None,
-        dtype: torch.dtype,
-        scales: Tensor | None,
-        groups: Tensor | None = None,
-    ) -> Rounded:
+    def recall(self, ops: Operators, kept: Tensor, seed: Tensor | None, dtype: torch.dtype, scales: Tensor | None) -> Rounded:
         """The operand for a product of the backward pass, from what was kept of it, and the scales of the forward pass, if reused."""
         if self.coding is None:
             if ops is DISPATCHED and self.forward.name == "weight" and torch.compiler.is_compiling():
                 kept = self._unlike_forward(kept)
-            return self.backward.round(ops, kept, seed, dtype, scales, groups)
+            return self.backward.round(ops, kept, seed, dtype, scales)
         assert self.backward.quantizer is not None
         return ops.decode(kept, self.backward.quantizer.spelt.grid, self.coding, dtype), None
 
@@ -88,23 +81,23 @@ class Operand:
             return weight
         return weight.view(_BITS[weight.dtype.itemsize]).bitwise_or(0).view(weight.dtype)
 
-    def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None, groups: Tensor | None = None) -> Any:
+    def show(self, observer: Observer, x: Tensor, kept: Tensor | None, seed: Tensor | None) -> Any:
         """Report to an observer what `round` did: forward, and backward if codes were kept.
 
         The latter counts once the backward pass uses the codes; the observer's record of them is returned.
         """
         if self.forward.quantizer is not None:
-            observer.rounds(self.forward, x, seed, groups)
+            observer.rounds(self.forward, x, seed)
         if self.coding is None or kept is None or self.is_reused:
             return None
         return observer.measured(self.backward, x, seed)
 
-    def show_recalled(self, observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None, groups: Tensor | None = None) -> None:
+    def show_recalled(self, observer: Observer, kept: Tensor, noted: Any, seed: Tensor | None) -> None:
         """Report to an observer what `recall` did, given the result of `show`."""
         if noted is not None:
             observer.used(self.backward.name, noted)
         elif self.backward.quantizer is not None and self.coding is None and not self.is_reused:
-            observer.rounds(self.backward, kept, seed, groups)
+            observer.rounds(self.backward, kept, seed)
 
 
 def coding_of(fmt: Format) -> str:
@@ -117,32 +110,30 @@ def coding_of(fmt: Format) -> str:
 
 
 class Upstream:
-    """The gradient of the result: rounded for two products (once if one rounding serves both), and summed unrounded for the bias.
+    """The gradient of the result in one backward pass: rounded for its products, and summed unrounded for the bias.
 
     Args:
+        how: How it is rounded.
         ops: The operators.
         g: The gradient.
         seed: Needed only for stochastic rounding.
         observer: The observer, if any.
-        sites: The sites of the products that will be computed, in order; `None` for those that will not.
-        serves_both: Whether one rounding serves both products.
-        is_summed: Whether its sum over rows will be needed, and can come from the same read.
-        groups: The ends of the groups of rows, in products of groups.
+        needed: Whether the gradient of the first operand will be computed, and that of the second.
+        needs_sum: Whether its sum over rows will be needed.
     """
 
     def __init__(
         self,
+        how: Gradient,
         ops: Operators,
         g: Tensor,
         seed: Tensor | None,
         observer: Observer | None,
-        sites: tuple[Site | None, Site | None],
-        serves_both: bool,
-        is_summed: bool,
-        groups: Tensor | None = None,
+        needed: tuple[bool, bool],
+        needs_sum: bool,
     ) -> None:
-        self._ops, self._g, self.seed, self._observer, self._groups = ops, g, seed, observer, groups
-        self._sites, self._serves_both, self._is_summed = sites, serves_both, is_summed
+        self._how, self._ops, self._g, self.seed, self._observer = how, ops, g, seed, observer
+        self._needed, self._needs_sum = needed, needs_sum and how.is_summed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
         self.total: Tensor | None = None
@@ -153,12 +144,33 @@ class Upstream:
             values, left = self._rounded
             return (values if values.dtype == dtype else values.to(dtype)), left
         if self._observer is not None and site.quantizer is not None:
-            self._observer.rounds(site, self._g, self.seed, self._groups)
-        if self._is_summed and self.total is None:
+            self._observer.rounds(site, self._g, self.seed)
+        if self._needs_sum and self.total is None:
             values, self.total = site.round_and_sum(self._ops, self._g, self.seed, dtype)
             found: Rounded = values, None
         else:
-            found = site.round(self._ops, self._g, self.seed, dtype, None, self._groups)
-        if self._serves_both:
+            found = site.round(self._ops, self._g, self.seed, dtype)
+        if self._how.is_rounded_once:
             self._rounded = found
         return found
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How the gradient of the result is rounded, for the products that give the gradients of the operands.
+
+    Attributes:
+        for_first: The site that rounds it for the gradient of the first operand.
+        for_second: The site that rounds it for the gradient of the second.
+        is_rounded_once: Whether one rounding serves both products.
+        is_summed: Whether its sum over rows comes from the read that rounds it.
+    """
+
+    for_first: Site
+    for_second: Site
+    is_rounded_once: bool
+    is_summed: bool
+
+    def received(self, *arguments: Any) -> Upstream:
+        """The gradient in a backward pass, given the other arguments of `Upstream`."""
+        return Upstream(self, *arguments)

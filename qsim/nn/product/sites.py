@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,14 +19,13 @@ from qsim.formats import Float, Format
 from qsim.functional.hadamard import Hadamard
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.scaled import Scaled, ScaleLayout, Share, quantize_scaled
+from qsim.nn.product.arithmetic import Left
 from qsim.nn.product.bilinear import rows
 from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
-from qsim.nn.product.grouped_rounding import rounded_units
 from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
 from qsim_kernels.ops.direct import DISPATCHED, Operators
-from qsim_kernels.reference.scaled_sums import ChainScales
 from qsim_kernels.reference.scaling import under_whole
 from qsim_kernels.scales import Restore
 
@@ -41,20 +40,6 @@ class SharedOperand(Protocol):
 
     def along(self, direction: Direction, merges: bool) -> Share:
         """The shard of an operand, with a direction in a product."""
-
-
-class Left(NamedTuple):
-    """Factors and scales left to multiply by after a tensor was rounded under scales.
-
-    Attributes:
-        factors: Factors for the result of a product, if any.
-        scales: The scales that were not multiplied in.
-        chains: The scales that enter with short sums.
-    """
-
-    factors: tuple[Tensor, ...] = ()
-    scales: Tensor | None = None
-    chains: ChainScales | None = None
 
 
 #: A rounded tensor in its carrier, in its own shape, and what is left to multiply by, if anything.
@@ -96,15 +81,7 @@ class Site:
         """Whether there is neither a scale nor a transform."""
         return self.transform is None and (self.quantizer is None or self.quantizer.scale is None)
 
-    def round(
-        self,
-        ops: Operators,
-        x: Tensor,
-        seed: Tensor | None,
-        dtype: torch.dtype,
-        known: Tensor | None = None,
-        groups: Tensor | None = None,
-    ) -> Rounded:
+    def round(self, ops: Operators, x: Tensor, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None = None) -> Rounded:
         """Round a tensor.
 
         Args:
@@ -113,13 +90,10 @@ class Site:
             seed: Needed only for stochastic rounding.
             dtype: The carrier.
             known: The scales that are not multiplied in, if already computed.
-            groups: The ends of the groups of rows, in products of groups.
         """
         how = self.quantizer
         if how is None:
             return (x if x.dtype == dtype else x.to(dtype)), None
-        if groups is not None and not self.is_plain:
-            return _round_in_groups(ops, x, self, seed, dtype, known, groups)
         if how.scale is not None:
             return _round_under_scales(ops, x, self, how, seed, dtype, known)
         if self.transform is not None:
@@ -148,9 +122,10 @@ class Site:
         return (values if x.dim() == 2 else values.view(x.shape)), total
 
 
-def beyond(x: Tensor, point: Quantizer) -> Tensor:
-    """The limits at which a point saturates."""
-    return (x < point.format.min) | (x > point.format.max)
+def beyond(x: Tensor, site: Site) -> Tensor:
+    """Where a tensor saturates at a site."""
+    assert site.quantizer is not None  # nothing saturates where nothing is rounded
+    return (x < site.quantizer.format.min) | (x > site.quantizer.format.max)
 
 
 def leaves_factor(site: Site) -> bool:
@@ -232,19 +207,6 @@ def _round_under_scales(
         return values, Left(() if under is None else (under,), chains=chains)
     assert scales is not None  # only scales of blocks and tiles are not returned
     return values, Left((site.direction.spread(scales if under is None else under_whole(scales, under), seen.shape),), scales)
-
-
-def _round_in_groups(
-    ops: Operators, x: Tensor, site: Site, seed: Tensor | None, dtype: torch.dtype, known: Tensor | None, ends: Tensor
-) -> Rounded:
-    if not x.numel():
-        return x.new_empty(x.shape, dtype=dtype), None
-    found = rounded_units(ops, x, site, seed, dtype, ends, known)
-    values = found.units.rows(found.after, x.shape)
-    if found.factor is None:
-        return values, None
-    is_turned = site.direction.kept != site.direction.result
-    return values, Left((found.factor.mT if is_turned else found.factor,), found.of_groups)
 
 
 def quantized(

@@ -7,43 +7,26 @@ import torch
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.formats import BF16, FP16, FP32, Format, format as resolve_format
-from qsim.nn.product.operands import Operand
+from qsim.functional.quantizer import Quantizer
+from qsim.nn.product.directions import Direction
 from qsim.nn.product.sites import Site, values_of_site
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Blocks, Tiles
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 _PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
-Spelled = tuple[str | None, str | None, str | None]
 
 
-def spelled_sums(
-    points: FivePoint,
-    gradient_first: bool,
-    sites: tuple[Operand, Operand, Site, Site],
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-) -> Spelled:
-    """The sums of the three products, spelled as for the operator; `None` for torch's own.
+def spelled_sum(accumulator: Accumulator | None, index: int, left: tuple[Site, torch.dtype], right: tuple[Site, torch.dtype]) -> str | None:
+    """The sum of one of the three products, spelled as for the operator; `None` for torch's own.
 
     Args:
-        points: The points.
-        gradient_first: Whether the gradient is the left operand of the last product.
-        sites: The first operand, the second, and where the gradient is rounded for either.
-        dtypes: The dtypes of the first operand, of the second, and of the result.
+        accumulator: The accumulator, if any.
+        index: The product.
+        left: The site and the dtype of the left operand.
+        right: Those of the right one.
     """
-    first, second, grad, grad_w = sites
-    of_a, of_w, of_result = dtypes
-    last = ((grad_w, of_result), (first.backward, of_a))
-    pairs = (
-        ((first.forward, of_a), (second.forward, of_w)),
-        ((grad, of_result), (second.backward, of_w)),
-        last if gradient_first else last[::-1],
-    )
-    forward, grad_a, of_weight = (
-        None if accumulator is None else _spelled(accumulator, product, one, other)
-        for accumulator, product, (one, other) in zip(points.sums, _PRODUCTS, pairs, strict=True)
-    )
-    return forward, grad_a, of_weight
+    return None if accumulator is None else _spelled(accumulator, _PRODUCTS[index], left, right)
 
 
 def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | None:
@@ -62,12 +45,11 @@ def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | N
     return _spelled(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
 
 
-def chain_of(site: Site, accumulator: Accumulator | None) -> int:
-    """The number of products after which an accumulator's scales may change, if those of the site's blocks or tiles enter it."""
-    scale = None if site.quantizer is None else site.quantizer.scale
-    if accumulator is None or not accumulator.chain or scale is None or not site.multiplies:
+def chain_of(point: Quantizer | None, direction: Direction, accumulator: Accumulator | None) -> int:
+    """The number of products after which an accumulator's scales may change, if those of an operand's blocks or tiles enter it."""
+    if accumulator is None or not accumulator.chain or point is None or point.scale is None:
         return 0
-    step = site.direction.step(scale)
+    step = direction.step(point.scale)
     return accumulator.chain if step and step % accumulator.chain == 0 else 0
 
 

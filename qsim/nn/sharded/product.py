@@ -34,7 +34,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from qsim.nn.product.autograd import product_with_seeds
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.plans import Draws, ProductSetting, plan_of
+from qsim.nn.product.plans import plan_of
+from qsim.nn.product.setting import Draws, ProductSetting
 from qsim.nn.sharded.scales import result_shape, shares_of
 from qsim.nn.sharded.shares import (
     Placements,
@@ -63,7 +64,7 @@ class ProductPlacements(NamedTuple):
 
 
 def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
-    """`five_point_product` of distributed tensors.
+    """A product of distributed tensors.
 
     Args:
         a: An input.

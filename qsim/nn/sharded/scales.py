@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from qsim.nn.product.arithmetic import Arithmetic
 from qsim.nn.product.directions import Direction
 from qsim.nn.product.embedding import site_of_lookup, site_of_table
-from qsim.nn.product.plans import ProductSetting, Shares, plan_of
+from qsim.nn.product.plans import plan_of
+from qsim.nn.product.setting import ProductSetting, Shares
 from qsim.nn.product.sites import Site
 from qsim.random.shards import sizes
 from qsim.recipes.five_point import FivePoint
@@ -110,9 +111,9 @@ def shares_of(a: DTensor, w: DTensor, of_result: tuple[Placement, ...], setting:
     first.check(plan.first.forward)
     second.check(plan.second.forward)
     if torch.is_grad_enabled():
-        result.check(plan.grad)
+        result.check(plan.gradient.for_first)
         second.check(plan.second.backward)
-        result.check(plan.grad_w)
+        result.check(plan.gradient.for_second)
         first.check(plan.first.backward)
     return Shares(first, second, result)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from qsim.nn.product.plans import Draws
+from qsim.nn.product.setting import Draws
 from qsim.random import seeds
 from qsim.random.shards import coordinates, place_of
 

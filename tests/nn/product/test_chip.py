@@ -14,7 +14,8 @@ from qsim import FivePoint, Quantizer, scaling
 from qsim.nn import functional
 from qsim.nn.product import plans
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.plans import ProductSetting, may_run_on_chip, plan_of
+from qsim.nn.product.plans import may_run_on_chip, plan_of
+from qsim.nn.product.setting import ProductSetting
 
 FAST, PROMOTED = "h100_fp8", "h100_fp8_promoted"
 

@@ -12,7 +12,10 @@ from torch import Tensor
 from qsim import FivePoint, Quantizer, scaling
 from qsim.nn.product.bilinear import LINEAR
 from qsim.nn.product.grouped import GROUPED_LINEAR
-from qsim.nn.product.plans import ProductPlan, ProductSetting, plan_of
+from qsim.nn.product.grouped_rounding import GroupedSite
+from qsim.nn.product.groups import Groups
+from qsim.nn.product.plans import ProductPlan, plan_of
+from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.sites import Site
 from qsim.random.places import Place
 from qsim.scaling import Blocks, Channel, Given, Tiles
@@ -48,10 +51,14 @@ def plans(point: Quantizer) -> tuple[ProductPlan, ProductPlan, Tensor, Tensor, T
     return plan_of(ProductSetting(points, GROUPED_LINEAR), a, w), plan_of(ProductSetting(points, LINEAR), a, w[0]), a, w, g
 
 
+def in_groups(site: Site, ends: tuple[int, ...], device: torch.device) -> GroupedSite:
+    return GroupedSite.of(site, Groups(torch.tensor(ends, dtype=torch.int32, device=device)))
+
+
 def both(site: Site, own: Site, x: Tensor, ends: tuple[int, ...]) -> Any:
     """For each group: rows or a matrix, and the factor of its product, from all groups at once and by itself."""
     ops = operators(x)
-    values, left = site.round(ops, x, None, torch.float32, None, torch.tensor(ends, dtype=torch.int32, device=x.device))
+    values, left = in_groups(site, ends, x.device).round(ops, x, None, torch.float32)
     factor = torch.ones(1, 1, 1, device=x.device) if left is None or not left.factors else left.factors[0]
     for i, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
         part = slice(start, end)
@@ -78,8 +85,8 @@ def test_groups_are_rounded_as_each_by_itself(name: str, transform: Hadamard | N
         a[ends[-1] :] = g[ends[-1] :] = 1e9
         check(grouped.first.forward, alone.first.forward, a, ends)
         check(grouped.first.backward, alone.first.backward, a, ends)
-        check(grouped.grad, alone.grad, g, ends)
-        check(grouped.grad_w, alone.grad_w, g, ends)
+        check(grouped.gradient.for_first, alone.gradient.for_first, g, ends)
+        check(grouped.gradient.for_second, alone.gradient.for_second, g, ends)
     check(grouped.second.forward, alone.second.forward, w, ENDS[0])
     check(grouped.second.backward, alone.second.backward, w, ENDS[0])
 
@@ -91,7 +98,7 @@ def test_random_bits_are_those_of_the_indices_in_all_groups(name: str) -> None:
     size, ends = getattr(SCALES[name], "size", 1), ENDS[0]
     for site, own, block in ((grouped.first.forward, alone.first.forward, 1), (grouped.first.backward, alone.first.backward, size)):
         seed, ops, first = torch.tensor(3), operators(a), 0
-        values, _ = site.round(ops, a, seed, torch.float32, None, torch.tensor(ends, device=DEVICE))
+        values, _ = in_groups(site, ends, a.device).round(ops, a, seed, torch.float32)
         for start, end in zip((0, *ends[:-1]), ends, strict=True):
             expected, _ = replace(own, place=Place(first * INPUTS), layouts={}).round(ops, a[start:end], seed, torch.float32)
             assert same_bits(values[start:end], expected)
@@ -102,11 +109,11 @@ def test_random_bits_are_those_of_the_indices_in_all_groups(name: str) -> None:
 @pytest.mark.parametrize("name", SCALES)
 def test_a_gpu_rounds_groups_as_a_cpu(name: str) -> None:
     grouped, _, a, w, g = plans(Quantizer("e2m1", "stochastic", scale=SCALES[name], transform=Hadamard(16)))
-    ends, seed = torch.tensor(ENDS[0]), torch.tensor(5)
-    for site, x in ((grouped.first.forward, a), (grouped.grad_w, g), (grouped.second.backward, w)):
+    seed = torch.tensor(5)
+    for site, x in ((grouped.first.forward, a), (grouped.gradient.for_second, g), (grouped.second.backward, w)):
         for dtype in (torch.float32, torch.bfloat16):
-            values, left = site.round(operators(x), x.to(dtype), seed, dtype, None, ends.to(DEVICE))
-            expected, rest = site.round(operators(x.cpu()), x.to(dtype).cpu(), seed, dtype, None, ends)
+            values, left = in_groups(site, ENDS[0], x.device).round(operators(x), x.to(dtype), seed, dtype)
+            expected, rest = in_groups(site, ENDS[0], torch.device("cpu")).round(operators(x.cpu()), x.to(dtype).cpu(), seed, dtype)
             assert same_bits(values.cpu(), expected)
             for one, other in zip(left.factors if left is not None else (), rest.factors if rest is not None else (), strict=True):
                 torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0, equal_nan=True)  # each has its own NaN

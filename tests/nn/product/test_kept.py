@@ -18,15 +18,16 @@ import qsim
 from qsim import FivePoint, Float, Int, Quantizer
 from qsim.formats import E2M1, E4M3, Format
 from qsim.nn.product.arithmetic import Arithmetic
-from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.bilinear import LinearProduct
-from qsim.nn.product.plans import ACT, ProductSetting
+from qsim.nn.product.setting import ProductSetting
+from qsim.nn.product.tensors import ACT
 from qsim.random import seeds
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
     POINTS,
     ProductCase,
+    five_point_product,
     linear,
     operands,
 )

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from qsim import FivePoint
 from qsim.nn.product.arithmetic import Arithmetic
-from qsim.nn.product.autograd import five_point_product
 from qsim.nn.product.bilinear import LinearProduct, MatmulProduct
-from qsim.nn.product.plans import ProductSetting
+from qsim.nn.product.setting import ProductSetting
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
@@ -21,6 +20,7 @@ from support.written_out import (
     ProductCase,
     check,
     convolution,
+    five_point_product,
     gradient,
     linear,
     noisy,
