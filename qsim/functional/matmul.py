@@ -88,8 +88,6 @@ def matmul(
 
 
 def _resolved(accumulate: Accumulator | str) -> Accumulator:
-    if isinstance(accumulate, Accumulator):
-        return accumulate
     try:
         return accumulators.resolve(accumulate)
     except (TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.chip.verified import CHIP, finished
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
+from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.sums import Sum, is_single, is_stochastic, read_sum
 
@@ -23,8 +23,6 @@ OPERANDS = (
     torch.float8_e5m2fnuz,
 )
 
-#: Whether the chip itself multiplies, where its bits are the emulator's: where it can, never, or always.
-CHIP_MODES = ("auto", "never", "require")
 
 
 class AccumulateArguments(NamedTuple):
@@ -38,7 +36,7 @@ class AccumulateArguments(NamedTuple):
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of the first random number.
         dtype: The dtype to which results are rounded to nearest; by default that of the sum.
-        chip: One of `CHIP_MODES`.
+        chip: Whether the chip itself multiplies, where its bits are the emulator's: `"auto"`, where it can, `"never"`, or `"require"`.
         bias: Added in the sum's dtype to each row before it is rounded, if given.
     """
 
@@ -131,16 +129,9 @@ def _fake(*arguments: Any) -> Tensor:
 
 
 library.define(schema_of(Implementation("").accumulate), tags=(torch.Tag.pt2_compliant_tag,))
-
-
-def register(backend: str, key: str, otherwise: str | None = None) -> None:
-    """Make a backend's module the implementation for a dispatch key; it is imported when the operator first runs."""
-    library.impl("accumulate", Implementation(backend, otherwise).accumulate, key)
-
-
-register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    register("qsim_kernels.compiled.sums", "CPU", otherwise="qsim_kernels.reference.sums")
-if torch.version.hip is None:
-    register("qsim_kernels.triton.accumulate.launch", "CUDA")
-torch.library.register_fake("qsim::accumulate", _fake, lib=library)
+Implementation.register(
+    {"accumulate": _fake},
+    reference="qsim_kernels.reference.sums",
+    compiled="qsim_kernels.compiled.sums",
+    triton="qsim_kernels.triton.accumulate.launch",
+)

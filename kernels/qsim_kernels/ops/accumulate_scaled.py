@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
+from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
 from qsim_kernels.sums import BlockScaledSum, PromotedSum, read_sum
@@ -83,16 +83,9 @@ def _fake(
 
 
 library.define(schema_of(Implementation("").accumulate_scaled), tags=(torch.Tag.pt2_compliant_tag,))
-
-
-def register(backend: str, key: str, otherwise: str | None = None) -> None:
-    """Make a backend's module the implementation for a dispatch key; it is imported when the operator first runs."""
-    library.impl("accumulate_scaled", Implementation(backend, otherwise).accumulate_scaled, key)
-
-
-register("qsim_kernels.reference.sums", "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    register("qsim_kernels.compiled.sums", "CPU", otherwise="qsim_kernels.reference.sums")
-if torch.version.hip is None:
-    register("qsim_kernels.triton.accumulate.launch", "CUDA")
-torch.library.register_fake("qsim::accumulate_scaled", _fake, lib=library)
+Implementation.register(
+    {"accumulate_scaled": _fake},
+    reference="qsim_kernels.reference.sums",
+    compiled="qsim_kernels.compiled.sums",
+    triton="qsim_kernels.triton.accumulate.launch",
+)

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -53,6 +53,26 @@ class OnBackend:
 
     def __init__(self, name: str, otherwise: str | None = None) -> None:
         self._name, self._otherwise = name, otherwise
+
+    @classmethod
+    def register(cls, fakes: Mapping[str, Callable[..., Any]], reference: str, compiled: str, triton: str) -> None:
+        """Make the methods of this class the implementations of the operators with their names.
+
+        Args:
+            fakes: The fake implementations of the operators, by their names.
+            reference: The module that implements them in plain torch, for every device.
+            compiled: The module for CPUs, if Numba is installed.
+            triton: The module for CUDA.
+        """
+        backends = {"CompositeExplicitAutograd": cls(reference)}
+        if HAS_NUMBA:
+            backends["CPU"] = cls(compiled, otherwise=reference)
+        if torch.version.hip is None:
+            backends["CUDA"] = cls(triton)
+        for name, fake in fakes.items():
+            for key, backend in backends.items():
+                library.impl(name, getattr(backend, name), key)
+            torch.library.register_fake(f"qsim::{name}", fake, lib=library)
 
     @cached_property
     def _backend(self) -> Any:

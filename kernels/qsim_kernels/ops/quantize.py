@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from qsim_kernels.encoding import code_dtype
 from qsim_kernels.grid import Coding, Grid, read
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
+from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 
 #: Results depend only on logical indices, so compiled code may pass tensors in any memory layout, for example channels last.
 _FREE = ("quantize", "encode", "quantize_and_encode", "decode")
@@ -108,67 +108,28 @@ class Implementation(OnBackend):
         return self._backend.checksum(x, start, offset, row, stride)  # type: ignore[no-any-return]
 
 
-def _register(implementation: Implementation, key: str) -> None:
-    for name in ("quantize", "quantize_", "quantize_out", "encode", "quantize_and_encode", "quantize_and_sum", "decode", "checksum"):
-        library.impl(name, getattr(implementation, name), key)
-
-
-_register(Implementation("qsim_kernels.reference"), "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    _register(Implementation("qsim_kernels.compiled", otherwise="qsim_kernels.reference"), "CPU")
-if torch.version.hip is None:
-    _register(Implementation("qsim_kernels.triton"), "CUDA")
-
-
-@torch.library.register_fake("qsim::quantize", lib=library)
-def _quantize_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
-
-
-@torch.library.register_fake("qsim::quantize_", lib=library)
-def _quantize_fake_(*arguments: Any) -> None:
-    return None
-
-
-@torch.library.register_fake("qsim::quantize_out", lib=library)
-def _quantize_out_fake(*arguments: Any) -> None:
-    return None
-
-
-@torch.library.register_fake("qsim::encode", lib=library)
-def _encode_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, coding: str, *arguments: Any) -> Tensor:
+def _fake_codes(x: Tensor, coding: str) -> Tensor:
     return torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
 
 
-@torch.library.register_fake("qsim::quantize_and_encode", lib=library)
-def _quantize_and_encode_fake(
-    x: Tensor,
-    seed: Tensor | None,
-    grid: str,
-    rule: str,
-    stream: int,
-    dtype: torch.dtype,
-    code_grid: str,
-    code_rule: str,
-    coding: str,
-    *rest: Any,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=code_dtype(read(Coding, coding).bits))
-
-
-@torch.library.register_fake("qsim::quantize_and_sum", lib=library)
-def _quantize_and_sum_fake(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[1:], dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-@torch.library.register_fake("qsim::decode", lib=library)
-def _decode_fake(codes: Tensor, grid: str, coding: str, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(codes, dtype=dtype)
-
-
-@torch.library.register_fake("qsim::checksum", lib=library)
-def _checksum_fake(x: Tensor, *arguments: int) -> Tensor:
-    return x.new_empty((), dtype=torch.int64)
+Implementation.register(
+    {
+        "quantize": lambda x, *rest: torch.empty_like(x, dtype=rest[-1]),
+        "quantize_": lambda *_: None,
+        "quantize_out": lambda *_: None,
+        "encode": lambda x, seed, grid, rule, coding, *_: _fake_codes(x, coding),
+        "quantize_and_encode": lambda x, *rest: (torch.empty_like(x, dtype=rest[4]), _fake_codes(x, rest[-2])),
+        "quantize_and_sum": lambda x, *rest: (
+            x.new_empty(x.shape, dtype=rest[-1]),
+            x.new_empty(x.shape[1:], dtype=torch.promote_types(x.dtype, torch.float32)),
+        ),
+        "decode": lambda codes, *rest: torch.empty_like(codes, dtype=rest[-1]),
+        "checksum": lambda x, *_: x.new_empty((), dtype=torch.int64),
+    },
+    reference="qsim_kernels.reference",
+    compiled="qsim_kernels.compiled",
+    triton="qsim_kernels.triton",
+)
 
 
 def _batched(name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library, read_rounding
+from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 from qsim_kernels.scales import ElementRounding, Restore, TileSizes, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -130,69 +130,30 @@ class Implementation(OnBackend):
         return out
 
 
-def _empty_scales(x: Tensor, tiles: TileSizes, restore: int) -> Tensor:
-    return x.new_empty((0,) if restore else tiles.counts(x.numel()), dtype=torch.float32)
+def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0) -> Tensor:
+    return x.new_empty((0,) if restore else TileSizes.of(tiles).counts(x.numel()), dtype=torch.float32)
 
 
-def _empty_amaxes(x: Tensor, tiles: TileSizes) -> Tensor:
-    return x.new_empty(tiles.counts(x.numel()), dtype=torch.promote_types(x.dtype, torch.float32))
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
+Implementation.register(
+    {
+        "hadamard": lambda x, turn: x.new_empty(x.shape, dtype=_wide(x)),
+        "amaxes": lambda x, tiles, *_: x.new_empty(TileSizes.of(tiles).counts(x.numel()), dtype=_wide(x)),
+        "scales": lambda amaxes, *_: torch.empty_like(amaxes, dtype=torch.float32),
+        "scales_of_tiles": lambda x, under, tiles, *_: _fake_scales(x, tiles),
+        "quantize_scaled": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
+        "quantize_tiles": lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
+        "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
+    },
+    reference="qsim_kernels.reference.scaling",
+    compiled="qsim_kernels.compiled.scaling",
+    triton="qsim_kernels.triton.scaled.launch",
+)
 #: The operators that round; `rescaled` is only for layers, which are not batched.
 NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles")
-
-
-def _register(implementation: Implementation, key: str) -> None:
-    for name in (*NAMES, "rescaled"):
-        library.impl(name, getattr(implementation, name), key)
-
-
-_register(Implementation("qsim_kernels.reference.scaling"), "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    _register(Implementation("qsim_kernels.compiled.scaling", otherwise="qsim_kernels.reference.scaling"), "CPU")
-if torch.version.hip is None:
-    _register(Implementation("qsim_kernels.triton.scaled.launch"), "CUDA")
-
-
-def _fake_turned(x: Tensor, turn: Sequence[int]) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def _fake_amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor:
-    return _empty_amaxes(x, TileSizes.of(tiles))
-
-
-def _fake_scales(amaxes: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(amaxes, dtype=torch.float32)
-
-
-def _fake_scales_of_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> Tensor:
-    return _empty_scales(x, TileSizes.of(tiles), 0)
-
-
-def _fake_quantize_scaled(x: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape, dtype=rest[-2])
-
-
-def _fake_quantize_tiles(x: Tensor, under: Tensor | None, tiles: Sequence[int], *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=rest[-2]), _empty_scales(x, TileSizes.of(tiles), rest[-1])
-
-
-def _fake_rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(product, dtype=dtype)
-
-
-_FAKES: dict[str, Callable[..., Any]] = {
-    "hadamard": _fake_turned,
-    "amaxes": _fake_amaxes,
-    "scales": _fake_scales,
-    "scales_of_tiles": _fake_scales_of_tiles,
-    "quantize_scaled": _fake_quantize_scaled,
-    "quantize_tiles": _fake_quantize_tiles,
-    "rescaled": _fake_rescaled,
-}
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"qsim::{_name}", _fake, lib=library)
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import tallies
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
+from qsim_kernels.ops.backend import OnBackend, library
 
 library.define(
     "tally(Tensor x, Tensor rounded, float low, float high) -> (Tensor, Tensor)",
@@ -29,9 +29,9 @@ def _shapes(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor
     return x.new_empty(tallies.SIZE, dtype=torch.int64), x.new_empty(tallies.SUMS, dtype=torch.float64)
 
 
-library.impl("tally", Implementation("qsim_kernels.reference.tally").tally, "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    library.impl("tally", Implementation("qsim_kernels.compiled.tally", otherwise="qsim_kernels.reference.tally").tally, "CPU")
-if torch.version.hip is None:
-    library.impl("tally", Implementation("qsim_kernels.triton.reductions.tally").tally, "CUDA")
-torch.library.register_fake("qsim::tally", _shapes, lib=library)
+Implementation.register(
+    {"tally": _shapes},
+    reference="qsim_kernels.reference.tally",
+    compiled="qsim_kernels.compiled.tally",
+    triton="qsim_kernels.triton.reductions.tally",
+)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from qsim_kernels.ops.backend import HAS_NUMBA, OnBackend, library
+from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.updates import Step, read_algorithm, read_roundings
 
 library.define(
@@ -32,9 +32,9 @@ class Implementation(OnBackend):
             increment_version(changed)
 
 
-library.impl("update_", Implementation("qsim_kernels.reference.updates").update_, "CompositeExplicitAutograd")
-if HAS_NUMBA:
-    library.impl("update_", Implementation("qsim_kernels.compiled.updates", otherwise="qsim_kernels.reference.updates").update_, "CPU")
-if torch.version.hip is None:
-    library.impl("update_", Implementation("qsim_kernels.triton").update_, "CUDA")
-torch.library.register_fake("qsim::update_", lambda *_: None, lib=library)
+Implementation.register(
+    {"update_": lambda *_: None},
+    reference="qsim_kernels.reference.updates",
+    compiled="qsim_kernels.compiled.updates",
+    triton="qsim_kernels.triton",
+)
