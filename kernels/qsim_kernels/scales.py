@@ -155,3 +155,19 @@ class ElementRounding(NamedTuple):
     grid: Grid
     rule: Rule
     restore: Restore
+
+
+class ScaledRounding(NamedTuple):
+    """How a tensor is rounded under scales.
+
+    Attributes:
+        tiles: Which elements share a scale.
+        turn: The transform of the values beforehand.
+        elements: How elements are rounded.
+        noise: The random bits.
+    """
+
+    tiles: TileSizes
+    turn: Turn | None
+    elements: ElementRounding
+    noise: Noise

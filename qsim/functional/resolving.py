@@ -31,12 +31,7 @@ def resolved(
 
 
 def _found(
-    format: str | torch.dtype | Format | Block,
-    rounding: str | Rounding,
-    overflow: str,
-    scale: object,
-    dim: int | None,
-    clip_gradient: bool,
+    format: str | torch.dtype | Format | Block, rounding: str | Rounding, overflow: str, scale: object, dim: int | None, clip_gradient: bool
 ) -> tuple[Spelling, Scaling | None]:
     element, scaling = _element_and_scale(format, scale, dim, clip_gradient)
     return spelling(element, rounding, overflow), scaling

@@ -38,13 +38,7 @@ def rounded(
 
 
 def rounded_under_scales(
-    ops: Operators,
-    x: Tensor,
-    spelt: Spelling,
-    scaling: Scaling,
-    layout: ScaleLayout | None,
-    noise: Noise,
-    dtype: torch.dtype,
+    ops: Operators, x: Tensor, spelt: Spelling, scaling: Scaling, layout: ScaleLayout | None, noise: Noise, dtype: torch.dtype
 ) -> Tensor:
     """Round a tensor under scales; see `qsim.functional.scaled.quantize_scaled`."""
     forward_mode = forward_ad._current_level >= 0

@@ -10,14 +10,14 @@ from torch import Tensor
 from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.hadamard import hadamard
-from qsim_kernels.compiled.jobs import Job, job_address, making, packed
+from qsim_kernels.compiled.jobs import Job, job_address, making as making_job, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import rescaled_into, under_whole
-from qsim_kernels.scales import ElementRounding, Noise, Restore, Scales, TileSizes, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaledRounding, Scales, TileSizes, Turn
 
 __all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
 
@@ -52,34 +52,25 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         reference.scales_into(out, amaxes, under, scales)
         return
     amaxes = amaxes.contiguous()
-    _SCALES.share(making(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else float(under)), amaxes.numel())
+    _SCALES.share(making_job(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else float(under)), amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
 
 
-def quantize_tiles_into(
-    out: Tensor,
-    scales: Tensor | None,
-    x: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    how: Scales,
-    elements: ElementRounding,
-    noise: Noise,
-) -> None:
+def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
+    tiles, turn, elements, noise = how
     x = x if turn is None else hadamard(x, turn)
     if scales is None:
         scales = torch.empty(tiles.counts(x.numel()), dtype=torch.float32, device=x.device)
     if not _in_loops(x, out, elements) or not x.numel() or tiles.across or (under is not None and under.numel() > 1):
-        scales_of_tiles_into(scales, x, under, tiles, None, False, how)
-        quantize_scaled_into(out, x, scales, under, tiles, None, elements, noise)
+        scales_of_tiles_into(scales, x, under, tiles, None, False, making)
+        quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole = 1.0 if under is None else float(under)
-    made = making(how, scales.data_ptr(), scales.data_ptr(), whole)
+    made = making_job(making, scales.data_ptr(), scales.data_ptr(), whole)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
     job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
@@ -90,19 +81,11 @@ def quantize_tiles_into(
         out.copy_(one_nan(result.to(out.dtype)))
 
 
-def quantize_scaled_into(
-    out: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    elements: ElementRounding,
-    noise: Noise,
-) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
     """Round `x` divided by its scales onto a grid; see `reference.scaling.quantize_scaled_into`."""
+    tiles, turn, elements, noise = how
     if not _in_loops(x, out, elements):
-        _quantize_scaled(out, x, scales, under, tiles, turn, elements, noise)
+        _quantize_scaled(out, x, scales, under, how)
         return
     if not x.numel():
         return

@@ -93,14 +93,7 @@ class ProductJob(NamedTuple):
 
 
 def accumulate_into(
-    out: Tensor,
-    a: Tensor,
-    b: Tensor,
-    seed: Tensor | None,
-    how: Sum,
-    stream: int,
-    offset: int,
-    scales: tuple[Tensor, Tensor] | None = None,
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `reference.sums.accumulate_into`."""
     rows, columns, length = a.shape[-2], b.shape[-1], a.shape[-1]

@@ -24,7 +24,6 @@ OPERANDS = (
 )
 
 
-
 class AccumulateArguments(NamedTuple):
     """The operator's arguments.
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.ops.backend import OnBackend, library, read_rounding
-from qsim_kernels.scales import ElementRounding, Restore, TileSizes, Turn, read_scales
+from qsim_kernels.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (
@@ -61,14 +61,7 @@ class Implementation(OnBackend):
         return out
 
     def scales_of_tiles(
-        self,
-        x: Tensor,
-        under: Tensor | None,
-        tiles: Sequence[int],
-        turn: Sequence[int],
-        finite: bool,
-        making: str,
-        scale_grid: str,
+        self, x: Tensor, under: Tensor | None, tiles: Sequence[int], turn: Sequence[int], finite: bool, making: str, scale_grid: str
     ) -> Tensor:
         """The scales of a tensor's tiles, `amaxes` and `scales` in one, in float32."""
         where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
@@ -93,9 +86,9 @@ class Implementation(OnBackend):
     ) -> Tensor:
         """Round a tensor under given scales."""
         where, turned, _ = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-        elements = _read_elements(grid, rule, restore, seed is not None)
+        how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        self._backend.quantize_scaled_into(out, x, scales, under, where, turned, elements, (seed, stream, offset))
+        self._backend.quantize_scaled_into(out, x, scales, under, how)
         return out
 
     def quantize_tiles(
@@ -116,11 +109,10 @@ class Implementation(OnBackend):
     ) -> tuple[Tensor, Tensor]:
         """Round a tensor under the scales of its own tiles; also return the scales if the result was not multiplied by them again."""
         where, turned, counts = _read_tiles(tuple(tiles), tuple(turn), x.shape)
-        how, elements = read_scales(making, scale_grid), _read_elements(grid, rule, restore, seed is not None)
+        how = ScaledRounding(where, turned, _read_elements(grid, rule, restore, seed is not None), (seed, stream, offset))
         out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         scales = x.new_empty((0,) if restore else counts, dtype=torch.float32)
-        room = None if restore else scales
-        self._backend.quantize_tiles_into(out, room, x, under, where, turned, how, elements, (seed, stream, offset))
+        self._backend.quantize_tiles_into(out, None if restore else scales, x, under, read_scales(making, scale_grid), how)
         return out, scales
 
     def rescaled(self, product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import quantize_into
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
-from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaleRule, Scales, TileSizes, Turn
+from qsim_kernels.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)
@@ -93,26 +93,16 @@ def scales_of_tiles_into(
     make(out, amaxes, under, scales)
 
 
-def quantize_tiles_into(
-    out: Tensor,
-    scales: Tensor | None,
-    x: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    making: Scales,
-    elements: ElementRounding,
-    noise: Noise,
-) -> None:
+def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
     """Round `x` under the scales of its tiles: `scales_of_tiles_into` and `quantize_scaled_into` in one.
 
     The scales are written if a tensor for them is given.
     """
-    x = x if turn is None else hadamard(x, turn)
+    x = x if how.turn is None else hadamard(x, how.turn)
     if scales is None:
-        scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
-    scales_of_tiles_into(scales, x, under, tiles, None, False, making)
-    quantize_scaled_into(out, x, scales, under, tiles, None, elements, noise)
+        scales = x.new_empty(how.tiles.counts(x.numel()), dtype=torch.float32)
+    scales_of_tiles_into(scales, x, under, how.tiles, None, False, making)
+    quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
 
 
 def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rule], Tensor] | None = None) -> Tensor:
@@ -143,15 +133,7 @@ def scales_of(largest: Tensor, scales: Scales, onto: Callable[[Tensor, Grid, Rul
 
 
 def quantize_scaled_into(
-    out: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    elements: ElementRounding,
-    noise: Noise,
-    quantize: Callable[..., None] = quantize_into,
+    out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding, quantize: Callable[..., None] = quantize_into
 ) -> None:
     """Round `x` divided by its scales onto a grid.
 
@@ -163,14 +145,12 @@ def quantize_scaled_into(
         x: Values.
         scales: The output of `scales_into`.
         under: The scale of the whole tensor, if they are under one.
-        tiles: Which elements share a scale.
-        turn: The transform of the values beforehand.
-        elements: How elements are rounded.
-        noise: The random bits.
+        how: How it is rounded.
         quantize: The function that rounds them, as `reference.quantize_into` does.
     """
     if not x.numel():
         return
+    tiles, turn, elements, noise = how
     x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
     rounded = torch.empty_like(elements_of_x)

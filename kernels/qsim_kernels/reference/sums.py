@@ -46,14 +46,7 @@ class ElementBits(NamedTuple):
 
 
 def accumulate_into(
-    out: Tensor,
-    a: Tensor,
-    b: Tensor,
-    seed: Tensor | None,
-    how: Sum,
-    stream: int,
-    offset: int,
-    scales: tuple[Tensor, Tensor] | None = None,
+    out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
 ) -> None:
     """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.sums`.
 

@@ -95,14 +95,7 @@ Saved = Sequence[Tensor | None]
 
 
 def multiplied(
-    ctx: Any,
-    plan: ProductPlan,
-    a: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    weight_seed: Tensor | None,
-    recording: bool,
+    ctx: Any, plan: ProductPlan, a: Tensor, w: Tensor, bias: Tensor | None, seed: Tensor | None, weight_seed: Tensor | None, recording: bool
 ) -> tuple[Tensor, Saved]:
     """The forward pass: the result, and what the backward pass needs."""
     # torch reports needs_input_grad for parameters under no_grad, too.

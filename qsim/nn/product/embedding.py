@@ -38,7 +38,8 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
     check_table(weight, points)
     seed = seeds.seed_tensor(None, None, weight.device) if draws_gradient(points) else None
     weight_seed = seeds.weight_seed(weight, stream) if is_stochastic(points.weight) else None
-    return embedding_with_seeds(x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq)
+    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, None, (None, None))
+    return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def draws_gradient(points: FivePoint) -> bool:
@@ -55,22 +56,6 @@ def check_table(weight: Tensor, points: FivePoint) -> None:
         raise ValueError(f"embedding: the result is {weight.dtype}, which cannot hold every value of {points.weight.format!r}")
 
 
-def embedding_with_seeds(
-    x: Tensor,
-    weight: Tensor,
-    seed: Tensor | None,
-    weight_seed: Tensor | None,
-    points: FivePoint,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    draws: Draws | None = None,
-    shares: tuple[SharedOperand | None, SharedOperand | None] = (None, None),
-) -> Tensor:
-    """`five_point_embedding` with given seeds, each needed only for stochastic rounding."""
-    given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, draws, shares)
-    return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
-
-
 def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
     """The site that rounds the table. There is no product: scales follow the rows, and are multiplied back in."""
     place = places.WHOLE if draws is None else draws.place
@@ -84,7 +69,7 @@ def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: Shared
 
 
 class FivePointEmbedding(torch.autograd.Function):
-    """The lookup with its backward pass."""
+    """The lookup with its backward pass, with given seeds, each needed only for stochastic rounding."""
 
     @staticmethod
     def forward(  # noqa: D102 (torch's own)

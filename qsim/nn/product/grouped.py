@@ -113,15 +113,7 @@ def _(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torc
 
 @torch.library.custom_op("qsim::grouped_accumulate", mutates_args=())
 def _grouped_accumulate(
-    a: Tensor,
-    b: Tensor,
-    ends: Tensor,
-    factors: Sequence[Tensor],
-    dtype: torch.dtype,
-    seed: Tensor | None,
-    how: str,
-    stream: int,
-    chip: str,
+    a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, seed: Tensor | None, how: str, stream: int, chip: str
 ) -> Tensor:
     """Grouped products with an accumulator, whose random bits are those of an element's index in the whole result.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from qsim.functional.quantizer import is_stochastic
-from qsim.nn.product.embedding import check_table, draws_gradient, embedding_with_seeds
+from qsim.nn.product.embedding import FivePointEmbedding, check_table, draws_gradient
 from qsim.nn.sharded.scales import shares_of_lookup
 from qsim.nn.sharded.shares import (
     Placements,
@@ -70,7 +70,8 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     elsewhere = (indices < start) | (indices >= start + rows.shape[0])
     # For rows of other processes any row will do: it is masked out, and its gradient is zero. An accumulator adds no such zeros.
     own = (indices - start).masked_fill(elsewhere, 0 if points.sums[2] is None else -1) if in_rows else indices
-    y = embedding_with_seeds(own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
+    given = (own, rows, seed, weight_seed, points, padding, scale_grad_by_freq, draws, shares)
+    y = FivePointEmbedding.apply(*given)  # type: ignore[no-untyped-call]
     y = y.masked_fill(elsewhere.unsqueeze(-1), 0) if in_rows else y
     return from_shards((*x.shape, weight.shape[1]), y, x.device_mesh, of_result)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.reference import scaling as reference
-from qsim_kernels.scales import ElementRounding, Noise, Scales, TileSizes, Turn
+from qsim_kernels.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
 from qsim_kernels.triton.device.values import Variant
@@ -49,79 +49,53 @@ def _is_whole(tiles: TileSizes, shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype != torch.float64 and tiles.counts(shape.numel()) == (1, 1, 1)
 
 
-def quantize_tiles_into(
-    out: Tensor,
-    scales: Tensor | None,
-    x: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    how: Scales,
-    elements: ElementRounding,
-    noise: Noise,
-) -> None:
+def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding) -> None:
     """Round `x` under the scales of its tiles; see `reference.scaling.quantize_tiles_into`."""
     if not x.numel():
         return
-    seed, stream, offset = noise
+    tiles, turn, elements, (seed, stream, offset) = how
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
-    launch = _on_tiles(tiles, turn, how, elements, _unders(under), scales is not None, *form)
+    launch = _on_tiles(tiles, turn, making, elements, _unders(under), scales is not None, *form)
     if launch is None:
-        _quantize_tiles_in_turn(out, scales, x, under, tiles, turn, how, elements, noise)
+        _quantize_tiles_in_turn(out, scales, x, under, making, how)
         return
     run, programs, sizes = launch
     run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
 
 
-def quantize_scaled_into(
-    out: Tensor,
-    x: Tensor,
-    scales: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    elements: ElementRounding,
-    noise: Noise,
-) -> None:
+def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor | None, how: ScaledRounding) -> None:
     """Round `x` under given scales; see `reference.scaling.quantize_scaled_into`."""
     if not x.numel():
         return
-    seed, stream, offset = noise
+    tiles, turn, elements, (seed, stream, offset) = how
     pointer, number = (None, 0) if seed is None else seed_of(seed, x)
     form = (x.shape, x.dtype, out.dtype, pointer is None, offset % 8 == 0)
     launch = _under_given(tiles, turn, elements, _unders(under), *form)
     if launch is None:
         if turn is None or x.dtype == torch.float64:
-            reference.quantize_scaled_into(out, x, scales, under, tiles, turn, elements, noise)
+            reference.quantize_scaled_into(out, x, scales, under, how)
         else:
-            quantize_scaled_into(out, hadamard(x, turn), scales, under, tiles, None, elements, noise)
+            quantize_scaled_into(out, hadamard(x, turn), scales, under, how._replace(turn=None))
         return
     run, programs, sizes = launch
     run(programs, x.contiguous(), out, scales, under, pointer, number, stream, offset, *sizes)
 
 
 def _quantize_tiles_in_turn(
-    out: Tensor,
-    scales: Tensor | None,
-    x: Tensor,
-    under: Tensor | None,
-    tiles: TileSizes,
-    turn: Turn | None,
-    how: Scales,
-    elements: ElementRounding,
-    noise: Noise,
+    out: Tensor, scales: Tensor | None, x: Tensor, under: Tensor | None, making: Scales, how: ScaledRounding
 ) -> None:
     """Read a tensor several times: where plain torch transforms it first, or where tiles do not fit into regions."""
+    tiles, turn = how.tiles, how.turn
     if x.dtype == torch.float64:
-        reference.quantize_tiles_into(out, scales, x, under, tiles, turn, how, elements, noise)
+        reference.quantize_tiles_into(out, scales, x, under, making, how)
     elif turn is not None and reading(x.numel(), x.dtype, tiles, turn) is None:
-        quantize_tiles_into(out, scales, hadamard(x, turn), under, tiles, None, how, elements, noise)
+        quantize_tiles_into(out, scales, hadamard(x, turn), under, making, how._replace(turn=None))
     else:
         if scales is None:
             scales = x.new_empty(tiles.counts(x.numel()), dtype=torch.float32)
-        scales_of_tiles_into(scales, x, under, tiles, turn, False, how)
-        quantize_scaled_into(out, x, scales, under, tiles, turn, elements, noise)
+        scales_of_tiles_into(scales, x, under, tiles, turn, False, making)
+        quantize_scaled_into(out, x, scales, under, how)
 
 
 @lru_cache(maxsize=4096)
