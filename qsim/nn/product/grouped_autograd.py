@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from qsim.functional.applying import changeable
+from qsim.functional.applying import applied, changeable
+from qsim.nn.product import observers
 from qsim.nn.product.autocast import without_autocast
 from qsim.nn.product.autograd import drawn_seeds, gradients, multiplied
 from qsim.nn.product.double_backward import refuses_double_backward
@@ -38,10 +39,10 @@ def grouped_with_seeds(a: Tensor, w: Tensor, ends: Tensor, seed: Tensor | None, 
     if has_torch_function((a, w)):
         return handle_torch_function(grouped_with_seeds, (a, w), a, w, ends, seed, weight_seed, plan)
     with without_autocast(a.device):
-        return changeable(_GroupedProduct.apply(a, w, ends, seed, weight_seed, plan, torch.is_grad_enabled()))  # type: ignore[no-untyped-call]
+        return changeable(applied(_GroupedFivePointProduct, plan.ops)(a, w, ends, seed, weight_seed, plan, torch.is_grad_enabled()))
 
 
-class _GroupedProduct(torch.autograd.Function):
+class _GroupedFivePointProduct(torch.autograd.Function):
     """The product with its backward pass."""
 
     @staticmethod
@@ -63,18 +64,17 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 def _in_groups(plan: ProductPlan, ends: Tensor) -> ProductPlan:
-    """The plan in one pass, whose rows fall into groups."""
+    """The plan in one pass, whose rows fall into groups: only scales, transforms and observers need to know which."""
     groups, gradient, product = Groups(ends), plan.gradient, plan.setting.product
     assert isinstance(product, GroupedProduct)
+    is_observed = observers.current(plan.ops) is not None
+    own = plan.setting._replace(product=replace(product, ends=ends))
+    if not is_observed and all(site.is_plain for site in plan.sites):
+        return replace(plan, setting=own)
 
     def bound(operand: Operand) -> Operand:
         return replace(operand, forward=GroupedSite.of(operand.forward, groups), backward=GroupedSite.of(operand.backward, groups))
 
     for_first, for_second = GroupedSite.of(gradient.for_first, groups), GroupedSite.of(gradient.for_second, groups)
-    return replace(
-        plan,
-        setting=plan.setting._replace(product=replace(product, ends=ends)),
-        first=bound(plan.first),
-        second=bound(plan.second),
-        gradient=replace(gradient, for_first=for_first, for_second=for_second),
-    )
+    gradient = replace(gradient, for_first=for_first, for_second=for_second)
+    return replace(plan, setting=own, first=bound(plan.first), second=bound(plan.second), gradient=gradient)
