@@ -9,30 +9,32 @@ from typing import Any
 
 from torch import Tensor
 
-from qsim.nn.calls.points import weight_of
+from qsim.nn.calls.points import points_of_activations, weight_of
 from qsim.nn.calls.products import multiply
 
 #: Labels of the dimensions that an ellipsis means, which letters of equations are not.
 _UNNAMED = "0123456789"
 
 
-def einsum(equation: Any, *given: Any) -> Tensor | None:
-    """`torch.einsum` with an equation: operands are multiplied from left to right."""
+def einsum(equation: Any, *given: Any, path: Any = None) -> Tensor | None:
+    """`torch.einsum` with an equation: operands are multiplied from left to right, whatever the path."""
     tensors = list(given[0]) if len(given) == 1 and isinstance(given[0], (list, tuple)) else list(given)
-    if not isinstance(equation, str) or len(tensors) < 2:
+    if not isinstance(equation, str) or len(tensors) < 2 or not _rounds(tensors):
         return None
     labels, result = _labels(equation, tensors)
-    if any(len(set(own)) < len(own) for own in labels):
-        return None  # a diagonal
+    if any(len(set(zip(own, x.shape, strict=False))) > len(set(own)) for own, x in zip(labels, tensors, strict=True)):
+        return None  # torch raises an error about a diagonal
     first: Tensor = tensors[0]
     of_first = labels[0]
     for i, (second, of_second) in enumerate(zip(tensors[1:], labels[1:], strict=True), 2):
         later = set(result).union(*labels[i:])
-        found = _product(first, of_first, second, of_second, later)
-        if found is None:
-            return None
-        first, of_first = found
+        first, of_first = _product(first, of_first, second, of_second, later)
     return first.permute([of_first.index(label) for label in result])
+
+
+def _rounds(tensors: Sequence[Tensor]) -> bool:
+    """Whether any product of tensors, from left to right, is rounded."""
+    return any(weight_of(x) is not None for x in tensors) or points_of_activations(tensors[0], tensors[1]) is not None
 
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor | None:
@@ -50,9 +52,11 @@ def inner(input: Tensor, other: Tensor) -> Tensor | None:
     return tensordot(input, other, ([-1], [-1])) if input.dim() and other.dim() else None
 
 
-def _product(a: Tensor, of_a: str, b: Tensor, of_b: str, later: set[str]) -> tuple[Tensor, str] | None:
-    """The product of two operands, summed over what is not needed later, and its labels."""
+def _product(a: Tensor, of_a: str, b: Tensor, of_b: str, later: set[str]) -> tuple[Tensor, str]:
+    """The product of two operands, summed over what is not needed later, and its labels. One without a sum is not rounded."""
     weights = weight_of(a), weight_of(b)
+    a, of_a = _diagonals(a, of_a)
+    b, of_b = _diagonals(b, of_b)
     only = [label for label in of_a + of_b if label not in later and (label not in of_a or label not in of_b)]
     a = a.sum([of_a.index(label) for label in only if label in of_a]) if set(only) & set(of_a) else a
     b = b.sum([of_b.index(label) for label in only if label in of_b]) if set(only) & set(of_b) else b
@@ -68,10 +72,18 @@ def _product(a: Tensor, of_a: str, b: Tensor, of_b: str, later: set[str]) -> tup
     a, b = (x.expand([sizes[label] for label in own]) for x, own in ((a, of_a), (b, of_b)))  # of shared dimensions one may be 1
     left = _arranged(a, of_a, (batch, rows, summed))
     right = _arranged(b, of_b, (batch, summed, columns))
-    found = multiply(left, right, *weights)
-    if found is None:
-        return None
+    found = multiply(left, right, *weights) if summed else left * right
+    found = left @ right if found is None else found
     return found.reshape([sizes[label] for label in batch + rows + columns]), batch + rows + columns
+
+
+def _diagonals(x: Tensor, labels: str) -> tuple[Tensor, str]:
+    """A tensor with one dimension for each label, where several have the same."""
+    for label in labels:
+        while labels.count(label) > 1:
+            i, j = labels.index(label), labels.rindex(label)
+            x, labels = x.diagonal(0, i, j), labels[:i] + labels[i + 1 : j] + labels[j + 1 :] + label
+    return x, labels
 
 
 def _arranged(x: Tensor, labels: str, groups: Sequence[str]) -> Tensor:

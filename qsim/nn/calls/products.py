@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
@@ -35,10 +36,31 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor 
     return product if product is None or bias is None else product + bias
 
 
-def matmul(input: Tensor, other: Tensor) -> Tensor | None:
-    """`torch.matmul`; either operand may be the weight."""
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    ignore_index: int | None = None,
+    options: Any = None,
+    **choices: Any,
+) -> Tensor | None:
+    """`torch.nn.functional.linear_cross_entropy`, without the chunks in which `options` saves memory."""
+    bias = None if linear_bias is None else linear_bias.flatten()
+    logits = linear(input, linear_weight.flatten(0, -2), bias)
+    if logits is None:
+        return None
+    by_class = logits.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
+    return F.cross_entropy(by_class, target, ignore_index=-100 if ignore_index is None else ignore_index, **choices)
+
+
+def matmul(input: Tensor, other: Tensor, out_dtype: torch.dtype | None = None) -> Tensor | None:
+    """`torch.matmul`, and its forms for matrices, batches and vectors; either operand may be the weight."""
     a = input.unsqueeze(0) if input.dim() == 1 else input
     b = other.unsqueeze(1) if other.dim() == 1 else other
+    if out_dtype is not None:
+        a, b = a.to(out_dtype), b.to(out_dtype)
     found = multiply(a, b, weight_of(input), weight_of(other))
     if found is not None and input.dim() == 1:
         found = found.squeeze(-2)
@@ -77,9 +99,20 @@ def _is_better_in_place(w: Tensor, points: FivePoint) -> bool:
     )
 
 
-def add_product(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
+def add_product(
+    input: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *, beta: float = 1, alpha: float = 1
+) -> Tensor | None:
     """`torch.addmm`, and its forms for batches and vectors."""
-    product = matmul(a, b)
+    return _added(input, matmul(a, b, out_dtype), beta, alpha)
+
+
+def add_batches(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor | None:
+    """`torch.addbmm`, which adds the products of all batches."""
+    side_by_side, stacked = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
+    return _added(input, multiply(side_by_side, stacked, weight_of(a), weight_of(b)), beta, alpha)
+
+
+def _added(input: Tensor, product: Tensor | None, beta: float, alpha: float) -> Tensor | None:
     if product is None:
         return None
     return product * alpha if beta == 0 else product * alpha + input * beta  # if it is 0, the input may be uninitialized memory
@@ -177,3 +210,16 @@ def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]
         return None if own is None else convolve(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
 
     return rounded
+
+
+_CONVOLUTIONS = functional.conv1d, functional.conv2d, functional.conv3d
+_TRANSPOSED = functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d
+
+
+def any_convolution(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool, extra: Any, groups: int
+) -> Tensor | None:
+    """`torch.convolution`, of which the others are forms; `extra` is the padding of a transposed one's output."""
+    convolve = (_TRANSPOSED if transposed else _CONVOLUTIONS)[weight.dim() - 3]
+    padded = (padding, extra, groups, dilation) if transposed else (padding, dilation, groups)
+    return convolution(convolve)(input, weight, bias, stride, *padded)

@@ -84,8 +84,11 @@ def _calls(module: nn.Module) -> bool:
 
 
 def _is_own(module: nn.Module) -> bool:
-    """Whether a module's class is not torch's."""
-    return not isinstance(module, FivePointModule) and target(module) is None and not kind(module).__module__.startswith("torch.")
+    """Whether a module's class is not torch's, or one of torch's that multiplies by the weight of a layer in it: a head in its loss."""
+    if isinstance(module, FivePointModule) or target(module) is not None:
+        return False
+    own = kind(module)
+    return own is getattr(nn, "LinearCrossEntropyLoss", None) or not own.__module__.startswith("torch.")
 
 
 def _rounds(module: nn.Module) -> bool:

@@ -34,7 +34,7 @@ def operands(operator: Any, args: Sequence[Any]) -> list[Tensor]:
     if name == "aten::convolution_backward":
         needs_input, needs_weight = args[10][:2]
         chosen = [args[0], *([args[1]] if needs_weight else []), *([args[2]] if needs_input else [])]
-    elif name in ("aten::addmm", "aten::baddbmm", "aten::addmv"):
+    elif name in _SUMS_WITH_PRODUCTS:
         chosen = list(args[1:3])
     elif "attention" in name:
         chosen = list(args[: 4 if "backward" in name else 3])
@@ -110,8 +110,10 @@ def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, 
 
 
 #: Torch's formulas do not take the overloads of these with a dtype of the result, which layers use on GPUs.
-_MATRICES = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
-_OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled", *(f"aten::{name}" for name in _MATRICES)}
+_MATRICES = {f"aten::{name}" for name in ("mm", "bmm", "mv", "dot", "vdot")}
+_SUMS_WITH_PRODUCTS = {f"aten::{name}{end}" for name in ("addmm", "baddbmm", "addbmm", "addmv") for end in ("", "_")}
+_SUMS_WITH_PRODUCTS.add("aten::_addmm_activation")
+_OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled"} | _MATRICES | _SUMS_WITH_PRODUCTS
 _OWN: dict[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_grouped_mm": _grouped,

@@ -131,10 +131,15 @@ class Recorder(TorchDispatchMode):
         """Ignored, too."""
 
 
+#: What names of torch's own operators say if they multiply. Those of sparse and of 8-bit matrices, among others, have no formulas.
+_MULTIPLYING = {"mm", "addmm", "convolution", "conv", "linear", "attention", "encoder"}
+
+
 def _may_multiply(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator without a formula may multiply: one of another package's, or one that torch fuses in evaluation."""
+    """Whether an operator without a formula may multiply: one of another package's, or one of torch's whose name says so."""
     if func.namespace in _KNOWN:
-        return "encoder_layer" in str(func) or "multi_head_attention" in str(func)
+        name = func.name().partition(".")[0].rpartition(":")[2]
+        return not _MULTIPLYING.isdisjoint(name.split("_"))
     return sum(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(args)) > 1
 
 

@@ -134,9 +134,9 @@ def test_activations_and_buffers() -> None:
 
 #: Calls that are left alone, because they are no products of two matrices, or have no parameter.
 LEFT: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "einsum of a diagonal": lambda m, x: torch.einsum("bi,ii->bi", x, m.w),
+    "einsum without a sum": lambda m, x: torch.einsum("bi,ii->bi", x, m.w),
     "einsum of one operand": lambda m, x: torch.einsum("bi->b", x),
-    "einsum of activations": lambda m, x: torch.einsum("bi,ci,ij->bj", x, x * 2, m.w),
+    "einsum of activations": lambda m, x: torch.einsum("bi,ci->bc", x, x * 2),
     "a bilinear form of activations": lambda m, x: F.bilinear(x, x, x[:3, :, None] * x[0]),
     "a convolution by an activation": lambda m, x: F.conv1d(x[None], x[:, :, None].mT.reshape(4, 5, 1)),
 }

@@ -55,6 +55,24 @@ def test_products_that_torchs_counter_leaves_out() -> None:
     assert qsim.coverage(vector, x, backward=False).multiply_adds == 3 * 8 + 3
 
 
+def test_products_in_place() -> None:
+    w, x = torch.randn(3, 8, 8), torch.randn(3, 5, 8)
+    counts = {
+        "addmm_": (torch.zeros(5, 8), x[0], w[0], 5 * 8 * 8),
+        "addmv_": (torch.zeros(8), w[0], x[0, 0], 8 * 8),
+        "baddbmm_": (torch.zeros(3, 5, 8), x, w, 3 * 5 * 8 * 8),
+        "addbmm_": (torch.zeros(5, 8), x, w, 3 * 5 * 8 * 8),
+    }
+    for name, (into, *factors, count) in counts.items():
+        multiplies = Calls(lambda own, into, a, b, name=name: getattr(into, name)(a, b))
+        assert qsim.coverage(multiplies, into, *factors, backward=False).multiply_adds == count
+
+
+def test_operators_of_torch_without_a_formula_are_named() -> None:
+    sparse = Calls(lambda own, x: torch.sparse.mm(x.to_sparse(), own.up(x)), up=nn.Linear(4, 4))
+    assert qsim.coverage(sparse, torch.ones(4, 4), backward=False).opaque == ("aten::_sparse_addmm",)
+
+
 @pytest.mark.parametrize("shapes", [((6, 4), (3, 4, 5)), ((4, 6), (6, 5)), ((3, 6, 4), (3, 4, 5)), ((3, 6, 4), (4, 7))])
 def test_grouped_products(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (torch.empty(shape, device="meta") for shape in shapes)
