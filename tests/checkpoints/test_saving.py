@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,33 @@ def test_products_outside_of_layers_are_saved_with_the_model(tmp_path: Path) -> 
     assert all(product.points for product in qsim.coverage(loaded, torch.arange(10).view(2, 5)).products)
     with pytest.raises(ValueError, match="the saved model had another architecture"):
         qsim.load(nn.Sequential(Experts()), tmp_path / "saved")
+
+
+class Borrows(nn.Module):
+    """A module without parameters that multiplies by the weights of its layers, in a function of torch as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 16)
+        self.mix = nn.Conv1d(16, 16, 3, padding=1, groups=16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.mix(self.table(tokens).mT)
+        return nn.functional.conv1d(x, self.mix.weight, groups=16)
+
+
+@pytest.mark.parametrize("calls", ["parameters", "none"])
+def test_products_with_the_weights_of_layers_are_saved_with_the_model(calls: Any, tmp_path: Path) -> None:
+    model = qsim.convert(Borrows(), qsim.recipes.nvfp4().points, calls=calls)
+    qsim.save(model, tmp_path / "saved")
+    loaded = qsim.load(Borrows(), tmp_path / "saved")
+    assert all(map(torch.equal, step(loaded), step(model)))
+    share = qsim.coverage(loaded, torch.arange(10).view(2, 5)).share
+    assert share == qsim.coverage(model, torch.arange(10).view(2, 5)).share
+    assert (share == 1) == (calls == "parameters")
+    # With the note on the transform that a depthwise convolution does not take.
+    assert qsim.nn.conversion(loaded) == qsim.nn.conversion(model)
+    assert len(qsim.nn.conversion(loaded).notes) == 1
 
 
 class Scored(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from qsim.functional.quantizer import Quantizer
+from qsim.nn.calls.modules import RoundsCalls
 from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.classes import kind
 from qsim.nn.modules import FivePointModule
@@ -43,10 +44,16 @@ def describe(model: nn.Module) -> dict[str, Any]:
             called[name] = {"points": index(name, calls.points), "stream": _stream(calls.source), "of_activations": calls.of_activations}
         if isinstance(layer, FivePointModule):
             facts = {"class": kind(layer).__name__, "points": index(name, layer.points), "stream": _stream(layer.stream_source)}
-            recipe = layer.__dict__.get("_recipe")
-            found[name] = facts | ({"recipe": recipe} if recipe else {})
-    plain = [each.to_dict() for each in points]
-    return {"version": VERSION, "points": plain, "layers": found, "calls": called, "quantize": quantize_modules(model)}
+            others = {"recipe": layer.__dict__.get("_recipe"), "note": layer.__dict__.get("_without")}
+            found[name] = facts | {name: value for name, value in others.items() if value}
+    return {
+        "version": VERSION,
+        "points": [each.to_dict() for each in points],
+        "layers": found,
+        "calls": called,
+        "rounds_calls": any(isinstance(module, RoundsCalls) for module in model.modules()),
+        "quantize": quantize_modules(model),
+    }
 
 
 def quantize_modules(model: nn.Module) -> dict[str, Any]:

@@ -56,12 +56,14 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
                 adapters=True,
                 calls="none",
             )
-    if calls:
+    if description.get("rounds_calls", bool(calls)):
         enter_calls(model)
     for name, facts in layers.items():
         layer: Any = model.get_submodule(name)
         layer.stream_source = _stream(facts["stream"], draws)
         layer.__dict__["_recipe"] = facts.get("recipe")
+        if "note" in facts:
+            layer.__dict__["_without"] = facts["note"]
 
 
 def _stream(saved: int | Mapping[str, Any], draws: dict[int, Drawn]) -> int | Drawn:
