@@ -67,6 +67,12 @@ def running_node() -> int:
     return -1 if node is None else node._sequence_nr()
 
 
+def running_operation() -> str:
+    """Autograd's name of the operation whose gradients are computed, such as `LinalgSolveTriangular`; empty in the forward pass."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name().partition("Backward")[0]
+
+
 def _backward_pass() -> int:
     """The running backward pass, or -1."""
     return torch._C._current_graph_task_id()

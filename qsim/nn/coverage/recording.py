@@ -16,7 +16,7 @@ from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
 from qsim.nn.coverage.formulas import multiplier, multiply_adds, operands
 from qsim.nn.coverage.origins import Origins
-from qsim.nn.coverage.paths import Paths, recorded_node, running_node
+from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product.sites import Site
@@ -105,7 +105,10 @@ class Recorder(TorchDispatchMode):
     def _reason_of_call(self, name: str, multiplied: list[Tensor]) -> str:
         """Why a product outside of layers was not rounded."""
         origin = next(filter(None, map(self._origins.name, multiplied)), None)
-        return "product of two activations" if origin is None else f"not a layer: {name} on {origin}"
+        if origin is not None:
+            return f"not a layer: {name} on {origin}"
+        operation = running_operation()
+        return "product of two activations" + (f" in the gradient of {operation}" if operation else "")
 
     def result(self) -> Coverage:
         """The products recorded so far."""

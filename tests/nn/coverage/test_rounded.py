@@ -197,3 +197,11 @@ def test_operators_of_other_packages_are_named() -> None:
         opaque = Calls(lambda own, x: torch.ops.coverage_of_others.times(x, x))
         with pytest.raises(ValueError, match="multiplies nothing with these inputs; operators that may multiply inside: coverage_of_oth"):
             qsim.coverage(opaque, torch.randn(4, 4), backward=False)
+
+
+def test_products_that_only_a_gradient_has() -> None:
+    """A triangular system is solved without a product, as in gated delta rules, and its gradient multiplies."""
+    solves = Calls(lambda own, x: torch.linalg.solve_triangular(torch.eye(4) + x.tril(-1), own.up(x), upper=False), up=nn.Linear(4, 4))
+    model, x = qsim.convert(solves, ALL, calls="all"), torch.randn(4, 4, requires_grad=True)
+    left = {(product.direction, product.reason) for product in qsim.coverage(model, x).products if product.reason}
+    assert left == {("backward", "product of two activations in the gradient of LinalgSolveTriangular")}
