@@ -43,6 +43,11 @@ def _error(what: str) -> RuntimeError:
 
 def transformed_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan) -> Tensor:
     """`planned_product` under a transform: the same roundings and products."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            "compiled code cannot apply the transforms of torch.func (grad, vmap, …) to layers with points: call torch.compiler.disable on "
+            "the function that applies them, or use backward()"
+        )
     _check_levels(plan)
     with without_autocast(a.device):
         return _ProductUnderTransform.apply(a, w, bias, plan)  # type: ignore[no-any-return,no-untyped-call]

@@ -96,3 +96,12 @@ def test_the_rest_is_refused(case: str) -> None:
     call, words = REFUSED[case]
     with pytest.raises(RuntimeError, match=words):
         call()
+
+
+def test_compiled_code_cannot_apply_them() -> None:
+    model = converted(NEAREST)
+    compiled = torch.compile(lambda own: grad(loss(model))(own, X), fullgraph=True, backend="eager")
+    with pytest.raises(
+        RuntimeError, match=r"compiled code cannot apply the transforms of torch.func \(grad, vmap, …\) to layers with points"
+    ):
+        compiled(parameters(model))

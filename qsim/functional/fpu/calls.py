@@ -40,12 +40,22 @@ class WholeFunctionMode(TorchFunctionMode):
             with self:
                 return body(func)(*args, **kwargs)
         name = name_of(func)
+        if name == "setitem" and "setitem" not in self._keep and innermost() is self._mode:
+            args = _filled(*args)
         if name not in self._of_interest or innermost() is not self._mode:
             return func(*args, **kwargs)
         output = None if name in self._keep else self._mode.output
         target, args, kwargs, function = _apart(func, args, kwargs)
         result = once(function, args, kwargs, output)
         return result if target is None else target.copy_(result)
+
+
+def _filled(x: Tensor, index: Any, value: Any) -> tuple[Tensor, Any, Any]:
+    """The arguments of `x[index] = value`, with a number as a tensor that an operator of the mode has filled and rounded."""
+    if not isinstance(value, (int, float)) or not x.is_floating_point():
+        return x, index, value
+    with torch.no_grad():
+        return x, index, torch.full_like(x[index], value)
 
 
 def _apart(

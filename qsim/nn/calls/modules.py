@@ -56,6 +56,8 @@ def _in_the_mode(cls: type[nn.Module]) -> Callable[..., Any]:
                 return cls.forward(self, *args, **kwargs)
         finally:
             running.modules.pop()
+            if not running.modules:
+                running.replacements = None
 
     return rounded
 

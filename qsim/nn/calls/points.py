@@ -89,8 +89,17 @@ def _replaces(x: Tensor) -> bool:
     """Whether a tensor replaces a parameter of the running modules."""
     if any(x is own for own in running.modules[-1]._parameters.values()):
         return True
-    # A search takes long, and compilers would trace all of it.
-    return not torch.compiler.is_compiling() and x.shape in _shapes() and _searched(x) is not None
+    if torch.compiler.is_compiling():  # compilers would trace a search for each product
+        return any(x is own for own in _replacements())
+    return x.shape in _shapes() and _searched(x) is not None
+
+
+def _replacements() -> list[Tensor]:
+    """The tensors that replace parameters of the outermost running module."""
+    if running.replacements is None:
+        given: list[Tensor | None] = [own for module in running.modules[0].modules() for own in module._parameters.values()]
+        running.replacements = [own for own in given if own is not None and not isinstance(own, nn.Parameter)]
+    return running.replacements
 
 
 def _shapes() -> set[torch.Size]:

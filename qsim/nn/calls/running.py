@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
 from qsim.nn.product import observers
@@ -20,12 +20,14 @@ class _Running(threading.local):
         modules: The modules whose calls are rounded, the innermost last.
         is_rounding: Whether qsim computes a product, whose own calls of torch stay as they are.
         shapes: The shapes of the parameters of the outermost module, once a call in its run has asked for them.
+        replacements: In compiled code, the tensors that replace parameters of the outermost module, once a call has asked for them.
     """
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.is_rounding = False
         self.shapes: set[torch.Size] | None = None
+        self.replacements: list[Tensor] | None = None
 
 
 running = _Running()

@@ -163,3 +163,36 @@ def test_a_network_trains_in_the_format(fmt: str, device: torch.device) -> None:
     assert all(is_in(x, chosen, overflow) for x in kept)
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert model[1].num_batches_tracked == 6
+
+
+#: Ways to write a number into some elements of a 4 × 3 tensor.
+INDICES = {
+    "a row": 0,
+    "an element": (3, 1),
+    "a slice": (slice(1, None), 2),
+    "everything": ...,
+    "a mask": torch.eye(4, 3) > 0,
+    "a list": [3, 0],
+}
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_numbers_that_are_written_into_a_tensor(index: str) -> None:
+    """As `fill_` and `full` do."""
+    x, counts = torch.zeros(4, 3), torch.zeros(4, 3, dtype=torch.int64)
+    with qsim.fpu("bf16"):
+        x[INDICES[index]] = 0.1
+        counts[INDICES[index]] = 1001
+    assert x[INDICES[index]].unique().tolist() == [torch.tensor(0.1, dtype=torch.bfloat16).item()]
+    assert counts[INDICES[index]].unique().tolist() == [1001]
+
+
+def test_numbers_that_are_written_draw_noise_for_each_element() -> None:
+    x = torch.zeros(1000, requires_grad=True) * 1
+    with qsim.fpu("e2m1", "stochastic"):
+        x[:500] = 0.25
+    assert x[:500].unique().tolist() == [0.0, 0.5]
+    assert torch.autograd.grad(x.sum(), x)[0].sum() == 1000
+    with qsim.fpu("bf16", keep=["setitem"]):
+        x[0] = 0.1
+    assert x[0] == torch.tensor(0.1)

@@ -276,6 +276,20 @@ def test_functional_calls_round_with_the_weights_of_other_modules(calls: Any) ->
     assert same_bits(torch.func.functional_call(model, others, (x,)), rounded(x, others["table.weight"]))
 
 
+@pytest.mark.parametrize("calls", ["parameters", "all"])
+def test_compiled_functional_calls_round_with_the_weights_of_other_modules(calls: Any) -> None:
+    model = qsim.convert(
+        Calls(lambda m, x: m.part(x) @ m.table.weight.T, table=nn.Embedding(6, 4), part=nn.Linear(4, 4)), NEAREST, calls=calls
+    )
+    x, others = inputs(), {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    expected = rounded(rounded(x, others["part.weight"], others["part.bias"]), others["table.weight"])
+    compiled = torch.compile(lambda own, x: torch.func.functional_call(model, own, (x,)), fullgraph=True, backend="eager")
+    assert same_bits(compiled(others, x), expected)
+    usual = torch.compile(model, fullgraph=True, backend="eager")
+    assert same_bits(torch.func.functional_call(usual, {f"_orig_mod.{name}": own for name, own in others.items()}, (x,)), expected)
+    assert same_bits(usual(x), model(x))
+
+
 def test_an_error_leaves_no_mode_behind() -> None:
     def fails(m: Any, x: Tensor) -> Tensor:
         raise KeyboardInterrupt
