@@ -261,3 +261,14 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
     fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor")), exclude=["lm_head"])
     with pytest.warns(UserWarning, match=r"round their weights again, to a common scale; scales per row are kept, as in fp8_hybrid\("):
         qsim.export(fp8, tmp_path / "fp8")
+
+
+def test_servers_merge_the_projections_of_latent_attention(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"q_a_proj": nn.Linear(32, 32), "kv_a_proj_with_mqa": nn.Linear(32, 48), "q_b_proj": nn.Linear(32, 32)})
+    with torch.no_grad():
+        model["q_a_proj"].weight *= 5.0
+    qsim.convert(model, FivePoint(weight=Block("e2m1", 16, "e4m3", "fit", outer=exported.E8M0)))
+    qsim.export(model, tmp_path / "out")
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        first, second, other = (file.get_tensor(f"{name}.weight_global_scale") for name in model)
+    assert first == second != other

@@ -1,8 +1,8 @@
 """Layers that servers merge into one, with a single scale of the whole weight for all of them.
 
-vLLM and SGLang compute the projections of queries, keys and values in one product, and so those of a gated network. The scales of rows and
-blocks stay as they are. Of scales of whole weights they take one for all: weights of NVFP4 with others come out wrong, and weights of FP8
-are rounded again.
+vLLM and SGLang compute the projections of queries, keys and values in one product, and so those of a gated network, and those of latent
+attention to its two latent vectors. The scales of rows and blocks stay as they are. Of scales of whole weights they take one for all: weights
+of NVFP4 with others come out wrong, and weights of FP8 are rounded again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qsim.functional.arguments import warn
 from qsim.functional.codes import decode, encode
 
 #: The last parts of the names of layers that are merged.
-_PARTNERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_PARTNERS = (("q_proj", "k_proj", "v_proj"), ("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 def merged(names: Iterable[str]) -> list[list[str]]:

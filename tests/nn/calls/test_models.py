@@ -1,6 +1,11 @@
-"""Which share of real models is rounded. For the table of all models: `PYTHONPATH=tests python tests/nn/calls/test_models.py`."""
+"""Which share of real models is rounded. For the table of all models: `PYTHONPATH=tests python tests/nn/calls/test_models.py`.
+
+Names of models as arguments give their rows only.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 import torch
@@ -29,7 +34,7 @@ def share_with_a_parameter(found: Coverage) -> float:
     return sum(product.multiply_adds for product in own if not product.reason) / sum(product.multiply_adds for product in own)
 
 
-@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mamba", "CLIP", "T5"])
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mamba", "CLIP", "T5", "DeepSeek-V3", "Mamba-2"])
 def test_every_product_is_rounded_and_every_layer_that_is_listed_runs(name: str) -> None:
     pytest.importorskip("transformers")
     found = covered(name, "parameters")
@@ -41,7 +46,7 @@ def test_every_product_is_rounded_and_every_layer_that_is_listed_runs(name: str)
 
 if __name__ == "__main__":
     rows = [("model", "multiply-adds", 'calls="none"', "by default", "of those with a parameter", 'calls="all"', "never called")]
-    for name in MODELS:
+    for name in sys.argv[1:] or MODELS:
         none, default, everything = (covered(name, calls) for calls in ("none", "parameters", "all"))
         shares = (none.share, default.share, share_with_a_parameter(default), everything.share)
         rows.append((name, f"{default.multiply_adds:,}", *map(percent, shares), str(len(default.never_called))))
