@@ -1,8 +1,8 @@
 """Layers that servers merge into one, with a single scale of the whole weight for all of them.
 
 vLLM and SGLang compute the projections of queries, keys and values in one product, and so those of a gated network, and those of latent
-attention to its two latent vectors. The scales of rows and blocks stay as they are. Of scales of whole weights they take one for all: weights
-of NVFP4 with others come out wrong, and weights of FP8 are rounded again.
+attention to its two latent vectors. The scales of rows and blocks stay as they are. Of scales of whole weights they take one for all:
+weights of NVFP4 with others come out wrong, and weights of FP8 are rounded again.
 """
 
 from __future__ import annotations
