@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 from qsim import Stochastic
-from qsim.accumulators import Aligned, BlockScaled, Promoted, Rounded, TwoStep, resolve
+from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep, resolve
 from qsim.formats import format as resolve_format
 from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
@@ -220,6 +220,23 @@ def test_negative_zeros_in_compensated_sums() -> None:
     b = torch.full((3, 1), least, dtype=torch.bfloat16, device=DEVICE)
     for module in _implementations(_kernels()):
         assert_same_bits(computed(module, a, b, how), computed(reference, a, b, how))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "accumulator", [Aligned(1, 25), Aligned(4, 25, "bf16", rounding="nearest"), BlockScaled(4, 25, 2), TwoStep(4, 24, 31)]
+)
+def test_zeros_after_a_negative_sum_that_underflows(accumulator: Accumulator) -> None:
+    """A negative result that is rounded to zero is -0; a sum of zero, also of -0 and products that are -0, is +0."""
+    how = accumulator.sum_of(*[resolve_format("bf16")] * 2)
+    a = torch.full((2, 8), -0.0, dtype=torch.bfloat16, device=DEVICE)
+    b = torch.ones(8, 1, dtype=torch.bfloat16, device=DEVICE)
+    a[0, 0], a[1, 7], b[0], b[7] = -(2.0**-79), -(2.0**-79), 2.0**-79, 2.0**-79
+    wanted = computed(reference, a, b, how)
+    assert wanted.view(-1).tolist() == [0.0, 0.0]
+    assert wanted.signbit().view(-1).tolist() == [False, True]
+    for module in _implementations(_kernels()):
+        assert_same_bits(computed(module, a, b, how), wanted)
 
 
 def test_random_numbers_per_element_are_a_multiple_of_eight() -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of `TwoStep` and `BlockScaled` sums (compiled on a GPU, otherwise interpreted), bit for bit the reference on a CPU."""
+"""`TwoStep` and `BlockScaled` sums in Triton kernels (interpreted without a GPU) and in Numba loops, bit for bit the reference."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 import qsim
 from qsim.accumulators import NAMED, Accumulator, BlockScaled, TwoStep
 from qsim.formats import E4M3, E4M3FNUZ, E5M2, Format, format as resolve_format
+from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import BlockScaledSum, Sum
 
@@ -42,6 +43,22 @@ def by_reference(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] |
     out = torch.full((*a.shape[:-1], b.shape[-1]), 55.0)
     reference.accumulate_into(out, a, b, None, how, 0, 0, scales)
     return out
+
+
+def by_loops(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    from qsim_kernels.compiled import sums as loops
+
+    out = torch.full((*a.shape[:-1], b.shape[-1]), 33.0)
+    loops.accumulate_into(out, a, b, None, how, 0, 0, scales)
+    return out
+
+
+def compare(a: Tensor, b: Tensor, how: Sum, scales: tuple[Tensor, Tensor] | None = None) -> None:
+    """Assert that all implementations that this machine has agree."""
+    wanted = by_reference(a, b, how, scales)
+    assert_same_bits(by_kernels(a, b, how, scales), wanted)
+    if HAS_NUMBA:
+        assert_same_bits(by_loops(a, b, how, scales), wanted)
 
 
 def assert_same_bits(found: Tensor, wanted: Tensor) -> None:
@@ -86,7 +103,7 @@ def test_sums_of_units(name: str, spread: float, special: float) -> None:
     how = accumulator.sum_of(fmt, fmt)
     length = 2 * how.block + 3 if isinstance(how, BlockScaledSum) else 19
     a, b = numbers((7, length), fmt, spread, special), numbers((length, 6), fmt, spread, special)
-    assert_same_bits(by_kernels(a, b, how), by_reference(a, b, how))
+    compare(a, b, how)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -138,7 +155,7 @@ def test_sums_with_scales(name: str, spread: float, special: float, batch: tuple
     groups = -(-length // accumulator.group)
     a, b = numbers((*batch, 5, length), fmt, 1.0, special / 9), numbers((*batch, 3, length), fmt, 1.0, special / 9).mT
     given = scales(5, groups, scale, spread, special, batch), scales(3, groups, scale, spread, special, batch)
-    assert_same_bits(by_kernels(a, b, how, given), by_reference(a, b, how, given))
+    compare(a, b, how, given)
 
 
 def test_many_matrices_have_their_own_scales(monkeypatch: pytest.MonkeyPatch) -> None:

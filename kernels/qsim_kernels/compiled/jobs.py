@@ -255,6 +255,86 @@ class Update(NamedTuple):
     second_stream: int
 
 
+class ProductJob(NamedTuple):
+    """A product of matrices, in the order in which `loops.sums` reads it; addresses are 0 where there is nothing.
+
+    Attributes:
+        out: Address of the results, `[batch * rows, columns]`, float64, as all numbers.
+        a: Address of the left matrices, `[batch * rows, length]`.
+        b: Address of the right ones, `[batch, length, columns]`, or transposed.
+        exponents_a: Address of the exponents of `a`, int16, where products are aligned.
+        exponents_b: The same for `b`.
+        rows: The number of rows of a matrix.
+        columns: The number of columns of the result.
+        length: The number of products in a sum.
+        every: The number of products in a short sum; 0 for one sum that is not promoted.
+        unit: Address of the numbers of the unit that adds: `loops.sums.AlignedParameters`, or `loops.two_step.Steps`.
+        rounded: Address of `loops.sums.RoundedParameters`.
+        seed: Of the random bits.
+        stream: Which of the seed's streams.
+        offset: Index of the first.
+        stride: The number of random bits' indices that belong to an element; 0 if nothing is drawn.
+        inner: The number of them that belong to a short sum.
+        width: The number of elements of a row that are computed together.
+        room: Address of room for numbers, for each part.
+        words: The room of one part, in 64-bit words.
+        part: Rows of a part.
+    """
+
+    out: int
+    a: int
+    b: int
+    exponents_a: int
+    exponents_b: int
+    rows: int
+    columns: int
+    length: int
+    every: int
+    unit: int
+    rounded: int = 0
+    seed: int = 0
+    stream: int = 0
+    offset: int = 0
+    stride: int = 0
+    inner: int = 0
+    width: int = 0
+    room: int = 0
+    words: int = 0
+    part: int = 0
+
+
+class GroupsJob(NamedTuple):
+    """A product of matrices whose groups of products are added exactly; see `loops.exact_groups`.
+
+    Attributes:
+        out: Address of the results, `[batch * rows, columns]`, float64, as all numbers.
+        a: Address of the left matrices, `[batch * rows, length]`.
+        b: Address of the right ones, transposed, `[batch * columns, length]`.
+        scales_a: Address of the scales of `a`, `[batch * rows, groups]`.
+        scales_b: The same for `b`.
+        exponents_a: Address of the exponents of `scales_a`, int16.
+        exponents_b: The same for `scales_b`.
+        rows: The number of rows of a matrix.
+        columns: The number of columns of the result.
+        length: The number of products in a sum.
+        group: The number of products that share scales.
+        unit: Address of `loops.sums.AlignedParameters`.
+    """
+
+    out: int
+    a: int
+    b: int
+    scales_a: int
+    scales_b: int
+    exponents_a: int
+    exponents_b: int
+    rows: int
+    columns: int
+    length: int
+    group: int
+    unit: int
+
+
 #: A `Values` in memory, given its numbers: small tensors need it often.
 pack_values = struct.Struct(f"{len(Values._fields)}q").pack
 

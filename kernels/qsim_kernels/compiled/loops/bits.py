@@ -52,7 +52,7 @@ words, room_for_words = _memory(types.uint32)
 longs, room_for_longs = _memory(types.int64)
 wide_words, room_for_wide_words = _memory(types.uint64)
 floats, room_for_floats = _memory(types.float32)
-doubles, _ = _memory(types.float64)
+doubles, room_for_doubles = _memory(types.float64)
 
 
 @intrinsic

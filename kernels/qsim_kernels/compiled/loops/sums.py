@@ -1,7 +1,7 @@
 """Products of matrices with emulated accumulators: some elements of a row of the result at a time.
 
 They go through the steps of `qsim_kernels.reference.sums`, in float64. Formats, roundings and sizes are runtime numbers; both loops take
-some rows of the result and the address of a `compiled.sums.ProductJob`.
+some rows of the result and the address of a `compiled.jobs.ProductJob`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RowAddresses(NamedTuple):
 
 
 @part
-def _aligned_parameters(at):
+def aligned_parameters(at):
     """Read `AlignedParameters` from memory."""
     n = longs(at)
     return AlignedParameters(onto_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
@@ -80,7 +80,29 @@ def _aligned_parameters(at):
 def _rounded_parameters(at, unit_at, stride):
     """Read `RoundedParameters` from memory."""
     n = longs(at)
-    return RoundedParameters(n[0], n[1], n[2], n[3], n[4], n[5], n[6], stride, _aligned_parameters(unit_at))
+    return RoundedParameters(n[0], n[1], n[2], n[3], n[4], n[5], n[6], stride, aligned_parameters(unit_at))
+
+
+@part
+def power(exponent):
+    """A power of two."""
+    return as_double(_i64(exponent + _BIAS) << _MANTISSA)
+
+
+@part
+def exponent_of_sum(total, unit):
+    """The exponent of a running sum; any large one for infinities and NaN."""
+    return min(max((as_long(total) >> _MANTISSA & 0x7FF) - _BIAS, unit.low), 512) if total != 0 else _i64(LEAST_EXPONENT)
+
+
+@part
+def limited(exact, unit):
+    """The exact sum of a block, rounded to a running sum."""
+    if abs(exact) >= unit.end:
+        return exact * np.inf
+    if unit.is_nearest:
+        return onto(exact, _u64(0), unit.onto, NEAREST)
+    return onto(exact, _u64(0), unit.onto, TOWARD_ZERO)
 
 
 @part
@@ -90,20 +112,14 @@ def _aligned(a_at, b_at, exponents_a_at, exponents_b_at, length, unit):
     total = 0.0
     for start in range(0, length, unit.block):
         stop = min(start + unit.block, length)
-        largest = min(max((as_long(total) >> _MANTISSA & 0x7FF) - _BIAS, unit.low), 512) if total != 0 else _i64(LEAST_EXPONENT)
+        largest = exponent_of_sum(total, unit)
         for k in range(start, stop):
             largest = max(largest, _i64(exponents_a[k]) + _i64(exponents_b[k]))
-        up = as_double(_i64(unit.fraction - largest + _BIAS) << _MANTISSA)
-        units = np.trunc(total * up)
+        up = power(unit.fraction - largest)
+        units = 0.0 + np.trunc(total * up)  # a block of zeros is +0, also after -0
         for k in range(start, stop):
             units += np.trunc(a[k] * b[k] * up)
-        exact = units * as_double(_i64(largest - unit.fraction + _BIAS) << _MANTISSA)
-        if abs(exact) >= unit.end:
-            total = exact * np.inf
-        elif unit.is_nearest:
-            total = onto(exact, _u64(0), unit.onto, NEAREST)
-        else:
-            total = onto(exact, _u64(0), unit.onto, TOWARD_ZERO)
+        total = limited(units * power(largest - unit.fraction), unit)
     return total
 
 
@@ -116,7 +132,7 @@ def aligned(job_at, first, count):
         count: The number of rows.
     """
     out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
-    out, unit, step = doubles(out_at), _aligned_parameters(unit_at), every if every else length
+    out, unit, step = doubles(out_at), aligned_parameters(unit_at), every if every else length
     for row in range(first, first + count):
         for column in range(columns):
             own, other, total = row * length, (row // rows * columns + column) * length, 0.0

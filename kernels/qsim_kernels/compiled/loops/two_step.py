@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qsim_kernels.carrier import DOUBLE
-from qsim_kernels.compiled.loops.bits import as_double, as_long, doubles, longs, numbers, part, shorts
+from qsim_kernels.compiled.loops.bits import as_long, doubles, longs, numbers, part, shorts
+from qsim_kernels.compiled.loops.sums import power
 
 _MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
 #: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that stands for infinity's.
@@ -28,15 +29,9 @@ class Steps(NamedTuple):
 
 
 @part
-def _power(exponent):
-    """A power of two."""
-    return as_double(_i64(exponent + _BIAS) << _MANTISSA)
-
-
-@part
 def _rounded_down(x, exponent):
     """A number rounded down to a multiple of a power of two."""
-    return np.floor(x * _power(-exponent)) * _power(exponent)
+    return np.floor(x * power(-exponent)) * power(exponent)
 
 
 @part
@@ -51,11 +46,11 @@ def _largest(exponents_a, exponents_b, first, stop):
 @part
 def _truncated_sum(a, b, first, stop, exponent):
     """The exact sum of every other product, each truncated to a multiple of a power of two."""
-    up, units = _power(-exponent), 0.0
+    up, units = power(-exponent), 0.0
     for k in range(first, stop, 2):
         product = a[k] * b[k]
         units += np.trunc((product * np.inf if abs(product) >= _BEYOND else product) * up)
-    return units * _power(exponent)
+    return units * power(exponent)
 
 
 @part
@@ -85,7 +80,7 @@ def two_step(job_at, first, count):
     """Write some rows of a product.
 
     Args:
-        job_at: Address of a `compiled.sums.ProductJob`, whose right matrices are transposed, with the address of `Steps` as its unit.
+        job_at: Address of a `compiled.jobs.ProductJob`, whose right matrices are transposed, with the address of `Steps` as its unit.
         first: The first row.
         count: The number of rows.
     """
