@@ -311,8 +311,8 @@ def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks
         assert same_bits(mine, due)
 
 
-def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
-    """Compute the results of two layers in each of two steps, and their weights after it; sums of these numbers are exact."""
+def _laid_out(device: torch.device, layout: str, scale: float = 1.0) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    """A net of two layers that round their weights, the module to call, and an optimizer that rounds updates."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -320,7 +320,7 @@ def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
     net = nn.Sequential(nn.Linear(16, 40, bias=False), nn.Linear(40, 16, bias=False)).to(device)
     with torch.no_grad():
         for number, p in enumerate(net.parameters()):
-            p.copy_(coarse(*p.shape, seed=number))
+            p.copy_(scale * coarse(*p.shape, seed=number))
     call = qsim.convert(net, WEIGHT)
     if layout == "ddp":
         call = nn.parallel.DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
@@ -328,9 +328,13 @@ def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
         fully_shard(net, mesh=mesh_of(device), reshard_after_forward=True)
     elif layout == "tp":
         parallelize_module(net, mesh_of(device), {"0": ColwiseParallel(), "1": RowwiseParallel()})
-    optimizer = qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+    return net, call, qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+
+
+def _stepped_in(net: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, which: range) -> list[Tensor]:
+    """Compute the results of the layers in each of some steps, and their weights after it; sums of these numbers are exact."""
     found = []
-    for step in range(2):
+    for step in which:
         with torch.no_grad():
             found.append(call(torch.eye(16, device=device)))
         for number, p in enumerate(net.parameters()):
@@ -340,9 +344,55 @@ def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
     return found
 
 
+def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
+    return _stepped_in(*_laid_out(device, layout), device, range(2))
+
+
 @NEEDS_GLOO
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp"])
 def test_eight_ranks_round_weights_and_updates_as_one_process(eight: Ranks, layout: str) -> None:
     expected = _in_a_layout(torch.device("cpu"), "alone")
     for found in eight(_in_a_layout, layout):
         assert all(map(same_bits, found, expected))
+
+
+def _saved(device: torch.device, layout: str, folder: str) -> None:
+    """A step that is saved."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    net, call, optimizer = _laid_out(device, layout)
+    _stepped_in(net, call, optimizer, device, range(1))
+    checkpoint.save(dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True)), checkpoint_id=folder)
+
+
+def _resumed(device: torch.device, layout: str, folder: str) -> list[Tensor]:
+    """The second step, from another run's checkpoint; weights and the optimizer's seed are others before."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    net, call, _ = _laid_out(device, layout, scale=2.0)
+    optimizer = qsim.optim.SGD(net.parameters(), lr=2.0**-8, weight="bf16")
+    model, state = get_state_dict(net, optimizer)
+    checkpoint.load({"model": model, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
+    return _stepped_in(net, call, optimizer, device, range(1, 2))
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("layouts", [("fsdp", "tp"), ("tp", "fsdp")])
+@pytest.mark.parametrize("grows", [True, False])
+def test_runs_resume_on_another_number_of_ranks(two: Ranks, eight: Ranks, tmp_path: Path, layouts: tuple[str, str], grows: bool) -> None:
+    before, after = (two, eight) if grows else (eight, two)
+    before(_saved, layouts[0], str(tmp_path))
+    expected = _in_a_layout(torch.device("cpu"), "alone")[3:]
+    for found in after(_resumed, layouts[1], str(tmp_path)):
+        assert all(map(same_bits, found, expected))
+
+
+@NEEDS_GLOO
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_resumes_a_run_of_eight_ranks(eight: Ranks, tmp_path: Path) -> None:
+    eight(_saved, "fsdp", str(tmp_path))
+    expected = _in_a_layout(torch.device("cpu"), "alone")[3:]
+    assert all(map(same_bits, _resumed(torch.device("cpu"), "alone", str(tmp_path)), expected))
