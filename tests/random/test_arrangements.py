@@ -311,12 +311,14 @@ def test_all_ranks_take_what_rank_0_has_drawn_for_weights_and_updates(two: Ranks
         assert same_bits(mine, due)
 
 
-def _laid_out(device: torch.device, layout: str, scale: float = 1.0) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+def _laid_out(
+    device: torch.device, layout: str, *, scale: float = 1.0, seed: int = 0
+) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     """A net of two layers that round their weights, the module to call, and an optimizer that rounds updates."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    torch.manual_seed(0 if layout == "alone" else distributed.get_rank())
+    torch.manual_seed(seed if layout == "alone" else seed + distributed.get_rank())
     net = nn.Sequential(nn.Linear(16, 40, bias=False), nn.Linear(40, 16, bias=False)).to(device)
     with torch.no_grad():
         for number, p in enumerate(net.parameters()):
@@ -353,6 +355,22 @@ def _in_a_layout(device: torch.device, layout: str) -> list[Tensor]:
 def test_eight_ranks_round_weights_and_updates_as_one_process(eight: Ranks, layout: str) -> None:
     expected = _in_a_layout(torch.device("cpu"), "alone")
     for found in eight(_in_a_layout, layout):
+        assert all(map(same_bits, found, expected))
+
+
+def _updated_after_another_seed(device: torch.device, layout: str) -> list[Tensor]:
+    """Weights after each of two steps, in processes that have agreed on a seed before they were seeded again."""
+    torch.manual_seed(0 if layout == "alone" else distributed.get_rank())
+    random.shared_seed()
+    results = _stepped_in(*_laid_out(device, layout, seed=100), device, range(2))
+    return [*results[1:3], *results[4:]]
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp"])
+def test_updates_follow_from_the_seed_before_the_optimizer_is_made(eight: Ranks, layout: str) -> None:
+    expected = _updated_after_another_seed(torch.device("cpu"), "alone")
+    for found in eight(_updated_after_another_seed, layout):
         assert all(map(same_bits, found, expected))
 
 
