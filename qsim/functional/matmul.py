@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from qsim import accumulators
@@ -140,7 +142,7 @@ def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulato
         return own
     units = f"{accumulators.name_of(accumulator)} takes {' or '.join(map(brief, taken))}"
     if not check or not _can_look(x):
-        why = "with check=False" if not check else "in compiled code and under CUDA graphs"
+        why = "with check=False" if not check else "in compiled code, under CUDA graphs or vmap, and on the meta device"
         raise ValueError(f"matmul: {units}, and {name} is {x.dtype}: {why} formats= must say which of these its values are")
     found = next((fmt for fmt in taken if _has_all(fmt, x)), None)
     if found is None:
@@ -150,7 +152,11 @@ def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulato
 
 def _can_look(x: Tensor) -> bool:
     """Whether a tensor's values can be read now."""
-    return not torch.compiler.is_compiling() and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    if torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor):
+        return False
+    if any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack() or []):
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _has_all(fmt: Format, x: Tensor) -> bool:
@@ -163,6 +169,8 @@ def _has_all(fmt: Format, x: Tensor) -> bool:
 
 class Accumulated(torch.autograd.Function):
     """The product, with the gradients of an exact one."""
+
+    generate_vmap_rule = True
 
     # `torch.func` needs the two apart.
     @staticmethod

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qsim
 from qsim import Float, Stochastic, accumulators
@@ -173,6 +175,45 @@ def test_torch_func_takes_its_gradient() -> None:
         return qsim.matmul(a, b, Rounded("e5m2")).square().sum()
 
     assert torch.equal(torch.func.grad(loss)(a.detach()), torch.autograd.grad(loss(a), a)[0])
+
+
+@pytest.mark.parametrize("how", ["Rounded('fp16')", "Rounded('bf16', chunk=16, order='kahan')", "Rounded('bf16', rounding='stochastic')"])
+def test_under_vmap_a_sample_gets_what_it_gets_alone(how: str) -> None:
+    a, b, seeds = torch.randn(4, 3, 20), torch.randn(4, 20, 5), torch.arange(4)
+
+    def product(a: torch.Tensor, b: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        return qsim.matmul(a, b, how, seed=seed)
+
+    alone = torch.stack([product(*given) for given in zip(a, b, seeds, strict=True)])
+    assert torch.equal(torch.vmap(product)(a, b, seeds), alone)
+    one_right = torch.vmap(product, (1, None, None), 1)(a.transpose(0, 1), b[0], seeds[1])
+    assert torch.equal(one_right, torch.stack([product(x, b[0], seeds[1]) for x in a], 1))
+    assert torch.vmap(product)(a[:0], b[:0], seeds[:0]).shape == (0, 3, 5)
+    gradient = torch.func.grad(lambda *given: product(*given).square().sum())
+    for sample, due in zip(torch.vmap(gradient)(a, b, seeds), map(gradient, a, b, seeds), strict=True):
+        assert torch.allclose(sample, due, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [*NAMED, "Rounded('fp16')", "Rounded('Fixed(32, 16)')"])
+def test_fake_tensors_and_the_meta_device(how: str) -> None:
+    fmt = (resolve(how).taken or (BF16,))[0]
+    real = torch.zeros(2, 1, 3, 20), torch.zeros(4, 20, 5)
+    wanted = qsim.matmul(*real, how, formats=fmt)
+    with FakeTensorMode():
+        fake = qsim.matmul(torch.zeros(2, 1, 3, 20), torch.zeros(4, 20, 5), how, formats=fmt)
+    for found in (fake, qsim.matmul(*(x.to("meta") for x in real), how, formats=fmt)):
+        assert (found.shape, found.dtype, found.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+
+
+def test_values_that_cannot_be_read_have_a_format() -> None:
+    x = torch.ones(2, 16, 16)
+    message = "a is torch.float32: in compiled code, under CUDA graphs or vmap, and on the meta device formats= must say which of these"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        qsim.matmul(x.to("meta"), x.to("meta"), "h100_fp8")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        torch.vmap(lambda x: qsim.matmul(x, x, "h100_fp8"))(x)
+    batched = torch.vmap(lambda x: qsim.matmul(x, x, "h100_fp8", formats="e4m3"))(x)
+    assert torch.equal(batched, qsim.matmul(x, x, "h100_fp8"))
 
 
 def test_results_are_float32_unless_the_format_needs_more() -> None:

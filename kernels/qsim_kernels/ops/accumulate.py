@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qsim_kernels.chip.verified import CHIP, finished
 from qsim_kernels.ops.backend import OnBackend, library
+from qsim_kernels.ops.batching import one_by_one
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.sums import Sum, is_single, is_stochastic, read_sum
 
@@ -134,3 +135,4 @@ Implementation.register(
     compiled="qsim_kernels.compiled.sums",
     triton="qsim_kernels.triton.accumulate.launch",
 )
+torch.library.register_vmap("qsim::accumulate", one_by_one("accumulate"), lib=library)

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from qsim_kernels.ops.backend import OnBackend, library, read_rounding
+from qsim_kernels.ops.batching import one_by_one
 from qsim_kernels.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
@@ -148,26 +148,5 @@ Implementation.register(
 NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles")
 
 
-def _one_by_one(name: str) -> Callable[..., Any]:
-    """A vmap rule: every sample gets the same scales and bits as in a call of its own."""
-
-    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        operator = getattr(torch.ops.qsim, name)
-        # With no samples, run the operator on a fake one to get the shapes and dtypes of the results.
-        sizes = range(info.batch_size) if info.batch_size else [None]
-        found = [operator(*(_sample(a, dim, i) for a, dim in zip(arguments, in_dims, strict=True))) for i in sizes]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found)[: info.batch_size], 0
-        return tuple(torch.stack(part)[: info.batch_size] for part in zip(*found, strict=True)), (0,) * len(found[0])
-
-    return rule
-
-
-def _sample(argument: Any, dim: Any, index: int | None) -> Any:
-    if not isinstance(argument, Tensor) or not isinstance(dim, int):
-        return argument
-    return argument.new_zeros(argument.movedim(dim, 0).shape[1:]) if index is None else argument.select(dim, index)
-
-
 for _name in NAMES:
-    torch.library.register_vmap(f"qsim::{_name}", _one_by_one(_name), lib=library)
+    torch.library.register_vmap(f"qsim::{_name}", one_by_one(_name), lib=library)
