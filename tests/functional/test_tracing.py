@@ -122,3 +122,11 @@ def test_layers_without_points_can_be_traced() -> None:
     for module, x in ((qsim.nn.Linear(8, 4), X), (qsim.nn.Conv1d(2, 4, 3), X[None])):
         assert torch.equal(torch.jit.trace(module, x)(x), module(x))
         assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", ["fp8_hybrid()", "nvfp4()", "fp8_hybrid(accumulate='h100_fp8')"])
+def test_exported_layers_with_scales_or_sums_add_their_bias(recipe: str, dtype: torch.dtype) -> None:
+    """An exported program calls operators on parameters, outside of an autograd function."""
+    module, x = qsim.nn.Linear(32, 16, points=recipe, dtype=dtype), torch.randn(4, 32, dtype=dtype)
+    assert torch.equal(torch.export.export(module, (x,)).module()(x), module(x))

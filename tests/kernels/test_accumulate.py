@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import math
 
 import pytest
@@ -178,6 +180,24 @@ def test_a_fused_step_rounds_once() -> None:
     assert qsim.matmul(a, b, Rounded("fp16", product="fp16")).item() == 2048.0
 
 
+LIBRARY = ctypes.util.find_library("m")
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="there is no C library of mathematics")
+@pytest.mark.parametrize("spread", [0.0, 20.0, 60.0])
+def test_a_sum_in_float32_is_a_loop_of_the_c_librarys_fma(spread: float) -> None:
+    fma = ctypes.CDLL(LIBRARY).fmaf
+    fma.restype, fma.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    a, b = operand(4, 50, FP32, spread, 1), operand(50, 3, FP32, spread, 2)
+    found = qsim.matmul(a, b, Rounded("fp32"))
+    for i, row in enumerate(a.tolist()):
+        for j, column in enumerate(b.T.tolist()):
+            total = 0.0
+            for x, y in zip(row, column, strict=True):
+                total = fma(x, y, total)
+            assert found[i, j].item() == total or (math.isnan(total) and found[i, j].isnan())
+
+
 def test_a_sum_stagnates_unless_it_is_compensated_or_a_tree() -> None:
     a, b = torch.ones(1, 512), torch.ones(512, 1)
     results = {order: qsim.matmul(a, b, Rounded("bf16", order=order)).item() for order in ("sequential", "pairwise", "kahan")}
@@ -214,7 +234,7 @@ def test_a_piece_of_a_result_has_the_bits_of_the_whole() -> None:
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0), (0, 2, 4, 3)])
 def test_empty_operands(shape: tuple[int, ...]) -> None:
     *batch, rows, length, columns = shape
-    for accumulator in (Rounded("fp16"), NAMED["h100_bf16"], NAMED["h100_fp8_promoted"], Rounded("fp16", order="pairwise")):
+    for accumulator in [*ROUNDED.values(), *ALIGNED.values()]:
         found = qsim.matmul(torch.zeros(*batch, rows, length), torch.zeros(*batch, length, columns), accumulator)
         assert found.shape == (*batch, rows, columns)
         assert not found.any()

@@ -115,7 +115,7 @@ def assert_same_bits(found: Tensor, wanted: Tensor) -> None:
 def compare(module: Any, setting: str, spread: float, special: float, batch: tuple[int, ...], length: int = 37, **options: Any) -> None:
     how, formats = sum_of(setting)
     a, b = operands(formats, spread, special, batch, length)
-    assert_same_bits(computed(module, a, b, how, **options), computed(reference, a, b, how))
+    assert_same_bits(computed(module, a, b, how, **options).cpu(), computed(reference, a.cpu(), b.cpu(), how))
 
 
 @pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")

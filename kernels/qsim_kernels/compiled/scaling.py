@@ -52,7 +52,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         reference.scales_into(out, amaxes, under, scales)
         return
     amaxes = amaxes.contiguous()
-    _SCALES.share(making_job(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else float(under)), amaxes.numel())
+    _SCALES.share(making_job(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else under.item()), amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -69,7 +69,7 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
         quantize_scaled_into(out, x, scales, under, how._replace(turn=None))
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
-    whole = 1.0 if under is None else float(under)
+    whole = 1.0 if under is None else under.item()
     made = making_job(making, scales.data_ptr(), scales.data_ptr(), whole)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)

@@ -204,6 +204,8 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
     if bias is None:
         out.copy_(product)
     else:
+        if torch.is_grad_enabled():  # exported programs call the operator itself, with parameters
+            product, bias = product.detach(), bias.detach()
         torch.add(product, bias, out=out)
 
 

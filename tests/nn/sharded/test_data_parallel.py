@@ -36,6 +36,10 @@ pytestmark = NEEDS_GLOO
 two, four = ranks_of(2), ranks_of(4)
 
 
+#: Products whose sums are rounded, with noise.
+SUMMED = FivePoint("e2m1", noisy("e2m1"), "same", "same", "e2m1", accumulate="Rounded('e6m9', rounding='stochastic')")
+
+
 def mean(grads: list[list[Tensor]]) -> list[Tensor]:
     """The mean over ranks."""
     return [sum(parts[1:], parts[0]) / len(parts) for parts in zip(*grads, strict=True)]
@@ -52,10 +56,9 @@ def rounded_weights(net: nn.Module) -> list[Tensor]:
 # Data parallelism.
 
 
-def _ddp(device: torch.device, seed_alike: bool) -> dict[str, Any]:
+def _ddp(device: torch.device, seed_alike: bool, points: FivePoint) -> dict[str, Any]:
     rank = distributed.get_rank()
-    net = model(device, NOISY)
-    alone = model(device, NOISY)
+    net, alone = model(device, points), model(device, points)
     ids = [device.index] if device.type == "cuda" else None
     replica = nn.parallel.DistributedDataParallel(net, device_ids=ids)
     with pytest.raises(ValueError, match=r"coverage: the model is wrapped in DistributedDataParallel, .*: give model.module"):
@@ -82,9 +85,9 @@ def _ddp(device: torch.device, seed_alike: bool) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("seed_alike", [True, False])
-def test_ddp(two: Ranks, seed_alike: bool) -> None:
-    first, second = two(_ddp, seed_alike)
+@pytest.mark.parametrize(("seed_alike", "points"), [(True, NOISY), (False, NOISY), (False, SUMMED)], ids=["alike", "apart", "summed"])
+def test_ddp(two: Ranks, seed_alike: bool, points: FivePoint) -> None:
+    first, second = two(_ddp, seed_alike, points)
     assert first["shared seed"] == second["shared seed"]
     for step in range(3):
         assert alike(first["weights"][step], second["weights"][step]), "replicas round weights alike"
@@ -156,7 +159,7 @@ def _fsdp(device: torch.device, *options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("points", [NOISY, REUSED], ids=["noisy", "reused"])
+@pytest.mark.parametrize("points", [NOISY, REUSED, SUMMED], ids=["noisy", "reused", "summed"])
 def test_fsdp(two: Ranks, order: str, points: FivePoint) -> None:
     for seen in two(_fsdp, points, order, None, False):
         assert seen["kinds"] == [True] * 4
