@@ -20,6 +20,7 @@ from qsim.nn.calls.points import Weight, points_of_activations, weight_of
 from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
+from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.grouped_autograd import grouped_product
 from qsim.random.shards import is_distributed
@@ -33,7 +34,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor 
     if own is not None and weight.dim() > 1:
         return functional.linear(input, weight, bias, own.points, stream=own.stream)
     product = matmul(input, weight.mT if weight.dim() > 1 else weight)
-    return product if product is None or bias is None else product + bias
+    return product if product is None or bias is None else product + _summand(bias, product)
 
 
 def linear_cross_entropy(
@@ -103,6 +104,9 @@ def add_product(
     input: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *, beta: float = 1, alpha: float = 1
 ) -> Tensor | None:
     """`torch.addmm`, and its forms for batches and vectors."""
+    own = weight_of(b)
+    if own is not None and b.dim() == 2 and input.shape == b.shape[1:] and alpha == beta == 1 and out_dtype is None:
+        return functional.linear(a, b.mT, input, own.points, stream=own.stream)  # adds the bias before it rounds to 16 bits
     return _added(input, matmul(a, b, out_dtype), beta, alpha)
 
 
@@ -115,7 +119,14 @@ def add_batches(input: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: 
 def _added(input: Tensor, product: Tensor | None, beta: float, alpha: float) -> Tensor | None:
     if product is None:
         return None
-    return product * alpha if beta == 0 else product * alpha + input * beta  # if it is 0, the input may be uninitialized memory
+    if beta == 0:  # then the input may be uninitialized memory
+        return product * alpha
+    return product * alpha + _summand(input, product) * beta
+
+
+def _summand(x: Tensor, product: Tensor) -> Tensor:
+    """A tensor to add to a product: under autocast in its dtype, as in torch."""
+    return x.to(product.dtype) if autocasts(x.device) else x
 
 
 def grouped(

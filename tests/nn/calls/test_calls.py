@@ -39,7 +39,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "a vector": (lambda m, x: m.w.mv(x[0]), lambda m, x: rounded(x[:1], m.w)[0]),
     "a vector first": (lambda m, x: torch.matmul(x[0], m.w), lambda m, x: rounded(x[:1], m.w.mT)[0]),
     "by a vector": (lambda m, x: torch.matmul(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
-    "addmm": (lambda m, x: torch.addmm(m.bias, x, m.w, alpha=2), lambda m, x: rounded(x, m.w.mT) * 2 + m.bias),
+    "addmm": (lambda m, x: torch.addmm(m.bias, x, m.w), lambda m, x: rounded(x, m.w.mT, m.bias)),
+    "addmm, scaled": (lambda m, x: torch.addmm(m.bias, x, m.w, alpha=2), lambda m, x: rounded(x, m.w.mT) * 2 + m.bias),
     "linear, by a vector": (lambda m, x: F.linear(x, m.bias), lambda m, x: rounded(x, m.bias.unsqueeze(0)).squeeze(-1)),
     "addmm, by name, to nothing": (
         lambda m, x: torch.addmm(torch.full((4,), torch.nan), mat1=x, mat2=m.w, beta=0),
@@ -85,6 +86,34 @@ def test_products_with_parameters_are_those_of_layers(way: str) -> None:
     plain = results(qsim.revert(model), model, inputs())
     assert not torch.allclose(own[0], plain[0], rtol=1e-3)
     assert all(map(same_bits, plain, results(lambda x: call(model, x), model, inputs())))
+
+
+@pytest.mark.parametrize("points", [NEAREST, qsim.recipes.fp8_hybrid().points], ids=["plain", "scaled"])
+def test_a_bias_is_added_before_the_product_is_rounded_to_16_bits(points: FivePoint) -> None:
+    def transposed(m: Any, x: Tensor) -> Tensor:
+        return torch.addmm(m.bias, x, m.w)
+
+    model: Any = qsim.convert(made(transposed).bfloat16(), points)
+    x = inputs(64, 4).bfloat16()
+    expected = functional.linear(x, model.w.mT, model.bias, points)
+    assert same_bits(model(x), expected)
+    assert not same_bits(expected, functional.linear(x, model.w.mT, None, points) + model.bias)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m, x: torch.addmm(m.bias, x, m.w),
+        lambda m, x: torch.addmm(x[0], x, m.w, alpha=2),
+        lambda m, x: torch.baddbmm(m.bias, x.expand(3, *x.shape), m.stack),
+        lambda m, x: F.linear(x, x, m.bias.new_ones(len(x))),
+    ],
+    ids=["addmm", "addmm, scaled", "baddbmm", "linear of activations"],
+)
+def test_sums_under_autocast_have_its_dtype(call: Callable[[Any, Tensor], Tensor]) -> None:
+    model = qsim.convert(made(call), NEAREST, calls="all")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(made(call), inputs()).dtype == model(inputs()).dtype == torch.bfloat16
 
 
 def test_modules_keep_their_own_names() -> None:
