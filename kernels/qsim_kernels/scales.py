@@ -49,7 +49,7 @@ class Scales(NamedTuple):
         rule: A `ScaleRule`.
         margin: Scales are larger by this power of two.
         largest: `M`.
-        mantissa: log2 of the number of elements' values in a binade.
+        mantissa: The elements' significant bits after the first.
         least: The smallest scale, also used where all elements are zero. At least `SMALLEST`, so that inverses are float32 numbers.
         grid: The scales' values.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -177,7 +178,13 @@ def _spell(rule: str, margin: str, scales: str, element: str, under: str) -> tup
     if under:
         # Large enough that its product with the smallest scale has an inverse within float32's range.
         least = max(least, SMALLEST / max(read(Grid, under).least, SMALLEST))
-    return spell_scales(numbers.Scales(int(ScaleRule[rule.upper()]), int(margin), largest, grid.mantissa, least, own))
+    return spell_scales(numbers.Scales(int(ScaleRule[rule.upper()]), int(margin), largest, _bits_after_the_first(grid), least, own))
+
+
+def _bits_after_the_first(grid: Grid) -> int:
+    """Those of the largest value: fewer than a binade's, if all values lie below the lowest binade, as integers do."""
+    top = math.frexp(grid.max)[1] - 1
+    return grid.mantissa - max(0, grid.exponent - top)
 
 
 # See `qsim.formats.dtypes`: compiled code keeps the result for strings as a constant, but makes variables of numbers.

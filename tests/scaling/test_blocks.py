@@ -22,7 +22,7 @@ from support import oracle
 from support.block_oracle import equal, expect, expected_block, float32
 from support.comparing import same_bits
 from support.scaled_cases import DIFFERENT, hard
-from support.scales import BLOCKS, scale_of
+from support.scales import BLOCKS, bits_after_the_first, scale_of
 
 RULES: tuple[Rule, ...] = ("fit", "ceil", "floor", "even")
 ELEMENTS: tuple[Format, ...] = (E4M3, E5M2, E3M2, E2M3, E2M1, Fixed(8, 6), Int(4, symmetric=True), Float(4, 3))
@@ -34,6 +34,7 @@ ENDS = {
     "the elements' largest": [448.0, 6.0, 7.5, -28.0],
     "halves": [0.5, 0.25, 0.75, -1.25],
     "between": [3.5, 5.0, 7.0, -2.5],
+    "an integer's precision below a power of two": [1.995, 1.98, 7.97, 0.0],
     "negative zeros": [-0.0, -1.0, 1e-30, 0.0],
 }
 
@@ -96,7 +97,7 @@ def floor_log2_of(x: Fraction, element: Format | None) -> int:
     power = math.frexp(float(x))[1] - 1
     if element is None:
         return power
-    unit = Fraction(2) ** (power - element.grid.mantissa)
+    unit = Fraction(2) ** (power - bits_after_the_first(element))
     return math.frexp(float(round(x / unit) * unit))[1] - 1
 
 

@@ -100,7 +100,7 @@ def test_other_rules_saturate(element: Format, rule: Rule) -> None:
     # number, where the bits suffice for its place between its neighbours.
     saturated = 0
     binade = 2.0 ** (math.frexp(element.max)[1] - 1)
-    for largest in torch.arange(1 + 1 / 128, 2, 1 / 64).tolist():
+    for largest in torch.arange(1 + 1 / 256, 2, 1 / 64).tolist():
         x = torch.tensor([largest, -largest, largest / 2, 1.0, 0.0]) * binade
         scaling = Blocks(5, format="e8m0", rule=rule)
         scale = qsim.decode(qsim.encode(x, element, scale=scaling).scales, "e8m0").item()

@@ -42,6 +42,13 @@ def to_precision(x: Fraction, mantissa: int) -> Fraction:
     return round(x / unit) * unit
 
 
+def bits_after_the_first(fmt: Format) -> int:
+    """Significant bits of a format's most precise value, without the first."""
+    positive = [Fraction(value) for value in fmt.values() if 0 < value < math.inf]
+    integers = [int(value / min(positive)) for value in positive]
+    return max((n // (n & -n)).bit_length() for n in integers) - 1
+
+
 def scale_of(block: list[float], element: Format, fmt: Format, rule: str, margin: int) -> Fraction | None:
     """The scale, or None for NaN."""
     if not all(map(math.isfinite, block)):
@@ -57,7 +64,7 @@ def scale_of(block: list[float], element: Format, fmt: Format, rule: str, margin
         wanted = a * Fraction(2) ** margin / largest
         chosen = next((v for v in values if v >= wanted), values[-1])
     else:
-        a = to_precision(a, element.grid.mantissa) if rule == "even" else a
+        a = to_precision(a, bits_after_the_first(element)) if rule == "even" else a
         chosen = nearest(Fraction(2) ** (floor_log2(a) - floor_log2(largest) + margin), values)
     return max(chosen, least)
 
