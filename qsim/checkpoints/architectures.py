@@ -61,14 +61,14 @@ def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, 
     rows = tensor.shape[1] if tensor.dim() > 2 else tensor.shape[0]
     lines = tensor.shape[:2] if tensor.dim() > 2 else tensor.shape[:1]
     row = [min(size, _SHORT) for size in tensor.shape[len(lines) :]]
-    numbers = torch.arange(math.prod(lines)).view(*lines, *[1] * len(row)).expand(*lines, *row)
+    numbers = torch.arange(math.prod(lines), device="cpu").view(*lines, *[1] * len(row)).expand(*lines, *row)
     found: dict[str, Tensor] = dict(revert_weight_conversion(model, {name: numbers}))
     if list(found) == [name]:
         return None
     places = {}
     for piece, own in found.items():
         first = int(own.flatten()[0])
-        wanted = torch.arange(first, first + len(own)).view(-1, *[1] * (own.dim() - 1)).expand(own.shape)
+        wanted = torch.arange(first, first + len(own), device="cpu").view(-1, *[1] * (own.dim() - 1)).expand(own.shape)
         if list(own.shape[1:]) != row or not torch.equal(own, wanted):
             return None
         places[piece] = first // rows, range(first % rows, first % rows + len(own))

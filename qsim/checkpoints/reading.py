@@ -100,7 +100,7 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     def value(name: str) -> Tensor:
         if name in stored and name not in weights:
             return shards[name]
-        found = torch.empty(wanted[name].shape, dtype=wanted[name].dtype)
+        found = torch.empty(wanted[name].shape, dtype=wanted[name].dtype, device="cpu")
         pieces = {part: part_of(found, place) for part, place in apart[name].items()} if name in apart else {name: found}
         for part, out in pieces.items():
             if part not in weights:

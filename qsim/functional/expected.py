@@ -77,23 +77,23 @@ def corners(values: Sequence[float], low: float, high: float) -> Tensor:
         low: The lower limit.
         high: The upper limit.
     """
-    ends = torch.tensor([low, *values, high], dtype=torch.float64)
-    inner = ends[:-1, None] + ends.diff()[:, None] * torch.arange(64, dtype=torch.float64) / 64
+    ends = torch.tensor([low, *values, high], dtype=torch.float64, device="cpu")
+    inner = ends[:-1, None] + ends.diff()[:, None] * torch.arange(64, dtype=torch.float64, device="cpu") / 64
     return _with_their_neighbours(torch.cat([inner.flatten(), ends[-1:]])).clamp(low, high)
 
 
 def within_a_binade(fmt: Format) -> Tensor:
     """Numbers from 1 to 2, float64, among which is, but for next to nothing, the one that a format rounds worst, in whichever binade."""
-    coarse = torch.arange(1024, dtype=torch.float64) / 1024
+    coarse = torch.arange(1024, dtype=torch.float64, device="cpu") / 1024
     # The worst gaps are the lowest; in them the last random bits count too.
-    fine = 2.0 ** -torch.arange(1, fmt.grid.mantissa + 34, dtype=torch.float64)
-    x = 1 + torch.cat([coarse, fine, torch.ones(1, dtype=torch.float64)])
+    fine = 2.0 ** -torch.arange(1, fmt.grid.mantissa + 34, dtype=torch.float64, device="cpu")
+    x = 1 + torch.cat([coarse, fine, torch.ones(1, dtype=torch.float64, device="cpu")])
     x = torch.cat([_with_their_neighbours(x), x - 2.0**-30, x + 2.0**-30])
     found: Tensor = x[(x >= 1) & (x < 2)].unique()
     return found
 
 
 def _with_their_neighbours(x: Tensor) -> Tensor:
-    infinity = torch.tensor(math.inf, dtype=torch.float64)
+    infinity = torch.tensor(math.inf, dtype=torch.float64, device="cpu")
     every: Tensor = torch.cat([x.nextafter(-infinity), x, x.nextafter(infinity)]).unique()
     return every

@@ -200,11 +200,11 @@ def spelt(beta1: float, beta2: float, eps: float, decay: float, decoupled: bool,
 
 
 def _in_format(number: float, setting: UpdateSetting) -> float:
-    return quantize(torch.tensor(number, dtype=torch.float32), setting.weight).item()
+    return quantize(torch.tensor(number, dtype=torch.float32, device="cpu"), setting.weight).item()
 
 
 def _below_one(setting: UpdateSetting) -> float:
-    return quantize(torch.tensor(1 - 2.0**-24), setting.weight, rounding="toward_zero").item()
+    return quantize(torch.tensor(1 - 2.0**-24, dtype=torch.float32, device="cpu"), setting.weight, rounding="toward_zero").item()
 
 
 def _warn_of_what_cannot_shrink(beta: float, state: str, rule: str, wider: str) -> None:

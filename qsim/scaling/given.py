@@ -38,7 +38,7 @@ class Given(Whole):
             raise TypeError(f"Given: value must be a number, got {value!r}")
         if not numbers.SMALLEST <= value <= _LARGEST:
             raise ValueError(f"Given: value must be a number from 2**-127 to float32's largest, got {value!r}")
-        object.__setattr__(self, "value", torch.tensor(value, dtype=torch.float32).item())
+        object.__setattr__(self, "value", torch.tensor(value, dtype=torch.float32, device="cpu").item())
 
     def __repr__(self) -> str:
         return f"Given(value={self.value!r})"

@@ -78,7 +78,9 @@ def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = Non
     if rule.saturate:
         x = x.masked_fill(x.isinf(), math.nan)
     out = torch.empty_like(x, dtype=dtype)
-    seed, stream, where = (None, 0, 0) if noise is None else (torch.tensor(_signed(noise.seed)), _signed(noise.stream), int(noise.where))
+    seed, stream, where = None, 0, 0
+    if noise is not None:
+        seed, stream, where = torch.tensor(_signed(noise.seed), device="cpu"), _signed(noise.stream), int(noise.where)
     quantize_into(out, x, seed, grid, rule, stream, where)
     return out
 

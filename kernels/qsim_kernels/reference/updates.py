@@ -87,7 +87,7 @@ def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algo
         root = 0.0 if roundings.in_format else 1.0 / math.sqrt(bias2)
         of_moments = (algorithm.beta1, 1.0 - algorithm.beta1, algorithm.beta2, 1.0 - algorithm.beta2)
         factors = [scale, *of_moments, rate, root, 0.0, algorithm.epsilon, decay]
-    found = Factors(*torch.tensor(factors, dtype=torch.float64).to(torch.float32).tolist())
+    found = Factors(*torch.tensor(factors, dtype=torch.float64, device="cpu").to(torch.float32).tolist())
     return _in_format(found, products, algorithm, roundings) if roundings.in_format else found
 
 
@@ -95,7 +95,7 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, 
     """The numbers rounded to the format, and those derived from them in its arithmetic."""
 
     def q(x: float | Tensor) -> float:
-        return float(rounded(torch.as_tensor(x, dtype=torch.float32).reshape(1), roundings.inner, roundings.inner_rule))
+        return float(rounded(torch.as_tensor(x, dtype=torch.float32, device="cpu").reshape(1), roundings.inner, roundings.inner_rule))
 
     scale, rest = factors.scale, [q(x) for x in factors[1:]]
     found = Factors(scale, *rest)
@@ -105,14 +105,15 @@ def _in_format(factors: Factors, products: Tensor | None, algorithm: Algorithm, 
         return found
     assert products is not None
     beta1, beta2 = found.keep1, found.keep2
-    products.copy_(torch.tensor([q(float(products[0]) * beta1), q(float(products[1]) * beta2)]))
+    for i, beta in enumerate((beta1, beta2)):
+        products[i] = q(float(products[i]) * beta)
     corrections = [q(1.0 - float(product)) for product in products]
     return found._replace(fresh1=q(1.0 - beta1), fresh2=q(1.0 - beta2), mean=corrections[0], root=corrections[1])
 
 
 def _single(x: float) -> float:
     """Round a float64 to float32, overflowing to infinity."""
-    return float(torch.tensor(x, dtype=torch.float64).to(torch.float32))
+    return float(torch.tensor(x, dtype=torch.float64, device="cpu").to(torch.float32))
 
 
 def _key(seed: int, step: int, stream: int, role: int) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def _common_outer(weights: Sequence[CodedWeight]) -> Tensor | None:
     """The scale of the whole tensor that all weights can have without a change of any value."""
     outers = [weight.outer for weight in weights if weight.outer is not None]
     if len(outers) < len(weights):
-        return None if outers else torch.ones(())
+        return None if outers else torch.ones((), dtype=torch.float32, device="cpu")
     common = torch.stack(outers).amax()
     return common if all(_rescaled(weight, common) is not None for weight in weights) else None
 

@@ -117,6 +117,6 @@ def _decoded(scheme: Mapping[str, Any], weight: Quantizer, own: Mapping[str, Cal
 
 def _unpacked(packed: Tensor, bits: int, columns: int) -> Tensor:
     """Integers from 32-bit words, in which they were increased to be positive, the first in the lowest bits."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device="cpu")
     codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return (codes.flatten(1)[:, :columns] - (1 << bits - 1)).float()

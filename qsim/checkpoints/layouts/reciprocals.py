@@ -15,7 +15,7 @@ from qsim_kernels.reference.scaling import under_whole
 #: Neighbours of the rounded reciprocal that are tried, in each direction.
 _NEIGHBOURS = 4
 #: The magnitudes of elements.
-_ELEMENTS = torch.tensor([value for value in E2M1.values() if value > 0])
+_ELEMENTS = torch.tensor([value for value in E2M1.values() if value > 0], dtype=torch.float32, device="cpu")
 
 
 def reciprocal(coded: CodedWeight, scales: Tensor) -> tuple[Tensor, Literal["float32", "bfloat16"]]:

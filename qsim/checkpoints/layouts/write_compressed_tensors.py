@@ -109,10 +109,10 @@ def _inputs(layer: FivePointModule, point: Quantizer, amax: Tensor | None, stati
     args, scale = _numbers("input", point.format), point.scale
     if scale is None or isinstance(scale, (Given, Delayed)):
         value = 1.0 if scale is None else scale.value if isinstance(scale, Given) else delayed_scale(layer, "act", point)
-        static["input_scale"] = torch.tensor([value])
+        static["input_scale"] = _number(value)
         return args | {"strategy": "tensor", "dynamic": False}
     if point.format == E2M1 and isinstance(scale, Blocks) and replace(scale, dim=-1, outer=None) == Blocks(16, format=E4M3):
-        static["input_global_scale"] = torch.ones(1) if scale.outer is None else _global_scale(point, amax)
+        static["input_global_scale"] = _number(1.0) if scale.outer is None else _global_scale(point, amax)
         return args | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": _SCALE_DTYPES[E4M3], "dynamic": "local"}
     if scale.outer is None and not scale.margin:
         if isinstance(scale, OneScale):
@@ -171,14 +171,18 @@ def _tensors(plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], st
         return {"weight": coded.codes.view(torch.float8_e4m3fn), **scales}, ""
     if kind == "int-quantized":
         return {"weight": _signed(coded.codes, args["num_bits"]), **scales}, ""
-    shape = torch.tensor(coded.codes.shape)
+    shape = torch.tensor(coded.codes.shape, device="cpu")
     return {"weight_packed": _words(coded.codes, args["num_bits"]), "weight_shape": shape, **scales}, ""
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float32, device="cpu")
 
 
 def _nvfp4(coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
     """Two levels of scales: the layout divides those of blocks by a number, where qsim multiplies them by the scale of the tensor."""
     assert coded.scale_codes is not None
-    codes, note, divisor = coded.spread(coded.scale_codes, 16), "", torch.ones(())
+    codes, note, divisor = coded.spread(coded.scale_codes, 16), "", _number(1.0)
     if coded.outer is not None:
         divisor, exact_in = reciprocal(coded, decode(coded.scale_codes, E4M3))
         note = "" if exact_in == "float32" else "to the bit in bfloat16: the layout stores the reciprocal of the tensor's scale"

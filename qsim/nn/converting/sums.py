@@ -47,7 +47,7 @@ def _error_of_lookup(points: FivePoint, dtype: torch.dtype) -> ValueError | None
 
 
 def _error(product: tuple[bilinear.Product, int], points: FivePoint, dtype: torch.dtype) -> ValueError | None:
-    operand: Tensor = torch.empty((0,) * product[1], dtype=dtype)
+    operand: Tensor = torch.empty((0,) * product[1], dtype=dtype, device="cpu")
     try:
         plan_of(ProductSetting(points, product[0]), operand, operand)
     except ValueError as error:

@@ -156,9 +156,9 @@ def _(blocks: Tensor, filled: Tensor, size: int, signs: int) -> Tensor:
 @lru_cache(maxsize=16)
 def _tables(device: torch.device, dtype: torch.dtype, size: int) -> tuple[Tensor, Tensor]:
     """By the number of filled rows, for each row of a block: the size of the piece that it is in, and the factor of the transform."""
-    sizes = torch.ones(size + 1, size, dtype=torch.int64)
+    sizes = torch.ones(size + 1, size, dtype=torch.int64, device="cpu")
     for filled in range(1, size + 1):
         for start, stop, piece in pieces(Turn(size, filled, 1, -1)):
             sizes[filled, start:stop] = piece
-    factors = torch.tensor([[piece**-0.5 for piece in row] for row in sizes.tolist()], dtype=dtype)
+    factors = torch.tensor([[piece**-0.5 for piece in row] for row in sizes.tolist()], dtype=dtype, device="cpu")
     return sizes.to(device), factors.to(device)
