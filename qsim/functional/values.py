@@ -44,7 +44,7 @@ def quantize(
             the format has none.
         clip_gradient: Make the gradient zero where `x` is beyond the largest or the smallest value.
         scale: Values are divided by it before rounding and multiplied by it afterwards: one of the kinds in `qsim.scaling`, or `"tensor"`.
-        dim: The dimension along which a block format's blocks run; the last one by default.
+        dim: The dimension along which a block format's blocks run; the last one by default. Tiles are always in the last two.
         generator: The generator from which stochastic rounding draws its seed; torch's CPU generator by default.
         seed: The seed itself, an int or a 0-d int64 tensor.
         stream: Which of the seed's streams of random bits to use. Where neither `seed` nor `generator` is given, each rank of a distributed
