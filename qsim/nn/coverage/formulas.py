@@ -19,7 +19,7 @@ Shape = Sequence[int]
 
 def multiply_adds(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int | None:
     """The multiply-adds of one call of an operator; `None` if it is not known to multiply."""
-    name = _name(operator)
+    name = _out_of_place(operator)
     if name in _OF_MATRICES:
         return _matmul(*operands(operator, args))
     if name in _OWN:
@@ -30,7 +30,7 @@ def multiply_adds(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], re
 
 def operands(operator: Any, args: Sequence[Any]) -> list[Tensor]:
     """The tensors that an operator multiplies, without biases and results that it takes, too."""
-    name = _name(operator)
+    name = _out_of_place(operator)
     if name == "aten::convolution_backward":
         needs_input, needs_weight = args[10][:2]
         chosen = [args[0], *([args[1]] if needs_weight else []), *([args[2]] if needs_input else [])]
@@ -50,6 +50,16 @@ def multiplier(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> st
 
 def _name(operator: Any) -> str:
     return getattr(operator, "_qualified_op_name", "") or str(operator)
+
+
+def _out_of_place(operator: Any) -> str:
+    """The name of an operator, or of the one that it applies in place."""
+    return _name(operator).removesuffix("_")
+
+
+def _conv_tbc(a: Tensor, w: Tensor, bias: Tensor, pad: int = 0) -> int:
+    """A convolution over the first dimension."""
+    return (a.shape[0] + 2 * pad - w.shape[0] + 1) * a.shape[1] * math.prod(w.shape)
 
 
 def _matmul(a: Tensor, b: Tensor) -> int:
@@ -111,8 +121,7 @@ def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, 
 
 #: Torch's formulas do not take the overloads of these with a dtype of the result, which layers use on GPUs.
 _MATRICES = {f"aten::{name}" for name in ("mm", "bmm", "mv", "dot", "vdot")}
-_SUMS_WITH_PRODUCTS = {f"aten::{name}{end}" for name in ("addmm", "baddbmm", "addbmm", "addmv") for end in ("", "_")}
-_SUMS_WITH_PRODUCTS.add("aten::_addmm_activation")
+_SUMS_WITH_PRODUCTS = {f"aten::{name}" for name in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation")}
 _OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled"} | _MATRICES | _SUMS_WITH_PRODUCTS
 _OWN: dict[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
@@ -120,6 +129,7 @@ _OWN: dict[str, Formula] = {
     "qsim::grouped_matmul": _grouped,
     "qsim::grouped_accumulate": _grouped,
     "aten::_trilinear": _trilinear,
+    "aten::conv_tbc": _conv_tbc,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::mkldnn_rnn_layer": _recurrent,

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import qsim
 from qsim import FivePoint
 from qsim.nn.coverage.formulas import multiply_adds, operands
+from support import multiplying
 from support.multiplying_models import ALL, EXACT, MODELS, Calls, counted_by_torch, made
 
 
@@ -100,6 +101,13 @@ def test_products_with_a_dtype_of_their_result() -> None:
     a, b = torch.empty(3, 6, 4, device="meta"), torch.empty(3, 4, 5, device="meta")
     assert multiply_adds(torch.ops.aten.bmm, (a, b, torch.float32), {}, None) == 3 * 6 * 4 * 5
     assert multiply_adds(torch.ops.aten.addmm, (a[0], a[0], b[0], torch.float32), {}, None) == 6 * 4 * 5
+
+
+def test_products_that_are_not_rounded_are_listed() -> None:
+    model = multiplying.made(lambda m, x: torch.conv_tbc(x, m.stack, torch.zeros(4), 1))
+    (found,) = qsim.coverage(model, torch.ones(3, 6, 4), backward=False).products
+    assert (found.operator, found.multiply_adds, found.points) == ("conv_tbc", 3 * 6 * 3 * 4 * 4, ())
+    assert found.reason == "not a layer: conv_tbc on the parameter stack"
 
 
 def test_nothing_is_computed_without_data() -> None:
