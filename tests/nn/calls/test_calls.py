@@ -54,6 +54,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], T
     "an expert": (lambda m, x: F.linear(x, m.stack[1]), lambda m, x: rounded(x, m.stack[1])),
     "a cast": (lambda m, x: F.linear(x.double(), m.w.double()), lambda m, x: rounded(x.double(), m.w.double())),
     "computed": (lambda m, x: x @ (m.w * m.bias).exp(), lambda m, x: rounded(x, (m.w * m.bias).exp().mT)),
+    "masked": (lambda m, x: F.linear(x, m.w * m.fixed), lambda m, x: rounded(x, m.w * m.fixed)),
+    "a mask first": (lambda m, x: x @ (m.fixed.T * m.w), lambda m, x: rounded(x, (m.fixed.T * m.w).mT)),
     "gathered": (lambda m, x: x @ m.stack[torch.tensor([2])][0], lambda m, x: rounded(x, m.stack[2].mT)),
     "bmm": (bmm, of_each),
     "einsum": (lambda m, x: torch.einsum("bi,eij->ebj", x, m.stack), lambda m, x: of_each(m, x)),
@@ -163,6 +165,7 @@ def test_activations_and_buffers() -> None:
 
 #: Calls that are left alone, because they are no products of two matrices, or have no parameter.
 LEFT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a buffer scaled by a parameter": lambda m, x: x @ (m.fixed * m.bias),
     "einsum without a sum": lambda m, x: torch.einsum("bi,ii->bi", x, m.w),
     "einsum of one operand": lambda m, x: torch.einsum("bi->b", x),
     "einsum of activations": lambda m, x: torch.einsum("bi,ci->bc", x, x * 2),
