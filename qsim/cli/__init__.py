@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments after `qsim`; by default those of the process.
 
     Returns:
-        The exit code: 0 on success, 1 if a cluster was lost, 2 for invalid arguments, 130 after Ctrl-C.
+        The exit code: 0 on success, 1 if a cluster was lost or a file cannot be written, 2 for invalid arguments, 130 after Ctrl-C.
 
     Example:
         >>> from qsim.cli import main
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, perhaps `head`, has closed the pipe. Python would print an error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ConnectionError as error:
+    except OSError as error:  # a lost cluster, or a folder that cannot be written
         print(f"qsim: {error}", file=sys.stderr)
         return 1
     return code

@@ -29,6 +29,11 @@ class _Reader:
 
     like: Any
 
+    @property
+    def __name__(self) -> str:
+        """The name of these values in the errors of argparse."""
+        return f"list of {type(self.like[0]).__name__}" if isinstance(self.like, tuple) else type(self.like).__name__
+
     def __call__(self, text: str) -> Any:
         if not isinstance(self.like, tuple):
             return _scalar(self.like)(text)

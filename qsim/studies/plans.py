@@ -207,6 +207,8 @@ def plan(
         if name not in known:
             raise ValueError(f"{found.name} has no setting {name!r}. It has: {', '.join(sorted(known))}")
     chosen = replace(base, **(settings or {}))
+    if chosen.seeds < 1:
+        raise ValueError(f"seeds: must be at least 1, got {chosen.seeds}")
     timed = found.timed(chosen)
     engine = _local(device, form, workers, timed=timed) if scheduler is None else _cluster(scheduler, device, form, workers)
     folder = Path(out) if out is not None else Path("studies") / (found.name if form == "default" else f"{found.name}-{form}")

@@ -87,12 +87,26 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
         (("coins", "--most-seeds", "3"), "qsim: most seeds: must be above the 3 seeds of the first look; got 3\n"),
         (("coins", "--device", "tpu"), "qsim: device: must be cpu, cuda or cuda:N; got 'tpu'\n"),
         (("coins", "--workers", "0"), "qsim: workers: must be at least 1, got 0\n"),
+        (("coins", "--seeds", "0"), "qsim: seeds: must be at least 1, got 0\n"),
         (("coins", "--weight", "-1"), "qsim: no coin is that light\n"),
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     workers = () if "--workers" in words else ("--workers", "1")
     assert said(capsys, *words, *(("--out", str(tmp_path), *workers) if words[0] == "coins" else ()), code=2).startswith(message)
+
+
+def test_a_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = said(capsys, "coins", "--out", str(tmp_path / "file" / "results"), "--workers", "1", code=1)
+    assert re.fullmatch(r"qsim: \[Errno \d+\] .*file.*\n", error)
+
+
+@pytest.mark.parametrize(("words", "kind"), [(("--seeds", "a"), "int"), (("--batches", "4,b"), "list of int")])
+def test_words_that_are_no_numbers(capsys: pytest.CaptureFixture[str], words: tuple[str, str], kind: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["study", "batch-size", *words])
+    assert f"argument {words[0]}: invalid {kind} value: {words[1]!r}" in capsys.readouterr().err
 
 
 def test_missing_packages_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
