@@ -57,7 +57,7 @@ def _check_levels(plan: ProductPlan) -> None:
     """Raise an error for gradients of gradients, and for scales that vmap does not support: results are multiplied by them."""
     levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
     if levels.count(TransformType.Grad) > 1:
-        raise RuntimeError("what rounds at points cannot be differentiated twice: give one of grad, vjp and jacrev")
+        raise RuntimeError("rounding at points cannot be differentiated twice: give one of grad, vjp and jacrev")
     if TransformType.Vmap in levels and any(map(leaves_factor, plan.sites)):
         raise _error("under vmap, layers with scales of whole tensors or rows")
 

@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: jacrev(converted(POINTS["fp8_hybrid"]))(X),
         "under vmap, layers with scales of whole tensors or rows do not support",
     ),
-    "twice": (lambda: grad(lambda x: gradient(NEAREST, x).sum())(X), "what rounds at points cannot be differentiated twice"),
+    "twice": (lambda: grad(lambda x: gradient(NEAREST, x).sum())(X), "rounding at points cannot be differentiated twice"),
     "forward mode": (lambda: jvp(converted(NEAREST), (X,), (X,)), "layers with points have no forward-mode derivative"),
     "second": (lambda: hessian(converted(NEAREST))(X), "layers with points have no forward-mode derivative"),
     "a table": (

@@ -26,7 +26,7 @@ def refuses_double_backward(backward: Callable[..., Gradients]) -> Callable[...,
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
         if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-            raise RuntimeError("what rounds at points cannot be differentiated twice: leave create_graph=True out, or revert the layers")
+            raise RuntimeError("rounding at points cannot be differentiated twice: omit create_graph=True, or revert the layers")
         return recorded_only_with_history(ctx, *gradients)
 
     return refusing
