@@ -111,5 +111,5 @@ def _check_names(saved: Collection[str], own: Collection[str]) -> None:
     for one, other, lacks in ((saved, own, "the model lacks"), (own, saved, "the folder lacks")):
         names = [name for name in one if name not in other]
         if names:
-            more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ValueError(f"load: {lacks} {', '.join(names[:3])}{more}: the saved model had another architecture")

@@ -150,7 +150,7 @@ def _by_name(spelling: str) -> Format:
         raise ValueError(f"{spelling!r} is {whole}: quantize, encode, Quantizer and FivePoint take its name; qsim.block.NAMED holds it")
     if found is None and _ABSENT.match(name):
         raise ValueError(
-            f"{spelling!r} is none of qsim's formats: floats, integers, fixed point and powers of two; NF4 and posits are neither"
+            f"{spelling!r} is not supported: formats are floats, integers, fixed point and powers of two, not posits or codebooks like NF4"
         )
     if found is None:
         close = [repr(known) for known in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.5)]

@@ -78,7 +78,7 @@ def test_names_that_are_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["nf4", "NF3", "posit8", "posit"])
 def test_popular_formats_that_qsim_lacks(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name!r} is none of qsim's formats: floats, .*; NF4 and posits are neither"):
+    with pytest.raises(ValueError, match=f"{name!r} is not supported: formats are floats, .*, not posits or codebooks like NF4"):
         qsim.quantize(torch.ones(3), name)
 
 

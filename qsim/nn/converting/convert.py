@@ -63,9 +63,9 @@ def convert(
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`. Points of a pattern may be a dictionary for `FivePoint.from_dict`. A recipe or its name
-            gives its points, except to the layers that it keeps in high precision: the first and the last of those that can round, chosen
-            or not, in the order of the model's modules.
+            and module that gives points or `None`. A recipe or its name gives its points, except to the layers that it keeps in high
+            precision: the first and the last of those that can round, chosen or not, in the order of the model's modules. Points and
+            recipes may be dictionaries, as `to_dict` returns them.
         include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
             `*` matches anything. A shared layer matches by any of its names.
         exclude: Pattern or patterns of layers to leave alone.
@@ -98,6 +98,8 @@ def convert(
         raise TypeError(f"convert: model must be a torch.nn.Module, got {model!r}")
     if isinstance(points, str):
         points = recipes.resolve(points)
+    if isinstance(points, Mapping) and "points" in points and isinstance(points.get("name"), str):
+        points = Recipe.from_dict(points)
     if isinstance(points, Quantizer):
         raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     check_calls(calls)

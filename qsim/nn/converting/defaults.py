@@ -41,7 +41,7 @@ def warn_of_zeros(chosen: Sequence[tuple[Layer, FivePoint]]) -> None:
     if lost:
         names, point = [layer.title for layer, _ in lost], lost[0][1].weight
         assert point is not None
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         name = repr(name_of(point.format) or point.format)
         warn(
             f"convert: {name} without a scale rounds more than half of the weights of {shown} to zero, because its smallest number is "

@@ -67,5 +67,7 @@ def _listed(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _near(pattern: str, names: list[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-    return f"near it are {', '.join(map(repr, close))}" if close else otherwise
+    close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"there are {', '.join(map(repr, names[:3]))}{', …' if len(names) > 3 else ''}" if names else otherwise

@@ -231,11 +231,19 @@ def test_points_of_all_layers_are_given_as_a_configuration_too(points: FivePoint
     assert qsim.convert(nn.Linear(2, 2), {"weight": "e2m1"}).points == FivePoint(weight="e2m1")
 
 
+def test_a_recipe_is_given_as_a_configuration_too() -> None:
+    recipe = qsim.Recipe("own", NEAREST, last=1, source="a test")
+    model = qsim.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), json.loads(json.dumps(recipe.to_dict())))
+    assert points_of(model) == {"0": NEAREST, "1": FivePoint()}
+
+
 def test_layers_may_be_called_as_points_are() -> None:
     model = nn.ModuleDict({"act": nn.Linear(2, 2), "grad": nn.Linear(2, 2)})
     qsim.convert(model, {"act": FivePoint(act="e4m3"), "grad": {"weight": "e2m1"}})
     assert model["act"].points == FivePoint(act="e4m3")
     assert model["grad"].points == FivePoint(weight="e2m1")
+    model = nn.ModuleDict({"name": nn.Linear(2, 2), "points": nn.Linear(2, 2)})
+    assert points_of(qsim.convert(model, {"name": NEAREST, "points": OTHER})) == {"name": NEAREST, "points": OTHER}
 
 
 def test_points_by_a_function() -> None:
@@ -300,18 +308,18 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"include": ["hed"]}, ValueError, "convert: include pattern 'hed' matches no layer; near it are 'head'"),
-        ({"exclude": ["block"]}, ValueError, "convert: exclude pattern 'block' matches no module; near it are 'blocks'"),
+        ({"include": ["hed"]}, ValueError, "convert: include pattern 'hed' matches no layer; did you mean 'head'"),
+        ({"exclude": ["block"]}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         (
             {"points": {"head": NEAREST, "heads.*": NEAREST}},
             ValueError,
-            r"points pattern 'heads.\*' matches no layer; near it are 'head'",
+            r"points pattern 'heads.\*' matches no layer; did you mean 'head'",
         ),
-        ({"include": ["norm"]}, ValueError, "convert: include pattern 'norm' matches no layer; near it are"),
+        ({"include": ["zzz"]}, ValueError, "convert: include pattern 'zzz' matches no layer; there are '[a-z.0-9]*', '[a-z.0-9]*', '[a-z.0-9]*', …"),
         ({"include": ["table"]}, ValueError, "'table' matches no layer that can round; table: an embedding: embeddings=True converts it"),
-        ({"include": ["attention.out_proj"]}, ValueError, "include pattern 'attention.out_proj' matches no layer; near it are 'attention'"),
-        ({"include": "hed"}, ValueError, "convert: include pattern 'hed' matches no layer; near it are 'head'"),
-        ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; near it are 'blocks'"),
+        ({"include": ["attention.out_proj"]}, ValueError, "include pattern 'attention.out_proj' matches no layer; did you mean 'attention'"),
+        ({"include": "hed"}, ValueError, "convert: include pattern 'hed' matches no layer; did you mean 'head'"),
+        ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
         (
             {"points": {"blocks": NEAREST, "head": OTHER, "blocks.1.up": OTHER}},
