@@ -15,5 +15,5 @@ def draw() -> Figure:
         loss.backward()
         monitor.step()
     figure = monitor.plot_exponents("0")
-    figure.set_size_inches(7.4, 3.0)
+    figure.set_size_inches(5.2, 3.8)
     return figure

@@ -13,7 +13,7 @@ def draw() -> Figure:
     exponents = torch.arange(-20, 18)
     within = 2.0 ** torch.linspace(0, 1, 513)[:-1]
     x = 2.0 ** exponents[:, None] * within
-    figure, axes = plt.subplots(figsize=(5.6, 2.6))
+    figure, axes = plt.subplots(figsize=(4.2, 2.6))
     for name in FORMATS:
         error = ((qsim.quantize(x, name) - x).abs() / x).amax(1)
         axes.step(2.0**exponents, error, where="post", label=name)

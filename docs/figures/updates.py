@@ -10,7 +10,7 @@ STEPS = 256
 
 
 def draw() -> Figure:
-    figure, axes = plt.subplots(figsize=(5.6, 2.6))
+    figure, axes = plt.subplots(figsize=(4.2, 2.6))
     axes.plot([0, STEPS], [1, 1 - STEPS * 2.0**-12], linewidth=5, alpha=0.3, color=plt.rcParams["text.color"], label="exactly")
     for update, style in (("nearest", "-"), ("kahan", "-"), ("stochastic", "--")):
         w = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
