@@ -53,10 +53,10 @@ def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def main() -> None:
     torch.set_num_threads(1)  # tensors this small are not worth a second thread
     print(f"{STEPS} steps of AdamW with a learning rate of {RATE:g}\n")
-    print(f"{'updates':<12}  {'loss':>6}  {'changed no weight':>17}  {'bytes a weight':>14}")
+    print(f"{'updates':<12}  {'loss':>6}  {'changed no weight':>17}  {'bytes per weight':>16}")
     for update in ("nearest", "stochastic", "kahan", MASTER):
         loss, share, kept = train(update, seed=0)
-        print(f"{update:<12}  {loss:>6.4f}  {share:>17.1%}  {kept:>14g}")
+        print(f"{update:<12}  {loss:>6.4f}  {share:>17.1%}  {kept:>16g}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Layers that round at five points, and how a model gets them."""
+"""Layers that round at five points, and the conversion of models to them."""
 
 from qsim.nn import functional
 from qsim.nn.attention import MultiheadAttention

@@ -33,9 +33,8 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
     - **Inputs are not rounded.** First convert values that no operator has rounded yet, mainly parameters and data, to the format:
       `qsim.fpu(...).store(model)`. Weights that stay in float32 are a separate experiment.
     - **Not rounded**: views, copies, comparisons, integers, `item()`, `torch.tensor(…)`, zeros; counters that are incremented in place,
-      such
-      as an optimizer's step; communication between processes; qsim's own operators, which have their own roundings. A layer
-      with points rounds its result and its gradients again, as one operator.
+      such as an optimizer's step; communication between processes; qsim's own operators, which have their own roundings. A layer with
+      points rounds its result and its gradients again, as one operator.
     - **Rounded once**, like fused operators: each operator of torch, and also losses, normalizations, activations, attention and
       dropout if torch decomposes them. Statistics that they save for the backward pass stay as wide as they are computed.
       Recurrent layers such as `torch.nn.LSTM` are rounded as torch computes them, once if it fuses them; each tensor of a
@@ -45,7 +44,7 @@ class fpu(ContextDecorator):  # noqa: N801 (a context, spelt as torch.no_grad an
     - **16-bit tensors** have been rounded by torch. If their dtype is the format and the rounding is torch's, they stay unchanged;
       otherwise they raise an error. float64 is rounded like float32.
     - **Optimizers** are torch's: those of `qsim.optim` have their own roundings, and need `weight=` and `state=` in the unit's format.
-    - **Out of range** are some numbers in code for float32: `torch.finfo(torch.float32).min` is -inf in bfloat16.
+    - **Constants written for float32** may be out of range: `torch.finfo(torch.float32).min` is -inf in bfloat16.
     - **torch.compile** has no effect: compiled functions run operator by operator here.
 
     Args:

@@ -23,7 +23,7 @@ class CountedProduct:
         multiply_adds: The multiply-adds of all calls.
         points: The points that rounded its operands, such as `act=e4m3`.
         reason: Why an operand was not rounded; empty if all were.
-        by: Who multiplied, if the product has an accumulator: `chip` or `emulator`; empty for others, and on the meta device.
+        by: Where a product with an accumulator was computed: `chip` or `emulator`; empty for others, and on the meta device.
 
     Example:
         >>> import torch, qsim
@@ -77,7 +77,7 @@ class Coverage:
 
     @property
     def partial_share(self) -> float:
-        """The share of the multiply-adds of which one operand was rounded, and another was not."""
+        """The share of the multiply-adds in products with a rounded and an unrounded operand."""
         return self._share(lambda product: bool(product.points and product.reason))
 
     def _share(self, counts: Callable[[CountedProduct], bool]) -> float:
