@@ -116,13 +116,14 @@ def inputs(script: Path, theme: str) -> str:
 def draw(script: Path, target: Path, theme: str, *, part: str = "", transparent: bool = True) -> None:
     """Runs a script's `draw()` in the colours of a theme and writes the figure that it returns."""
     import matplotlib as mpl
+    from matplotlib import pyplot
 
     mpl.use("Agg")
     target.parent.mkdir(exist_ok=True)
     with mpl.rc_context({**_SHARED, **_colours(*THEMES[theme])}), _one_thread():
         figure = runpy.run_path(str(script))["draw"](*filter(None, [part]))
         figure.savefig(target, metadata={"Date": None, "Source": inputs(script, theme)}, transparent=transparent)
-    mpl.pyplot.close(figure)
+    pyplot.close(figure)
 
 
 @contextmanager
