@@ -10,6 +10,7 @@ from qsim.nn.calls.settings import call_points
 from qsim.nn.converting.layers import Layer, layers
 from qsim.nn.modules import FivePointModule
 from qsim.recipes.five_point import FivePoint
+from qsim.text.blocks import shared_names
 from qsim.text.columns import aligned
 
 _KEPT = "kept in high precision: its points round nothing"
@@ -43,12 +44,18 @@ class Conversion:
     notes: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        """The table."""
+        """The table; layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
         rows += [(name, "calls", f"{products}: {points}") for name, products, points in self.calls]
         rows += [(name, "left alone", reason) for name, reason in self.left]
         rows += [(name, "note", note) for name, note in self.notes]
-        return aligned(rows) or "no layer that could round"
+        facts: dict[str, tuple[tuple[str, str], ...]] = {}
+        for name, kind, text in rows:
+            facts[name] = (*facts.get(name, ()), (kind, text))
+        shown = shared_names(facts)
+        named = ((*shown[name], kind, text) for name, kind, text in rows)
+        merged = dict.fromkeys((name, f"{kind} × {count}" if count > 1 else kind, text) for name, count, kind, text in named)
+        return aligned([*merged]) or "no layer that could round"
 
 
 def conversion(model: nn.Module) -> Conversion:

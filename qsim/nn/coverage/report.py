@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from qsim.text.blocks import shared_names
 from qsim.text.columns import aligned
 from qsim.text.percentages import percent
 
@@ -95,8 +96,12 @@ class Coverage:
         return f"{self.multiply_adds:,} multiply-adds; {shares}"
 
     def table(self) -> str:
-        """A line with the shares, a row for each product, and what the rows do not show."""
-        width = max(len(f"{product.multiply_adds:,}") for product in self.products)
+        """A line with the shares, a row for each product, and what the rows do not show.
+
+        Modules of repeated blocks share their rows, with `*` for the numbers of the blocks, if all of them compute the same products.
+        """
+        products = [*dict.fromkeys(self._by_block())]
+        width = max(len(f"{product.multiply_adds:,}") for product in products)
         rows = [("module", "pass", "operator", "operands", "calls", "multiply-adds", "rounded at")]
         rows += [
             (
@@ -108,11 +113,21 @@ class Coverage:
                 f"{product.multiply_adds:>{width},}",
                 "; ".join(part for part in (", ".join(product.points), product.reason) if part),
             )
-            for product in self.products
+            for product in products
         ]
         notes = {"never called": self.never_called, "operators that may multiply inside, not counted": self.opaque}
         lines = [f"{note}: {', '.join(names)}" for note, names in notes.items() if names]
         return "\n".join([self.headline(), aligned(rows), *lines])
+
+    def _by_block(self) -> Iterator[CountedProduct]:
+        """The products under the names of the table's rows, with the calls of all blocks that share a name."""
+        facts: dict[str, frozenset[CountedProduct]] = {}
+        for product in self.products:
+            facts[product.module] = facts.get(product.module, frozenset()) | {replace(product, module="")}
+        shown = shared_names(facts)
+        for product in self.products:
+            name, count = shown[product.module]
+            yield replace(product, module=name, calls=count * product.calls, multiply_adds=count * product.multiply_adds)
 
     def __str__(self) -> str:
         return self.table()

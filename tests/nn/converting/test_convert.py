@@ -280,6 +280,16 @@ def test_converted_again_a_layer_gets_new_points_if_it_is_chosen() -> None:
 # Reports.
 
 
+def test_layers_of_blocks_share_a_row_where_it_is_the_same_for_all() -> None:
+    model = qsim.convert(net(), OTHER, "blocks", "blocks.1.down")
+    rows = [line.split("  ") for line in str(qsim.nn.conversion(model)).splitlines()]
+    assert [[cell.strip() for cell in row if cell] for row in rows if row[0].startswith("blocks")] == [
+        ["blocks.*.up", "Linear × 2", "act=e2m1"],
+        ["blocks.0.down", "Linear", "act=e2m1"],
+        ["blocks.1.down", "left alone", "not chosen"],
+    ]
+
+
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     model = qsim.convert(net(), {"blocks.0": OTHER, "head": NEAREST, "attention": THIRD}, verbose=True)
     expected = """

@@ -302,7 +302,7 @@ def test_weights_that_would_become_zero_cause_a_warning() -> None:
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)))
     for layer in model:
         nn.init.normal_(layer.weight, std=0.02)
-    words = r"'e2m1' without a scale rounds more than half of the weights of 0, 1, 2 and 2 others to zero, .* is 0.5: .*Tensor"
+    words = r"'e2m1' without a scale rounds more than half of the weights of 0, 1, 2 and 2 more to zero, .* is 0.5: .*Tensor"
     with pytest.warns(UserWarning, match=words):
         qsim.convert(model, "weight_only('e2m1')")
     with warnings.catch_warnings():
