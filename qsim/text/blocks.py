@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 def shared_names(facts: Mapping[str, Hashable]) -> dict[str, tuple[str, int]]:
     """For each layer the name to show, and how many layers it stands for.
 
-    Layers whose names differ only in the numbers of blocks share a name, with `*` for the numbers, if the facts about all of them are equal.
+    Layers whose names differ only in the numbers of blocks share a name, with `*` for the numbers, if the facts about all are equal.
 
     Args:
         facts: What a table shows of each layer, by the layer's name.

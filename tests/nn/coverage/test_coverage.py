@@ -38,7 +38,9 @@ def test_plain_values_and_a_table() -> None:
     assert "(the model)" in str(qsim.coverage(nn.Linear(2, 2), torch.randn(1, 2)))
 
 
-@pytest.mark.parametrize(("exclude", "modules"), [((), {"*.0": "3", "*.1": "3"}), ("2.1", {"*.0": "3", "0.1": "1", "1.1": "1", "2.1": "1"})])
+@pytest.mark.parametrize(
+    ("exclude", "modules"), [((), {"*.0": "3", "*.1": "3"}), ("2.1", {"*.0": "3", "0.1": "1", "1.1": "1", "2.1": "1"})]
+)
 def test_blocks_share_their_rows_where_they_compute_the_same(exclude: Any, modules: dict[str, str]) -> None:
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(3)))
     found = qsim.coverage(qsim.convert(blocks, ALL, exclude=exclude), torch.randn(3, 4), backward=False)
