@@ -143,7 +143,7 @@ class Stochastic(Rounding):
         if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
             raise TypeError(f"Stochastic: bits must be an int or None, got {bits!r}")
         if bits is not None and not 1 <= bits <= 32:
-            raise ValueError(f"Stochastic: bits must lie in 1…32, got {bits}")
+            raise ValueError(f"Stochastic: bits must be in 1…32, got {bits}")
         if not isinstance(correction, bool):
             raise TypeError(f"Stochastic: correction must be True or False, got {correction!r}")
         object.__setattr__(self, "mode", Mode.STOCHASTIC)

@@ -99,7 +99,7 @@ class Monitor:
             RuntimeError: If the monitor is closed.
         """
         if self._is_closed:
-            raise RuntimeError("Monitor: it is closed and counts no more steps")
+            raise RuntimeError("Monitor: a closed monitor counts no steps")
         if self._collector is not None:
             self._end(self._collector)
         self._steps += 1

@@ -18,7 +18,7 @@ def check_integer(owner: str, name: str, value: object, low: int, high: int) -> 
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
     if not low <= value <= high:
-        raise ValueError(f"{owner}: {name} must lie in {low}…{high}, got {value}")
+        raise ValueError(f"{owner}: {name} must be in {low}…{high}, got {value}")
     return value
 
 

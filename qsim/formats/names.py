@@ -135,9 +135,7 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
         return _FOUND.get(spec) or _FOUND.setdefault(spec, _by_name(spec))
     if isinstance(spec, torch.dtype):
         if spec not in _DTYPES:
-            raise ValueError(
-                f"no format stands for {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits"
-            )
+            raise ValueError(f"no format matches {spec}: qsim's formats have at most 8 exponent and 23 mantissa bits, or 32 integer bits")
         return _DTYPES[spec]
     raise TypeError(f"a format must be a name, a torch dtype or a Format, got {spec!r}")
 

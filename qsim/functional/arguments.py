@@ -104,7 +104,7 @@ def check_out(x: Tensor, out: object, dtype: torch.dtype | None) -> None:
     if overlaps(out):
         raise ValueError("several elements of out share one place in memory (an expanded tensor)")
     if not torch.compiler.is_compiling() and _shares(x, out):
-        raise ValueError("out and x lie in the same memory, shifted against each other: give another out, or x.clone()")
+        raise ValueError("out and x overlap in memory at different offsets: give another out, or x.clone()")
 
 
 def overlaps(x: Tensor) -> bool:

@@ -112,7 +112,7 @@ def _check_outer(outer: object, scaling: Scaling) -> None:
             raise ValueError("decode: this scaling has no outer scale: outer must be None")
         return
     if not isinstance(outer, Tensor):
-        raise TypeError(f"decode: these scales stand under one of the whole tensor, outer, a float32 tensor; got {type(outer).__name__}")
+        raise TypeError(f"decode: these scales need outer, a float32 scale of the whole tensor, got {type(outer).__name__}")
     if outer.dtype != torch.float32 or outer.dim():
         raise ValueError(f"decode: outer must be float32 and of shape (), got {outer.dtype} and {tuple(outer.shape)}")
 

@@ -33,7 +33,7 @@ def threshold_quantize(x: Tensor, step: float | Tensor, threshold: float | Tenso
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the step is negative or not finite, the threshold lies outside 0…1 (numbers alone are checked, a tensor's values are
+        ValueError: If the step is negative or not finite, the threshold is outside 0…1 (only numbers are checked, a tensor's values are
             not), or a shape does not broadcast to `x`'s.
 
     Example:
@@ -82,5 +82,5 @@ def _check_amount(name: str, value: object, x: Tensor, largest: float) -> None:
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"threshold_quantize: {name} must be a number or a tensor, got {value!r}")
     elif not 0 <= value <= largest:
-        allowed = "lie in 0…1" if largest == 1 else "be finite and not negative"
+        allowed = "be in 0…1" if largest == 1 else "be finite and not negative"
         raise ValueError(f"threshold_quantize: {name} must {allowed}, got {value}")

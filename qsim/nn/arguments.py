@@ -94,9 +94,9 @@ def operands(
     """
     for operand in (a, b):
         if operand.layout != torch.strided:
-            raise TypeError(f"points round dense tensors alone, got an operand of layout {operand.layout}")
+            raise TypeError(f"points round dense tensors only, got an operand of layout {operand.layout}")
         if operand.dtype not in FLOATS:
-            raise TypeError(f"points round float32, bfloat16, float16 and float64 alone, got an operand of {operand.dtype}")
+            raise TypeError(f"points round float32, bfloat16, float16 and float64 only, got an operand of {operand.dtype}")
     if a.device != b.device or (bias is not None and bias.device != a.device):
         devices = ", ".join(str(x.device) for x in (a, b, bias) if x is not None)
         raise ValueError(f"the operands of a product must be on one device, got {devices}")

@@ -118,7 +118,7 @@ def embedding(
         check_lookup(points)
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= padding_idx < rows:
-        raise ValueError(f"embedding: padding_idx must lie in {-rows}…{rows - 1}, got {padding_idx}")
+        raise ValueError(f"embedding: padding_idx must be in {-rows}…{rows - 1}, got {padding_idx}")
     if scale_grad_by_freq and points.sums[2] is not None:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with an accumulator")
     padding = -1 if padding_idx is None else padding_idx % rows

@@ -201,7 +201,7 @@ class _TransposedConvolution(FivePointModule):
         if not self.points.is_identity:
             refuse_tracing("layers with points", input, has_points=True)
         if module.padding_mode != "zeros":
-            raise ValueError(f"transposed convolutions pad with zeros alone, got padding_mode={module.padding_mode!r}")
+            raise ValueError(f"transposed convolutions pad with zeros only, got padding_mode={module.padding_mode!r}")
         dims = module.weight.dim() - 2
         output_padding = module._output_padding(
             input, output_size, module.stride, module.padding, module.kernel_size, dims, module.dilation

@@ -74,7 +74,7 @@ class Quantize(RemembersAmaxes):
 def _resolve(name: str, point: Point) -> Quantizer | None:
     found = point if point is None or isinstance(point, Quantizer) else Quantizer(point)
     if found is not None and found.transform is not None:
-        raise ValueError(f"Quantize: {name}: a transform cancels in a product alone, got {found.transform!r}")
+        raise ValueError(f"Quantize: {name}: a transform cancels only in a product, got {found.transform!r}")
     return found
 
 

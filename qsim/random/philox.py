@@ -66,7 +66,7 @@ def random_bits(
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"{name} must be an int, got {number!r}")
     if not 1 <= bits <= 32:
-        raise ValueError(f"bits must lie in 1…32, got {bits}")
+        raise ValueError(f"bits must be in 1…32, got {bits}")
     if count < 0:
         raise ValueError(f"count must not be negative, got {count}")
     place = torch.device(device)

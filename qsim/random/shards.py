@@ -113,7 +113,7 @@ def _check_cuts(x: DTensor) -> None:
         # Only a cut that counts all of the later ones leaves shares in one piece.
         later = [size for other, size in cuts[number + 1 :] if other.dim == how.dim]  # type: ignore[attr-defined]
         if _split_factor(how) not in (0, math.prod(later)):
-            raise ValueError(f"a share must lie in one piece along each dimension, got placements {x.placements}")
+            raise ValueError(f"a share must be in one piece along each dimension, got placements {x.placements}")
     inner = sorted({how.dim for how, _ in cuts} - {0})  # type: ignore[attr-defined]
     if len(inner) > 1:
         raise ValueError(f"a tensor may be cut along its first dimension and one other, got cuts along {inner}: {x.placements}")

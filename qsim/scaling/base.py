@@ -172,7 +172,7 @@ def _spell(rule: str, margin: str, scales: str, element: str, under: str) -> tup
     grid: Grid = read(Grid, element)
     largest = grid.max * (read(Grid, under).max if under else 1.0)
     if not largest > 0:
-        raise ValueError("a format whose largest value is zero cannot stand under scales")
+        raise ValueError("a format whose largest value is zero cannot have scales")
     own: Grid = read(Grid, scales)
     least = max(own.least, SMALLEST)
     if under:

@@ -227,7 +227,7 @@ class _Remote:
             raise ValueError(f"scheduler: a worker that joined later cannot import what this process does: {error}") from error
         except KilledWorker as error:
             raise ConnectionError(
-                f"{error.allowed_failures + 1} workers died of one run; see their logs, it may need more memory"
+                f"{error.allowed_failures + 1} workers died during one run: see their logs, it may need more memory"
             ) from error
         except (CancelledError, CommClosedError) as error:
             raise ConnectionError(

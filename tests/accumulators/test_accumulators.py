@@ -83,7 +83,7 @@ def test_names_are_the_table_of_units() -> None:
     ("make", "message"),
     [
         (lambda: resolve("h100_fp9"), "unknown accumulator 'h100_fp9': did you mean 'h100_fp8'? There are h100_fp8, "),
-        (lambda: TwoStep(4, 24, 41), "TwoStep: second must lie in 1…40, got 41"),
+        (lambda: TwoStep(4, 24, 41), "TwoStep: second must be in 1…40, got 41"),
         (lambda: TwoStep(4, 24, 31, apart=1), "TwoStep: apart must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: BlockScaled(48, 25, 32), "BlockScaled: block must be a multiple of group, got 48 and 32"),
         (lambda: BlockScaled(32, 25, 32, exact=0), "BlockScaled: exact must be True or False, got 0"),  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_names_are_the_table_of_units() -> None:
         (lambda: resolve(Rounded), "an accumulator must be a name or one of qsim.accumulators' values, got <class"),  # type: ignore[arg-type]
         (lambda: Rounded("e9m9"), "unknown format 'e9m9'"),
         (lambda: Rounded("fp16", chunk=24), "chunk must be 1 or a multiple of 16, the products that a matrix unit adds at once, got 24"),
-        (lambda: Rounded("fp16", chunk=0), "Rounded: chunk must lie in 1…2147483648, got 0"),
+        (lambda: Rounded("fp16", chunk=0), "Rounded: chunk must be in 1…2147483648, got 0"),
         (lambda: Rounded("fp16", chunk=True), "Rounded: chunk must be an int, got True"),
         (lambda: Rounded("fp16", rounding="nearby"), "unknown rounding 'nearby': did you mean 'nearest'?"),
         (lambda: Rounded("fp16", order="tree"), "order must be one of 'sequential', 'pairwise', 'kahan', got 'tree'"),  # type: ignore[arg-type]
@@ -110,8 +110,8 @@ def test_names_are_the_table_of_units() -> None:
             lambda: Rounded("fp32", rounding="stochastic"),
             "32 random bits below the 23 bits of fp32 are more than are known of a sum: give rounding=Stochastic(bits=28) or fewer",
         ),
-        (lambda: Aligned(0, 13), "Aligned: block must lie in 1…256, got 0"),
-        (lambda: Aligned(4, 41), "Aligned: fraction must lie in 1…40, got 41"),
+        (lambda: Aligned(0, 13), "Aligned: block must be in 1…256, got 0"),
+        (lambda: Aligned(4, 41), "Aligned: fraction must be in 1…40, got 41"),
         (lambda: Aligned(4, 13, out="e4m3"), "Aligned: out must be a signed floating-point format with subnormals and infinities"),
         (lambda: Aligned(4, 13, rounding="up"), "Aligned: rounding must be 'toward_zero' or 'nearest', got 'up'"),  # type: ignore[arg-type]
         (lambda: Aligned(4, 13, operands="e4m3"), "Aligned: operands must be a tuple of formats, got 'e4m3'"),

@@ -256,7 +256,7 @@ def test_wrapped_listings_say_the_same(capsys: pytest.CaptureFixture[str], monke
         (["inspect", "e4m3", "1/0"], "'1/0' is not a number"),
         (["inspect", "e4m3", "1e99999999"], "exponents must be from -5000 to 5000"),
         (["inspect", "e4m3", "1", "--rounding", "neerest"], "unknown rounding 'neerest': did you mean 'nearest'?"),
-        (["inspect", "e4m3", "1", "--bits", "33"], "bits must lie in 1…32, got 33"),
+        (["inspect", "e4m3", "1", "--bits", "33"], "bits must be in 1…32, got 33"),
         (["bench", "nothing"], "no measurement is called 'nothing'"),
         (["inspect", "Block('e2m1', 2)", "1", "2", "3"], "the numbers share a block of 2 per row, got 3"),
     ],

@@ -28,23 +28,23 @@ def test_modules_are_where_they_are_in_qtorch() -> None:
 
 
 ERRORS: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: FixedPoint(0, 4), ValueError, r"FixedPoint: wl must lie in 1…256, got 0"),
-    (lambda: FixedPoint(257, 4), ValueError, r"FixedPoint: wl must lie in 1…256, got 257"),
-    (lambda: FixedPoint(1, 4, symmetric=True), ValueError, r"FixedPoint: wl must lie in 2…256, got 1"),
+    (lambda: FixedPoint(0, 4), ValueError, r"FixedPoint: wl must be in 1…256, got 0"),
+    (lambda: FixedPoint(257, 4), ValueError, r"FixedPoint: wl must be in 1…256, got 257"),
+    (lambda: FixedPoint(1, 4, symmetric=True), ValueError, r"FixedPoint: wl must be in 2…256, got 1"),
     (lambda: FixedPoint(8.0, 4), TypeError, r"FixedPoint: wl must be an int, got 8\.0"),  # type: ignore[arg-type]
-    (lambda: FixedPoint(8, 100), ValueError, r"FixedPoint: fl must lie in -64…64, got 100"),
+    (lambda: FixedPoint(8, 100), ValueError, r"FixedPoint: fl must be in -64…64, got 100"),
     (lambda: FixedPoint(8, 4, clamp=1), TypeError, r"FixedPoint: clamp must be True or False, got 1"),  # type: ignore[arg-type]
     (lambda: FixedPoint(8, 4, symmetric=0), TypeError, r"FixedPoint: symmetric must be True or False, got 0"),  # type: ignore[arg-type]
-    (lambda: FloatingPoint(9, 3), ValueError, r"FloatingPoint: exp must lie in 1…8, got 9"),
-    (lambda: FloatingPoint(4, 24), ValueError, r"FloatingPoint: man must lie in 0…23, got 24"),
-    (lambda: BlockFloatingPoint(1), ValueError, r"BlockFloatingPoint: wl must lie in 2…256, got 1"),
-    (lambda: BlockFloatingPoint(8, -2), ValueError, r"BlockFloatingPoint: dim must lie in -1…63, got -2"),
+    (lambda: FloatingPoint(9, 3), ValueError, r"FloatingPoint: exp must be in 1…8, got 9"),
+    (lambda: FloatingPoint(4, 24), ValueError, r"FloatingPoint: man must be in 0…23, got 24"),
+    (lambda: BlockFloatingPoint(1), ValueError, r"BlockFloatingPoint: wl must be in 2…256, got 1"),
+    (lambda: BlockFloatingPoint(8, -2), ValueError, r"BlockFloatingPoint: dim must be in -1…63, got -2"),
     (lambda: block_quantize(torch.ones(3), 8, dim=1), IndexError, r"no dimension 1 in a tensor of shape \(3,\)"),
     (lambda: float_quantize(torch.ones(3), 4, 3, rounding="nearset"), ValueError, r"unknown rounding 'nearset': did you mean 'nearest'\?"),
     (lambda: float_quantize([1.0], 4, 3), TypeError, r"x must be a tensor, got list"),  # type: ignore[arg-type]
     (lambda: float_quantize(torch.ones(3, dtype=torch.int64), 4, 3), TypeError, r"x must be float32, .* got torch\.int64"),
     (lambda: float_quantize(torch.ones(3).half(), 8, 7), ValueError, r"float16 cannot hold every value of Float\(8, 7"),
-    (lambda: float_quantize(torch.ones(3), 32, 3), ValueError, r"float_quantize: exp must lie in 1…31, got 32"),
+    (lambda: float_quantize(torch.ones(3), 32, 3), ValueError, r"float_quantize: exp must be in 1…31, got 32"),
     (lambda: float_quantize(torch.ones(3).double(), 9, 3), ValueError, r"float_quantize: exp must be in 1…8 for float64, .* got 9"),
     (lambda: float_quantize(torch.ones(3).half(), 9, 3), ValueError, r"float16 cannot hold every value of Float\(8, 3"),
     (lambda: fixed_point_quantize(torch.ones(3).half(), 32, 16), ValueError, r"float16 cannot hold every value of Fixed\(32, 16\)"),

@@ -40,7 +40,7 @@ def test_numbers_can_be_changed_and_quantizers_read_them_at_every_call() -> None
 def test_changed_numbers_are_checked_and_keep_their_value_where_refused() -> None:
     number = FixedPoint(8, 4)
     for name, value, kind, words in [
-        ("wl", 0, ValueError, r"FixedPoint: wl must lie in 1…256, got 0"),
+        ("wl", 0, ValueError, r"FixedPoint: wl must be in 1…256, got 0"),
         ("fl", 4.0, TypeError, r"FixedPoint: fl must be an int, got 4\.0"),
         ("clamp", 1, TypeError, r"FixedPoint: clamp must be True or False, got 1"),
     ]:
@@ -48,11 +48,11 @@ def test_changed_numbers_are_checked_and_keep_their_value_where_refused() -> Non
             setattr(number, name, value)
     assert repr(number) == "FixedPoint(wl=8, fl=4, clamp=True, symmetric=False)"
     number.wl = 1
-    with pytest.raises(ValueError, match="FixedPoint: wl must lie in 2…256, got 1"):
+    with pytest.raises(ValueError, match="FixedPoint: wl must be in 2…256, got 1"):
         number.symmetric = True
-    with pytest.raises(ValueError, match="FloatingPoint: exp must lie in 1…8, got 9"):
+    with pytest.raises(ValueError, match="FloatingPoint: exp must be in 1…8, got 9"):
         FloatingPoint(4, 3).exp = 9
-    with pytest.raises(ValueError, match="BlockFloatingPoint: dim must lie in -1…63, got -2"):
+    with pytest.raises(ValueError, match="BlockFloatingPoint: dim must be in -1…63, got -2"):
         BlockFloatingPoint(8).dim = -2
 
 

@@ -236,7 +236,7 @@ def test_figure(tmp_path: Path) -> None:
 def test_invalid_input_raises_errors() -> None:
     with pytest.raises(TypeError, match=r"cancelled_updates: optimizer must be a torch.optim.Optimizer, got 3"):
         cancelled_updates(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="cancelled_updates: every must lie in 1…"):
+    with pytest.raises(ValueError, match="cancelled_updates: every must be in 1…"):
         cancelled_updates(torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1), 0)
 
 

@@ -141,7 +141,7 @@ def test_only_sampled_steps_have_hooks() -> None:
     assert observers.current() is None
     model(torch.randn(2, 32))
     assert len(monitor.samples) == 3
-    with pytest.raises(RuntimeError, match="Monitor: it is closed and counts no more steps"):
+    with pytest.raises(RuntimeError, match="Monitor: a closed monitor counts no steps"):
         monitor.step()
 
 
@@ -225,7 +225,7 @@ def test_models_that_cannot_be_watched() -> None:
         Monitor(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Monitor: the model has no layer with points"):
         Monitor(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="Monitor: every must lie in 1…"):
+    with pytest.raises(ValueError, match="Monitor: every must be in 1…"):
         Monitor(net(), every=0)
     with pytest.raises(TypeError, match=r"Monitor: optimizer must be a torch.optim.Optimizer, got 3"):
         Monitor(net(), optimizer=3)  # type: ignore[arg-type]

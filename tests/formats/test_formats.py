@@ -198,11 +198,11 @@ def test_any_float(exponent: int, mantissa: int, specials: str, subnormals: bool
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((4, 24), "Float: mantissa must lie in 0…23, got 24"),
-        ((4, -1), "Float: mantissa must lie in 0…23, got -1"),
-        ((0, 3), "Float: exponent must lie in 1…8, got 0"),
-        ((9, 3), "Float: exponent must lie in 1…8, got 9"),
-        ((4, 3, 1000), "Float: bias must lie in"),
+        ((4, 24), "Float: mantissa must be in 0…23, got 24"),
+        ((4, -1), "Float: mantissa must be in 0…23, got -1"),
+        ((0, 3), "Float: exponent must be in 1…8, got 0"),
+        ((9, 3), "Float: exponent must be in 1…8, got 9"),
+        ((4, 3, 1000), "Float: bias must be in"),
         ((4, 3, None, "inf"), "Float: specials must be one of 'ieee', 'fn', 'fnuz', 'none', got 'inf'"),
         ((1, 0, None, "ieee"), "no value but zero"),
         ((4, 3, None, "fnuz", True, False), "which an unsigned format lacks"),
@@ -216,9 +216,9 @@ def test_impossible_floats(arguments: tuple[object, ...], message: str) -> None:
 
 @pytest.mark.parametrize("bits", [0, 33, -1])
 def test_impossible_widths(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"Fixed: bits must lie in 1…32, got {bits}"):
+    with pytest.raises(ValueError, match=f"Fixed: bits must be in 1…32, got {bits}"):
         Fixed(bits, 0)
-    with pytest.raises(ValueError, match=f"Int: bits must lie in 1…32, got {bits}"):
+    with pytest.raises(ValueError, match=f"Int: bits must be in 1…32, got {bits}"):
         Int(bits)
 
 
@@ -229,7 +229,7 @@ def test_other_impossible_formats() -> None:
         Int(8, signed=False, symmetric=True)
     with pytest.raises(ValueError, match="at least 2 bits"):
         Int(1, symmetric=True)
-    with pytest.raises(ValueError, match="PowerOfTwo: exponent must lie in"):
+    with pytest.raises(ValueError, match="PowerOfTwo: exponent must be in"):
         PowerOfTwo(9)
     with pytest.raises(ValueError, match="lists formats of at most"):
         FP32.values()

@@ -48,7 +48,7 @@ def run(operation: str, x: Any, out: Tensor, options: dict[str, Any]) -> Tensor:
         ({"format": "e4m33"}, ValueError, "unknown format 'e4m33': did you mean 'e4m3'?"),
         ({"format": "e4m24"}, ValueError, "unknown format 'e4m24'"),
         ({"format": ["e4m3"]}, TypeError, "a format must be a name, a torch dtype or a Format, got ['e4m3']"),
-        ({"format": torch.float64}, ValueError, "no format stands for torch.float64"),
+        ({"format": torch.float64}, ValueError, "no format matches torch.float64"),
         ({"rounding": "nearst"}, ValueError, "unknown rounding 'nearst': did you mean 'nearest'? Allowed are nearest, nearest_away, "),
         ({"rounding": 0}, TypeError, "rounding must be a name or a Rounding, got 0"),
         ({"overflow": "wrap"}, ValueError, "overflow must be 'saturate' or 'nonfinite', got 'wrap'"),
@@ -169,7 +169,7 @@ def test_out(bad: Any, error: type[Exception], words: list[str], x: Tensor) -> N
 
 def test_out_that_is_shifted_against_x() -> None:
     memory = torch.arange(6.0)
-    with refused(ValueError, "out and x lie in the same memory, shifted against each other: give another out", untouched=(memory,)):
+    with refused(ValueError, "out and x overlap in memory at different offsets: give another out", untouched=(memory,)):
         qsim.quantize(memory[:5], "e4m3", rounding="stochastic", out=memory[1:])
     # The same elements, or others of one storage, are as good as tensors of their own.
     for x, out in ((memory, memory), (memory[:3], memory[3:])):
@@ -248,9 +248,9 @@ def test_codes_that_cannot_be_read(codes: Any, name: str, packed: bool, error: t
         (-1.0, 0.5, ValueError, "step must be finite and not negative, got -1.0"),
         (float("nan"), 0.5, ValueError, "step must be finite and not negative, got nan"),
         (float("inf"), 0.5, ValueError, "step must be finite and not negative, got inf"),
-        (1.0, float("nan"), ValueError, "threshold must lie in 0…1, got nan"),
-        (1.0, 1.5, ValueError, "threshold must lie in 0…1, got 1.5"),
-        (1.0, -0.5, ValueError, "threshold must lie in 0…1, got -0.5"),
+        (1.0, float("nan"), ValueError, "threshold must be in 0…1, got nan"),
+        (1.0, 1.5, ValueError, "threshold must be in 0…1, got 1.5"),
+        (1.0, -0.5, ValueError, "threshold must be in 0…1, got -0.5"),
         ("1", 0.5, TypeError, "step must be a number or a tensor, got '1'"),
         (True, 0.5, TypeError, "step must be a number or a tensor, got True"),
         (1.0, None, TypeError, "threshold must be a number or a tensor, got None"),
@@ -283,8 +283,8 @@ def test_quantizers_are_refused_when_they_are_made(options: dict[str, Any], erro
         ({"count": 1.5}, TypeError, "count must be an int, got 1.5"),
         ({"count": -1}, ValueError, "count must not be negative, got -1"),
         ({"bits": True}, TypeError, "bits must be an int, got True"),
-        ({"bits": 0}, ValueError, "bits must lie in 1…32, got 0"),
-        ({"bits": 33}, ValueError, "bits must lie in 1…32, got 33"),
+        ({"bits": 0}, ValueError, "bits must be in 1…32, got 0"),
+        ({"bits": 33}, ValueError, "bits must be in 1…32, got 33"),
         ({"offset": -1}, ValueError, "offset must not be negative, got -1"),
         ({"stream": "weight"}, TypeError, "stream must be an int, got 'weight'"),
         ({"stream": 2**63}, ValueError, f"stream must fit 64 signed bits, got {2**63}"),

@@ -60,7 +60,7 @@ def test_unknown_names(name: str, message: str) -> None:
 
 @pytest.mark.parametrize("bits", [0, -1, 33])
 def test_impossible_bits(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"Stochastic: bits must lie in 1…32, got {bits}"):
+    with pytest.raises(ValueError, match=f"Stochastic: bits must be in 1…32, got {bits}"):
         Stochastic(bits)
 
 

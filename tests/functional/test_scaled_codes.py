@@ -249,8 +249,8 @@ class TestErrors:
             (ValueError, r"codes of shape \(4, 17\)", {"codes": torch.zeros(4, 17, dtype=torch.uint8)}),
             (TypeError, "come in torch.uint8, got torch.float32", {"scales": torch.ones(4, 1)}),
             (TypeError, "scales must be a tensor, got NoneType", {"scales": None}),
-            (TypeError, "outer, a float32 tensor; got NoneType", {"outer": None}),
-            (TypeError, "outer, a float32 tensor; got float", {"outer": 1.0}),
+            (TypeError, "outer, a float32 scale of the whole tensor, got NoneType", {"outer": None}),
+            (TypeError, "outer, a float32 scale of the whole tensor, got float", {"outer": 1.0}),
             (ValueError, "got torch.float64", {"outer": torch.ones((), dtype=torch.float64)}),
             (ValueError, r"and \(1,\)", {"outer": torch.ones(1)}),
             (ValueError, "scales is on meta, codes on cpu", {"scales": torch.zeros(4, 1, dtype=torch.uint8, device="meta")}),
@@ -302,7 +302,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("size", [0, -1, (0, 4), (4, 0)])
     def test_blocks_of_nothing(self, size: Any) -> None:
-        with pytest.raises(ValueError, match="must lie in 1…"):
+        with pytest.raises(ValueError, match="must be in 1…"):
             Block("e2m1", size)
 
 

@@ -61,7 +61,7 @@ ONES = torch.ones
         (
             lambda: functional.linear(ONES(2, 3), ONES(4, 3).to_sparse(), points=NARROW),
             TypeError,
-            "points round dense tensors alone, got an operand of layout torch.sparse_coo",
+            "points round dense tensors only, got an operand of layout torch.sparse_coo",
         ),
         (
             lambda: functional.linear(ONES(2, 3), ONES(4, 3).to("meta"), points=NARROW),
@@ -102,12 +102,12 @@ ONES = torch.ones
         (
             lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), 5, NARROW),
             ValueError,
-            r"embedding: padding_idx must lie in -5…4, got 5",
+            r"embedding: padding_idx must be in -5…4, got 5",
         ),
         (
             lambda: functional.embedding(torch.tensor([0]), ONES(5, 2), -6, NARROW),
             ValueError,
-            r"embedding: padding_idx must lie in -5…4, got -6",
+            r"embedding: padding_idx must be in -5…4, got -6",
         ),
         (
             lambda: functional.embedding(torch.tensor([0]), ONES(5, 2).bfloat16(), None, FivePoint(weight="fp16")),

@@ -144,7 +144,7 @@ def test_points_are_given_as_a_configuration_too() -> None:
         (lambda: qsim.nn.Linear(2, 2, points=NEAREST)(torch.ones(1, 3)), ValueError, r"linear: x of shape \(1, 3\) does not fit"),
         (lambda: qsim.nn.Linear(2, 2, points=NEAREST)(torch.ones(1, 2).int()), TypeError, "got an operand of torch.int32"),
         (lambda: qsim.nn.ConvTranspose1d(2, 2, 1, padding_mode="circular", points=NEAREST), ValueError, 'Only "zeros" padding'),
-        (lambda: _circular()(torch.ones(1, 2, 3)), ValueError, "transposed convolutions pad with zeros alone, got padding_mode='circular'"),
+        (lambda: _circular()(torch.ones(1, 2, 3)), ValueError, "transposed convolutions pad with zeros only, got padding_mode='circular'"),
         (lambda: qsim.nn.Embedding(3, 2, points=NEAREST), ValueError, "Embedding has no point 'act'; its points are weight, grad"),
         (lambda: qsim.nn.Embedding(3, 2, points={"weight_bwd": "e4m3"}), ValueError, "Embedding has no point 'weight_bwd'"),
         (lambda: _embedding(max_norm=1.0), ValueError, "Embedding: max_norm and sparse=True cannot be combined with points"),

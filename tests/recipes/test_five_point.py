@@ -199,7 +199,7 @@ def test_unknown_points_are_named_with_the_known_ones() -> None:
         ({"format": "e4m3", "round": "up"}, TypeError, "FivePoint: act has no 'round'; a point has format, rounding, overflow"),
         ({"rounding": "up"}, TypeError, "FivePoint: act needs a format, got {'rounding': 'up'}"),
         ({"format": "e4m3", "clip_gradient": "no"}, TypeError, "FivePoint: act: .*clip_gradient must be True or False, got 'no'"),
-        ({"format": "e4m3", "rounding": "Stochastic(bits=33)"}, ValueError, "bits must lie in 1…32, got 33"),
+        ({"format": "e4m3", "rounding": "Stochastic(bits=33)"}, ValueError, "bits must be in 1…32, got 33"),
         (
             {"format": "e4m3", "rounding": "Stochastic(bits=open('x'))"},
             ValueError,

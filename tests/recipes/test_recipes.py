@@ -125,7 +125,7 @@ class TestPoints:
         ("make", "error", "message"),
         [
             (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be Tensor\\(…\\), .* got 'channel'"),
-            (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must lie in 0…2147483648, got -1"),
+            (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),
             (lambda: recipes.mxfp4(forward="mxfp5"), ValueError, "unknown format 'mxfp5'"),
@@ -204,7 +204,7 @@ class TestDescribe:
             ("nvpf4", ValueError, "unknown recipe 'nvpf4': did you mean 'nvfp4'\\? There are fp8_hybrid, fp8_blockwise, "),
             ("zzz", ValueError, "unknown recipe 'zzz': there are fp8_hybrid, "),
             ("e4m1", ValueError, "'e4m1' is a format: FivePoint.act='e4m1', weight='e4m1'. rounds inputs and weights to it"),
-            ("nvfp4(last=-1)", ValueError, "Recipe: last must lie in 0"),
+            ("nvfp4(last=-1)", ValueError, "Recipe: last must be in 0"),
             ("mxfp8(32)", TypeError, "mxfp8"),
             (4, TypeError, "a recipe's name must be a string, got 4"),
         ],

@@ -125,7 +125,7 @@ def check_layer(layer: Layer, points: FivePoint) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dtype not in FLOATS:
             dtypes = "float32, bfloat16, float16 and float64"
-            raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round {dtypes} alone: exclude it")
+            raise TypeError(f"convert: {layer.title} has a {name} of {parameter.dtype}, and points round only {dtypes}: exclude it")
 
 
 def _is_lazy(module: nn.Module) -> bool:

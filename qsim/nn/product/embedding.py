@@ -50,7 +50,7 @@ def draws_gradient(points: FivePoint) -> bool:
 def check_table(weight: Tensor, points: FivePoint) -> None:
     """Raise an error for a table whose dtype cannot be rounded, or cannot hold the result."""
     if weight.dtype not in FLOATS:
-        raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 alone, got a table of {weight.dtype}")
+        raise TypeError(f"embedding: points round float32, bfloat16, float16 and float64 only, got a table of {weight.dtype}")
     if not can_hold(weight.dtype, points.weight, weight.dtype):
         assert points.weight is not None  # a dtype holds itself
         raise ValueError(f"embedding: the result is {weight.dtype}, which cannot hold every value of {points.weight.format!r}")

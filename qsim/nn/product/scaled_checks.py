@@ -36,7 +36,7 @@ def check_groups(name: str, points: FivePoint, transposed: bool) -> None:
 
 def check_lookup(points: FivePoint) -> None:
     """Raise an error for transforms, which nothing would undo."""
-    _refuse_transforms("embedding: a transform cancels in a product alone, and a lookup is none", points, ("weight", "grad"))
+    _refuse_transforms("embedding: a transform cancels only in a product, and a lookup is none", points, ("weight", "grad"))
 
 
 def _refuse_transforms(reason: str, points: FivePoint, names: Sequence[str]) -> None:

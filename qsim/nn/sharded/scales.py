@@ -90,7 +90,7 @@ class MeshShare:
             inner, outer = math.prod([self.shape[i] for i in dims[place + 1 :]]), math.prod([self.shape[i] for i in dims[:place]])
             if chunk < length and (chunk * inner % size or (outer > 1 and length * inner % size)):
                 cut = f"{length * inner} elements that are cut into shares of {chunk * inner}"
-                raise ValueError(f"{name}: {what} lie along {cut}: each share must hold whole ones")
+                raise ValueError(f"{name}: {what} along {cut}: each share must hold whole ones")
 
 
 def _dim_of(placement: Placement) -> int | None:

@@ -243,7 +243,7 @@ def test_lazy_layers_are_left_alone_until_they_have_seen_an_input() -> None:
 def test_weights_that_are_not_rounded_are_refused(dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = nn.Parameter(torch.ones(2, 2).to(dtype), requires_grad=False)
-    with pytest.raises(TypeError, match=f"convert: 1 has a weight of {dtype}, and points round float32, .* float64 alone: exclude it"):
+    with pytest.raises(TypeError, match=f"convert: 1 has a weight of {dtype}, and points round only float32, .* float64: exclude it"):
         qsim.convert(model, NEAREST)
     assert type(model[0]) is nn.Linear
     assert left(qsim.convert(model, NEAREST, exclude=["1"])) == {"1": "not chosen"}

@@ -78,12 +78,12 @@ def test_transforms_of_shares(two: Ranks) -> None:
 @pytest.mark.parametrize(
     ("points", "places", "said"),
     [
-        (FivePoint(*[Quantizer("e2m1", scale=Blocks(8))] * 2), ("2", "1"), "act: blocks of 8 lie along 24 .* shares of 12"),
-        (FivePoint(grad=Quantizer("e2m1", scale=Blocks(4)), act_bwd="e4m3"), ("all", "0"), "grad: blocks of 4 lie along 12 .* of 6"),
+        (FivePoint(*[Quantizer("e2m1", scale=Blocks(8))] * 2), ("2", "1"), "act: blocks of 8 along 24 .* shares of 12"),
+        (FivePoint(grad=Quantizer("e2m1", scale=Blocks(4)), act_bwd="e4m3"), ("all", "0"), "grad: blocks of 4 along 12 .* of 6"),
         (FivePoint(act_bwd=Quantizer("e2m1", scale=Blocks(8)), grad="e4m3"), ("0", "all"), "act_bwd: blocks of 8 .* of 12"),
-        (FivePoint(act_bwd=Quantizer("e2m1", scale=Blocks(2)), grad="e4m3"), ("1", "all"), "act_bwd: blocks of 2 lie along 6 .* of 3"),
-        (FivePoint(weight=Quantizer("e2m1", scale=Tiles(4, 4))), ("all", "0"), "weight: tiles of 4 by 4 lie along 12 .* of 6"),
-        (FivePoint(*[Quantizer("e2m1", transform="Hadamard(8)")] * 2), ("2", "1"), "act: a transform of 8 lie"),
+        (FivePoint(act_bwd=Quantizer("e2m1", scale=Blocks(2)), grad="e4m3"), ("1", "all"), "act_bwd: blocks of 2 along 6 .* of 3"),
+        (FivePoint(weight=Quantizer("e2m1", scale=Tiles(4, 4))), ("all", "0"), "weight: tiles of 4 by 4 along 12 .* of 6"),
+        (FivePoint(*[Quantizer("e2m1", transform="Hadamard(8)")] * 2), ("2", "1"), "act: a transform of 8 along"),
     ],
 )
 def test_shares_that_would_cut_blocks_are_refused(two: Ranks, points: FivePoint, places: tuple[str, str], said: str) -> None:
