@@ -32,7 +32,7 @@ def test_every_example_is_tested() -> None:
 
 
 def test_every_example_has_a_line_that_says_what_it_is_for() -> None:
-    row = r"^\| \[`([\w.]+)`\]\(([\w.]+)\) \| .+ \| .+ \| \[[^]]+\]\(\.\./([\w/.-]+)(?:#[\w-]+)?\) \|$"
+    row = r"^\| \[`([\w.]+)`\]\(([\w.]+)\) \| .+ \| \[[^]]+\]\(\.\./([\w/.-]+)(?:#[\w-]+)?\) \|$"
     lines = re.findall(row, LIST, flags=re.MULTILINE)
     assert sorted(name for name, _, _ in lines) == sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb"))
     for name, link, page in lines:
