@@ -1,4 +1,4 @@
-"""Rounding without random bits, lowered to elementwise arithmetic on bit patterns."""
+"""Rounding without random bits as elementwise arithmetic on bit patterns, which compilers fuse."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.reference.rounding import as_values, checked, rounds_by_addition, signed
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
     """Round element by element; return None if that needs random bits."""
-    how = read(Rule, rule)
-    if how.mode == Mode.STOCHASTIC:
-        return None
+    return None if read(Rule, rule).mode == Mode.STOCHASTIC else _QUANTIZE(x, grid, rule, dtype)
+
+
+def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
+    """Round elements onto a grid."""
     values = grid_bits(read(Grid, grid), wide=torch.float64 in (x.dtype, dtype))
-    return as_values(rounded(patterns(x, values), values, how), values, dtype)
+    return as_values(rounded(patterns(x, values), values, read(Rule, rule)), values, dtype)
+
+
+_QUANTIZE = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dtype) -> Tensor", onto)
 
 
 def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:

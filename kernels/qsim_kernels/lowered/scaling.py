@@ -15,7 +15,8 @@ from torch import Tensor
 
 from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
-from qsim_kernels.lowered.rounding import quantize, rounded, single_patterns
+from qsim_kernels.lowered.fusible import fusible
+from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
 from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
 from qsim_kernels.scales import Restore, TileSizes, read_scales
@@ -37,10 +38,17 @@ def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
 
 def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
     """The scales that result from the largest magnitudes."""
+    return _SCALES(amaxes, under, making, scale_grid, torch.float32)  # type: ignore[no-any-return]
+
+
+def _scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, dtype: torch.dtype) -> Tensor:
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
     return scales_of(largest, read_scales(making, scale_grid), _onto)
+
+
+_SCALES = fusible("scales_fused(Tensor amaxes, Tensor? under, str making, str scale_grid, ScalarType dtype) -> Tensor", _scales)
 
 
 def scales_of_tiles(
@@ -56,7 +64,7 @@ def quantize_scaled(
 ) -> Tensor | None:
     """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
     where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    return _rounded_under(_as_single(x), scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
+    return _rounded_under(x, scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
 
 
 def quantize_tiles(
@@ -66,9 +74,8 @@ def quantize_tiles(
     where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
     if not _is_lowered(x, where, turn) or not how.is_lowered:
         return None
-    single = _as_single(x)
-    own = scales(_amaxes(single, where, False), under, making, scale_grid)
-    return _rounded_under(single, own, under, where, how), own.new_empty((0,)) if how.restore else own
+    own = scales(_amaxes(_as_single(x), where, False), under, making, scale_grid)
+    return _rounded_under(x, own, under, where, how), own.new_empty((0,)) if how.restore else own
 
 
 class _RoundingArguments(NamedTuple):
@@ -92,11 +99,18 @@ def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dt
     """Multiply a float32 product by the scales that its operands were divided by and add a bias; return None for float64."""
     if product.dtype != torch.float32 or torch.float64 in (dtype, None if bias is None else bias.dtype):
         return None
+    return _RESCALED(product, factors, bias, dtype)  # type: ignore[no-any-return]
+
+
+def _rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     for factor in factors:
         product = product * factor
     if factors:
         product = one_nan(product)
     return _rounded_to(product if bias is None else product + bias, dtype)
+
+
+_RESCALED = fusible("rescaled_fused(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor", _rescaled)
 
 
 def _as_single(x: Tensor) -> Tensor:
@@ -118,17 +132,27 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
-    """Divide float32 values by their scales, round, and multiply by the scales to restore."""
+    """Round values under the scales of their tiles."""
+    cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
+    return _UNDER_SCALES(cut, _spread(scales), under, how.grid, how.rule, how.restore, how.dtype).reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def _under_scales(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, rule: str, restore: int, dtype: torch.dtype) -> Tensor:
+    """Divide values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
     inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
-    divided = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles) * _spread(inverse)
-    values = quantize(divided, None, how.grid, how.rule, 0, 0, torch.float32)
-    assert values is not None  # no random bits are needed
-    if how.restore:
-        values = values * _spread(whole if how.restore == Restore.ALL else scales)
-        if read(Rule, how.rule).saturate:
-            values = saturated(values, how.dtype)
-    return one_nan(values.to(how.dtype)).reshape(x.shape)
+    values = onto(_as_single(x) * inverse, grid, rule, torch.float32)
+    if restore:
+        values = values * (whole if restore == Restore.ALL else scales)
+        if read(Rule, rule).saturate:
+            values = saturated(values, dtype)
+    return one_nan(values.to(dtype))
+
+
+_UNDER_SCALES = fusible(
+    "quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor",
+    _under_scales,
+)
 
 
 def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:
