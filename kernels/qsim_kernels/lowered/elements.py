@@ -65,7 +65,7 @@ class Element:
         """The element, converted."""
         from torch._inductor.virtualized import ops  # imports sympy
 
-        return self if dtype == self.dtype else Element(ops.to_dtype(self.value, dtype, self.dtype), dtype)
+        return self if dtype == self.dtype else Element(ops.to_dtype(self.value, dtype, src_dtype=self.dtype), dtype)
 
     def view(self, dtype: torch.dtype) -> Element:
         """Its bits, read as another dtype."""
