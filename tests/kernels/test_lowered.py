@@ -122,6 +122,19 @@ def test_inductor_gives_the_operators_bits(device: torch.device) -> None:
 
 
 @pytest.mark.slow
+def test_loops_have_every_rounding(device: torch.device) -> None:
+    """Formats with and without subnormals, with and without zero: their arithmetic begins with numbers or with elements."""
+    chosen = [(fmt, *setting) for fmt in (E8M0, E4M3, E2M1, Fixed(8, 4)) for setting in SETTINGS]
+
+    def call(x: Tensor) -> list[Tensor]:
+        return [qsim.quantize(x, fmt, rounding, overflow=overflow) for fmt, rounding, overflow in chosen]
+
+    x = torch.cat([inputs.random_patterns(torch.float32, 1000, 0), inputs.specials(torch.float32)]).to(device)
+    for setting, found, due in zip(chosen, torch.compile(call, fullgraph=True)(x), call(x), strict=True):
+        assert same_bits(found, due), setting
+
+
+@pytest.mark.slow
 def test_fused_operations_round_first(device: torch.device) -> None:
     """A product is rounded to its dtype before it is rounded to a format, and a rounded number is final before anything is added to it.
 

@@ -105,13 +105,13 @@ class Element:
 
     __hash__ = None  # type: ignore[assignment]
     __lt__, __le__, __gt__, __ge__, __eq__ = (_operator(name, torch.bool) for name in ("lt", "le", "gt", "ge", "eq"))  # type: ignore[assignment]
-    add = __add__ = _operator("add")
+    add = __add__ = __radd__ = _operator("add")
     sub = __sub__ = _operator("sub")
-    __mul__ = _operator("mul")
+    __mul__ = __rmul__ = _operator("mul")
     __truediv__ = _operator("truediv")
-    bitwise_and = __and__ = _operator("bitwise_and")
-    __or__ = _operator("bitwise_or")
-    bitwise_xor = __xor__ = _operator("bitwise_xor")
+    bitwise_and = __and__ = __rand__ = _operator("bitwise_and")
+    __or__ = __ror__ = _operator("bitwise_or")
+    bitwise_xor = __xor__ = __rxor__ = _operator("bitwise_xor")
     __lshift__ = _operator("bitwise_left_shift")
     bitwise_right_shift = __rshift__ = _operator("bitwise_right_shift")
     add_, sub_, clamp_ = _in_place(add), _in_place(sub), _in_place(clamp)
