@@ -43,7 +43,7 @@ def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not running.modules:
             return call(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            return rounding(call, *args, **kwargs)
+            return without_inner_rounding(call, *args, **kwargs)
     if not isinstance(_get_current_function_mode(), PausedInLayers):
         return call(*args, **kwargs)
     with _pop_mode_temporarily():
