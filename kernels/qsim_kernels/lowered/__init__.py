@@ -1,8 +1,8 @@
 """The operators lowered for compilers: elementwise arithmetic on bit patterns, which fuses with the surrounding code, and chips' products.
 
-While AOTAutograd traces a graph, an operator that needs no random bits becomes one or two that Inductor fuses: see `fusible`. They work on
-integers, or on floats whose result a compiler may not change, so compiled code gives the same bits. Products that a chip computes become
-calls of its library. Exported programs keep the operator itself.
+While AOTAutograd traces a graph, an operator that needs no random bits becomes plain torch operators, or a few of `fusible`'s in a graph
+that Inductor compiles. They work on integers, or on floats whose result a compiler may not change, so compiled code gives the same bits.
+Products that a chip computes become calls of its library. Exported programs keep the operator itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 
-from qsim_kernels.lowered import fusible, products, rounding, scaling
+from qsim_kernels.lowered import inductor, products, rounding, scaling
 from qsim_kernels.ops import scaled  # noqa: F401 (defines operators)
 from qsim_kernels.ops.backend import library
 
-__all__ = ["fusible", "products", "rounding", "scaling"]
+__all__ = ["inductor", "products", "rounding", "scaling"]
 
 
 def _lower(name: str, function: Callable[..., Any]) -> None:
@@ -33,7 +33,6 @@ def _lower(name: str, function: Callable[..., Any]) -> None:
             return NotImplemented
         # Without a graph being traced AOTAutograd only asks for shapes, which the operator's fake implementation knows.
         if get_proxy_mode() is not None and not torch.compiler.is_exporting():
-            fusible.known_to_compilers()
             with mode:
                 found = function(*args, **(kwargs or {}))
             if found is not None:

@@ -13,7 +13,7 @@ from qsim_kernels.reference.rounding import as_values, checked, rounds_by_additi
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
     """Round element by element; return None if that needs random bits."""
-    return None if read(Rule, rule).mode == Mode.STOCHASTIC else _QUANTIZE(x, grid, rule, dtype)
+    return None if read(Rule, rule).mode == Mode.STOCHASTIC else _quantize(x, grid, rule, dtype)
 
 
 def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
@@ -22,7 +22,7 @@ def onto(x: Tensor, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
     return as_values(rounded(patterns(x, values), values, read(Rule, rule)), values, dtype)
 
 
-_QUANTIZE = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dtype) -> Tensor", onto)
+_quantize = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dtype) -> Tensor")(onto)
 
 
 def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:

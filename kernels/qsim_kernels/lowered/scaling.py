@@ -38,17 +38,15 @@ def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
 
 def scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str) -> Tensor:
     """The scales that result from the largest magnitudes."""
-    return _SCALES(amaxes, under, making, scale_grid, torch.float32)  # type: ignore[no-any-return]
+    return _scales(amaxes, under, making, scale_grid, torch.float32)
 
 
+@fusible("scales_fused(Tensor amaxes, Tensor? under, str making, str scale_grid, ScalarType dtype) -> Tensor")
 def _scales(amaxes: Tensor, under: Tensor | None, making: str, scale_grid: str, dtype: torch.dtype) -> Tensor:
     largest = amaxes.to(torch.float64)
     if under is not None:
         largest = largest / under.to(torch.float64)
     return scales_of(largest, read_scales(making, scale_grid), _onto)
-
-
-_SCALES = fusible("scales_fused(Tensor amaxes, Tensor? under, str making, str scale_grid, ScalarType dtype) -> Tensor", _scales)
 
 
 def scales_of_tiles(
@@ -99,18 +97,16 @@ def rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dt
     """Multiply a float32 product by the scales that its operands were divided by and add a bias; return None for float64."""
     if product.dtype != torch.float32 or torch.float64 in (dtype, None if bias is None else bias.dtype):
         return None
-    return _RESCALED(product, factors, bias, dtype)  # type: ignore[no-any-return]
+    return _rescaled(product, factors, bias, dtype)
 
 
+@fusible("rescaled_fused(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor")
 def _rescaled(product: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     for factor in factors:
         product = product * factor
     if factors:
         product = one_nan(product)
     return _rounded_to(product if bias is None else product + bias, dtype)
-
-
-_RESCALED = fusible("rescaled_fused(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor", _rescaled)
 
 
 def _as_single(x: Tensor) -> Tensor:
@@ -134,9 +130,10 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
     """Round values under the scales of their tiles."""
     cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
-    return _UNDER_SCALES(cut, _spread(scales), under, how.grid, how.rule, how.restore, how.dtype).reshape(x.shape)  # type: ignore[no-any-return]
+    return _under_scales(cut, _spread(scales), under, how.grid, how.rule, how.restore, how.dtype).reshape(x.shape)
 
 
+@fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
 def _under_scales(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, rule: str, restore: int, dtype: torch.dtype) -> Tensor:
     """Divide values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
@@ -147,12 +144,6 @@ def _under_scales(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, ru
         if read(Rule, rule).saturate:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
-
-
-_UNDER_SCALES = fusible(
-    "quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor",
-    _under_scales,
-)
 
 
 def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:

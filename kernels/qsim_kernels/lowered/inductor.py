@@ -1,0 +1,69 @@
+"""Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops of an operator.
+
+torch has no public interface for an operator whose loops fuse with their neighbours. This file and `elements` name the private ones that
+are used in its place. Releases of torch that they have not been tested with get plain torch operators, which have the same bits and take
+longer to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+#: Releases of torch that pass `tests/kernels/test_lowered.py -m slow` with loops, on a CPU or a GPU.
+TESTED = ("2.11.", "2.13.")
+
+
+def compiles() -> bool:
+    """Whether Inductor is the compiler of the graph that is being traced, in a release of torch that the loops were tested with."""
+    if not torch.__version__.startswith(TESTED):
+        return False
+    from torch._inductor.virtualized import NullHandler, V  # imports sympy
+
+    return not isinstance(V.get_fake_mode(), NullHandler)
+
+
+@cache
+def learn(operator: Any, function: Callable[..., Tensor]) -> None:
+    """Let Inductor generate an operator's loops, and AOTAutograd compute it again in the backward pass if keeping its result costs more.
+
+    Args:
+        operator: The operator, with all its overloads.
+        function: What it computes, from broadcast tensors; its last argument is the result's dtype.
+    """
+    from torch._functorch.partitioners import pointwise_ops  # imports sympy
+    from torch._inductor.lowering import register_lowering
+
+    pointwise_ops().append(operator)
+    register_lowering(operator, type_promotion_kind=None)(_loops(function))
+
+
+def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that lowers an operator to a loop, whose body the operator's own function writes."""
+    from torch._inductor.ir import TensorBox  # imports sympy
+    from torch._inductor.lowering import broadcast_tensors, make_pointwise
+
+    from qsim_kernels.lowered.elements import Element
+
+    def lowered(*arguments: Any) -> Any:
+        given, spec = pytree.tree_flatten(arguments)
+        places = [place for place, x in enumerate(given) if isinstance(x, TensorBox)]
+        boxes = broadcast_tensors(*(given[place] for place in places))
+
+        def body(*loaded: Any) -> Any:
+            values = list(given)
+            for place, box, value in zip(places, boxes, loaded, strict=True):
+                values[place] = Element(value, box.get_dtype())
+            return function(*pytree.tree_unflatten(values, spec)).value
+
+        found = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
+        # In memory: every view of a result that is not would compute it again.
+        found.realize()
+        return found
+
+    return lowered
