@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count, islice
 from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.compile_fx import compile_fx
 
 import qsim
 from qsim.formats import E2M1, E4M3, E5M2, E8M0, Fixed, Format, Int, holders
 from qsim_kernels import lowered
-from support import inputs, oracle, scaled_settings
+from support import compilers, inputs, oracle, scaled_settings
 from support.catalogue import NAMED, VARIETY
 from support.comparing import same_bits
 from support.covering import dealt
@@ -34,35 +30,13 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def inductor(note: Callable[[torch.fx.GraphModule], None]) -> Callable[..., Any]:
-    """A backend: Inductor up to the graphs that it generates code for, which `note` gets and torch runs."""
-
-    def run(graph: torch.fx.GraphModule, *given: Any, **options: Any) -> Any:
-        note(graph)
-        return make_boxed_func(graph.forward)
-
-    return partial(compile_fx, inner_compile=run)
-
-
-def another_compiler(note: Callable[[torch.fx.GraphModule], None]) -> Callable[..., Any]:
-    """A backend: a compiler that is not Inductor, and gets AOTAutograd's graphs."""
-
-    def run(graph: torch.fx.GraphModule, *given: Any) -> Any:
-        note(graph)
-        return make_boxed_func(graph.forward)
-
-    return aot_autograd(fw_compiler=run)  # type: ignore[no-any-return]
-
-
-def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., Any] = inductor) -> list[str]:
+def operators(call: Callable[..., Any], *given: Tensor, compiler: Callable[..., Any] = compilers.inductor) -> list[str]:
     """The operators of the graphs that a compiler gets for a call, forward and backward."""
-    found: list[str] = []
-    torch._dynamo.reset()
-    backend = compiler(lambda graph: found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
-    result = torch.compile(call, fullgraph=True, backend=backend)(*given)
+    graphs: list[torch.fx.Graph] = []
+    result = torch.compile(call, fullgraph=True, backend=compiler(graphs))(*given)
     if result.requires_grad:
         result.sum().backward()
-    return found
+    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
 
 
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
@@ -96,7 +70,7 @@ def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
 
 def test_other_compilers_get_plain_operators(device: torch.device) -> None:
     x = torch.randn(8, 8, device=device)
-    assert not any("qsim" in name for name in operators(rounds, x, compiler=another_compiler))
+    assert not any("qsim" in name for name in operators(rounds, x, compiler=compilers.another))
 
 
 def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +91,7 @@ def test_layers_hold_operators_that_fuse(device: torch.device) -> None:
 def test_layers_under_scales_hold_operators_that_fuse(device: torch.device) -> None:
     layer = qsim.convert(nn.Linear(64, 32, device=device), qsim.recipes.fp8_hybrid())
     found = operators(layer, torch.randn(2, 64, device=device, requires_grad=True))
-    # Three tensors are rounded, one of them twice: the backward pass rounds the weight again instead of keeping it. There are three products.
+    # Three tensors are rounded, one of them twice: the backward pass rounds the weight again instead of keeping it.
     assert Counter(name for name in found if "qsim" in name) == {
         "qsim.scales_fused.default": 3,
         "qsim.quantize_scaled_fused.default": 4,

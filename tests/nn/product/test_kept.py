@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +21,7 @@ from qsim.nn.product.bilinear import LinearProduct
 from qsim.nn.product.setting import ProductSetting
 from qsim.nn.product.tensors import ACT
 from qsim.random import seeds
+from support import compilers
 from support.comparing import same_bits
 from support.written_out import (
     CASES,
@@ -167,20 +167,15 @@ def test_gradients_of_gradients_are_refused(device: torch.device) -> None:
     torch.autograd.grad(y.sum(), w)
 
 
+@pytest.mark.parametrize("compiler", [compilers.inductor, compilers.another])
 @pytest.mark.parametrize("recipe", [FivePoint(*["e4m3"] * 5), "fp8_hybrid"], ids=["nearest", "scaled"])
-def test_compiled_code_keeps_no_rounded_weights(recipe: FivePoint | str) -> None:
+def test_compiled_code_keeps_no_rounded_weights(recipe: FivePoint | str, compiler: Callable[..., Any]) -> None:
     torch._dynamo.reset()
     model = qsim.convert(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)), recipe)
-    kept: list[tuple[int, ...]] = []
-
-    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        (output,) = graph.graph.find_nodes(op="output")
-        kept.extend(tuple(node.meta["val"].shape) for node in output.args[0] if node.op != "placeholder")
-        return make_boxed_func(graph.forward)
-
-    compiler = {"fw_compiler": note, "bw_compiler": lambda graph, inputs: make_boxed_func(graph.forward)}
-    backend = aot_autograd(**compiler, partition_fn=min_cut_rematerialization_partition)
-    torch.compile(model, backend=backend)(torch.randn(5, 24)).sum().backward()
+    graphs: list[torch.fx.Graph] = []
+    torch.compile(model, backend=compiler(graphs))(torch.randn(5, 24)).sum().backward()
+    (output,) = graphs[0].find_nodes(op="output")
+    kept = [tuple(node.meta["val"].shape) for node in output.args[0] if node.op != "placeholder"]
     assert (5, 24) in kept
     assert not {(24, 40), (40, 24)} & set(kept)
     torch._dynamo.reset()

@@ -1,0 +1,30 @@
+"""Compilers whose graphs tests look at; torch runs the graphs instead of generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.compile_fx import compile_fx
+from torch.fx import Graph, GraphModule
+
+
+def _runs(found: list[Graph]) -> Callable[..., Any]:
+    def run(graph: GraphModule, *given: Any, **options: Any) -> Any:
+        found.append(graph.graph)
+        return make_boxed_func(graph.forward)
+
+    return run
+
+
+def inductor(found: list[Graph]) -> Any:
+    """Inductor, up to the graphs that it generates code for: forward, then backward."""
+    return partial(compile_fx, inner_compile=_runs(found))
+
+
+def another(found: list[Graph]) -> Any:
+    """A compiler that is not Inductor but uses AOTAutograd as it does."""
+    return aot_autograd(fw_compiler=_runs(found), partition_fn=min_cut_rematerialization_partition)
