@@ -54,7 +54,7 @@ def test_gives_the_operators_bits(fmt: Format, dtype: torch.dtype) -> None:
 
 
 def test_this_release_of_torch_is_tested() -> None:
-    """If this fails, run this file with `-m slow` and the loops of a new release; if it passes, add the release."""
+    """If this fails in a new release, add it to `TESTED` and run this file with `-m slow`; without it, compiling takes longer."""
     assert torch.__version__.startswith(lowered.inductor.TESTED)
 
 
@@ -62,41 +62,47 @@ def rounds(x: Tensor) -> Tensor:
     return qsim.quantize(x, "e4m3", "up")
 
 
-def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
-    x = torch.randn(8, 8, device=device)
+def test_graphs_hold_one_node_per_rounding() -> None:
+    x = torch.randn(8, 8)
     assert operators(rounds, x) == ["qsim.quantize_fused.default"]
     assert "qsim.quantize.default" in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x)
 
 
-def test_other_compilers_get_plain_operators(device: torch.device) -> None:
-    x = torch.randn(8, 8, device=device)
-    assert not any("qsim" in name for name in operators(rounds, x, compiler=compilers.another))
-
-
-def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowered.inductor, "TESTED", ("1.0.",))
-    layer = qsim.convert(nn.Linear(64, 32, device=device), qsim.recipes.fp8_hybrid())
-    found = operators(layer, torch.randn(2, 64, device=device, requires_grad=True))
-    assert "aten.amax.default" in found
-    assert not any("qsim" in name for name in found)
-
-
-def test_layers_hold_operators_that_fuse(device: torch.device) -> None:
+def test_layers_hold_one_node_per_rounding() -> None:
     points = qsim.FivePoint("e4m3", "e4m3", "e3m2", "e3m2", "e5m2")
-    layer = qsim.convert(nn.Linear(4, 3, device=device), points)
-    found = operators(layer, torch.randn(2, 4, device=device, requires_grad=True))
+    found = operators(qsim.convert(nn.Linear(4, 3), points), torch.randn(2, 4, requires_grad=True))
     assert [name for name in found if "qsim" in name] == ["qsim.quantize_fused.default"] * 5
 
 
-def test_layers_under_scales_hold_operators_that_fuse(device: torch.device) -> None:
-    layer = qsim.convert(nn.Linear(64, 32, device=device), qsim.recipes.fp8_hybrid())
-    found = operators(layer, torch.randn(2, 64, device=device, requires_grad=True))
+def test_layers_under_scales_hold_few_nodes() -> None:
+    found = operators(qsim.convert(nn.Linear(64, 32), "fp8_hybrid"), torch.randn(2, 64, requires_grad=True))
     # Three tensors are rounded, one of them twice: the backward pass rounds the weight again instead of keeping it.
     assert Counter(name for name in found if "qsim" in name) == {
         "qsim.scales_fused.default": 3,
         "qsim.quantize_scaled_fused.default": 4,
         "qsim.rescaled_fused.default": 3,
     }
+
+
+def holds_plain_operators(device: torch.device, compiler: Callable[..., Any] = compilers.inductor) -> bool:
+    """Whether a layer's graphs hold torch's own operators only."""
+    layer = qsim.convert(nn.Linear(64, 32, device=device), "fp8_hybrid")
+    found = operators(layer, torch.randn(2, 64, device=device, requires_grad=True), compiler=compiler)
+    return "aten.amax.default" in found and not any("qsim" in name for name in found)
+
+
+def test_other_compilers_get_plain_operators(device: torch.device) -> None:
+    assert holds_plain_operators(device, compilers.another)
+
+
+def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered.inductor, "TESTED", ("1.0.",))
+    assert holds_plain_operators(device)
+
+
+@pytest.mark.gpu
+def test_gpus_get_plain_operators() -> None:
+    assert holds_plain_operators(torch.device("cuda"))
 
 
 def test_exported_programs_keep_the_operator() -> None:

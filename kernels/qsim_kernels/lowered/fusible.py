@@ -32,11 +32,11 @@ def fusible(schema: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
         library.impl(name, function, "CompositeExplicitAutograd")
 
         @wraps(function)
-        def called(*arguments: object) -> Tensor:
-            if not inductor.compiles():
-                return function(*arguments)
+        def called(x: Tensor, *arguments: object) -> Tensor:
+            if not inductor.generates(x.device):
+                return function(x, *arguments)
             inductor.learn(operator, function)
-            return operator.default(*arguments)  # type: ignore[no-any-return]
+            return operator.default(x, *arguments)  # type: ignore[no-any-return]
 
         return called
 

@@ -1,8 +1,8 @@
 """Inductor, torch's default compiler: whether it compiles a graph, and how it learns to generate the loops of an operator.
 
 torch has no public interface for an operator whose loops fuse with their neighbours. This file and `elements` name the private ones that
-are used in its place. Releases of torch that they have not been tested with get plain torch operators, which have the same bits and take
-longer to compile.
+are used in its place. Devices and releases of torch that they have not been tested with get plain torch operators, which have the same
+bits and take longer to compile.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-#: Releases of torch that pass `tests/kernels/test_lowered.py -m slow` with loops, on a CPU or a GPU.
+#: Releases of torch that pass `tests/kernels/test_lowered.py -m slow` with loops.
 TESTED = ("2.11.", "2.13.")
+#: Where they passed: generated code has not run on a GPU yet.
+DEVICES = ("cpu",)
 
 
-def compiles() -> bool:
-    """Whether Inductor is the compiler of the graph that is being traced, in a release of torch that the loops were tested with."""
-    if not torch.__version__.startswith(TESTED):
+def generates(device: torch.device) -> bool:
+    """Whether Inductor compiles the graph that is being traced, for a device and in a release of torch that the loops were tested with."""
+    if device.type not in DEVICES or not torch.__version__.startswith(TESTED):
         return False
     from torch._inductor.virtualized import NullHandler, V  # imports sympy
 

@@ -7,7 +7,7 @@ NaN in between, which prevents that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
@@ -62,7 +63,7 @@ def quantize_scaled(
 ) -> Tensor | None:
     """Round a tensor under given scales, if `_is_lowered` and no random bits are needed."""
     where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
-    return _rounded_under(x, scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
+    return _rounded_under(_as_single(x), scales, under, where, how) if _is_lowered(x, where, turn) and how.is_lowered else None
 
 
 def quantize_tiles(
@@ -72,8 +73,9 @@ def quantize_tiles(
     where, how = TileSizes.of(tiles), _RoundingArguments(*rounding)
     if not _is_lowered(x, where, turn) or not how.is_lowered:
         return None
-    own = scales(_amaxes(_as_single(x), where, False), under, making, scale_grid)
-    return _rounded_under(x, own, under, where, how), own.new_empty((0,)) if how.restore else own
+    single = _as_single(x)
+    own = scales(_amaxes(single, where, False), under, making, scale_grid)
+    return _rounded_under(single, own, under, where, how), own.new_empty((0,)) if how.restore else own
 
 
 class _RoundingArguments(NamedTuple):
@@ -128,22 +130,47 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
-    """Round values under the scales of their tiles."""
-    cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
-    return _under_scales(cut, _spread(scales), under, how.grid, how.rule, how.restore, how.dtype).reshape(x.shape)
+    """Round float32 values under the scales of their tiles."""
+
+    def cut(x: Tensor) -> Tensor:
+        return _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
+
+    settings = how.grid, how.rule, how.restore, how.dtype
+    if inductor.generates(x.device):
+        return _elements_under(cut(x), _spread(scales), under, *settings).reshape(x.shape)
+    return _under_scales(x, scales, under, *settings, cut, _spread).reshape(x.shape)
 
 
-@fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
-def _under_scales(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, rule: str, restore: int, dtype: torch.dtype) -> Tensor:
-    """Divide values by their scales, round, and multiply by the scales to restore."""
+def _under_scales(
+    x: Tensor,
+    scales: Tensor,
+    under: Tensor | None,
+    grid: str,
+    rule: str,
+    restore: int,
+    dtype: torch.dtype,
+    cut: Callable[[Tensor], Tensor],
+    spread: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Divide float32 values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
     inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
-    values = onto(_as_single(x) * inverse, grid, rule, torch.float32)
+    values = onto(cut(x) * spread(inverse), grid, rule, torch.float32)
     if restore:
-        values = values * (whole if restore == Restore.ALL else scales)
+        values = values * spread(whole if restore == Restore.ALL else scales)
         if read(Rule, rule).saturate:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
+
+
+@fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
+def _elements_under(*arguments: Any) -> Tensor:
+    """`_under_scales` of elements that are next to their scales."""
+    return _under_scales(*arguments, cut=_same, spread=_same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:

@@ -39,11 +39,8 @@ class PausedInLayers(TorchFunctionMode):
 
 def paused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function without the innermost function mode, if that is of this kind."""
-    if torch.compiler.is_compiling():  # compilers cannot leave a mode, but spare themselves its tracing at every call inside
-        if not running.modules:
-            return call(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            return without_inner_rounding(call, *args, **kwargs)
+    if torch.compiler.is_compiling():  # compiled code cannot leave a mode, nor does one slow it down
+        return without_inner_rounding(call, *args, **kwargs) if running.modules else call(*args, **kwargs)
     if not isinstance(_get_current_function_mode(), PausedInLayers):
         return call(*args, **kwargs)
     with _pop_mode_temporarily():

@@ -101,10 +101,8 @@ LINEAR = LinearProduct()
 
 
 def rows(x: Tensor) -> Tensor:
-    """All dimensions but the last merged into one."""
-    if x.dim() == 2:
-        return x
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    """All dimensions but the last merged into one; torch does not allow -1 for rows without elements."""
+    return x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
