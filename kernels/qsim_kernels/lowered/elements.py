@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import index
 from typing import Any
 
 import torch
@@ -123,8 +122,10 @@ def _as(x: Element | float, dtype: torch.dtype) -> Element:
 
 
 def _constant(number: float, dtype: torch.dtype) -> Element:
-    """A number as an element; fractions are refused for integers, where torch would compute in floats."""
-    return Element(ops.constant(float(number) if dtype.is_floating_point else index(number), dtype), dtype)
+    """A number as an element; an integer's dtype takes no fraction, with which torch would compute in floats."""
+    if not dtype.is_floating_point and number != int(number):
+        raise TypeError(f"{number} is not a number of {dtype}")
+    return Element(ops.constant(float(number) if dtype.is_floating_point else int(number), dtype), dtype)
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Element]] = {

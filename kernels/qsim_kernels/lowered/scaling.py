@@ -166,7 +166,7 @@ def _under_scales(
 @fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
 def _elements_under(*arguments: Any) -> Tensor:
     """`_under_scales` of elements that are next to their scales."""
-    return _under_scales(*arguments, cut=_same, spread=_same)
+    return _under_scales(*arguments, _same, _same)
 
 
 def _same(x: Tensor) -> Tensor:
