@@ -154,6 +154,17 @@ def test_compiled_loops_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(computed(loops, a, b, how, offset=13), computed(reference, a, b, how, offset=13))
 
 
+@pytest.mark.skipif(not HAS_NUMBA or DEVICE.type != "cpu", reason="Numba's loops run on CPUs")
+@pytest.mark.parametrize("setting", ["fp16", "stochastic", "chunks, stochastic", "pairwise, stochastic", "promoted, stochastic"])
+@pytest.mark.parametrize(("length", "columns"), [(13, 300), (700, 60)])
+def test_compiled_loops_of_more_columns_than_are_computed_together(setting: str, length: int, columns: int) -> None:
+    from qsim_kernels.compiled import sums as loops
+
+    how, formats = sum_of(setting)
+    a, b = _values((2, length), formats[0], 1.0, 0.0), _values((length, columns), formats[1], 1.0, 0.0)
+    assert_same_bits(computed(loops, a, b, how, offset=13), computed(reference, a, b, how, offset=13))
+
+
 # The interpreter computes with NumPy, which warns of NaN and infinity.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("setting", SETTINGS)
