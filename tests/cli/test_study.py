@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("words", "kind"), [(("--seeds", "a"), "int"), (("--batches", "4,b"), "list of int")])
-def test_words_that_are_no_numbers(capsys: pytest.CaptureFixture[str], words: tuple[str, str], kind: str) -> None:
+def test_values_that_are_not_numbers(capsys: pytest.CaptureFixture[str], words: tuple[str, str], kind: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["study", "batch-size", *words])
     assert f"argument {words[0]}: invalid {kind} value: {words[1]!r}" in capsys.readouterr().err
