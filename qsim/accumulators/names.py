@@ -67,9 +67,15 @@ def sum_text(accumulator: str, a: str, b: str) -> str:
     return resolve(accumulator).spelled(resolve_format(a), resolve_format(b))
 
 
+def text_takes(accumulator: str, fmt: str) -> bool:
+    """`Accumulator.takes`, from the texts of both."""
+    return resolve(accumulator).takes(resolve_format(fmt))
+
+
 # Under torch.compile the results are constants; calls cannot be parsed there.
 resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 sum_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
+text_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def name_of(accumulator: Accumulator) -> str:

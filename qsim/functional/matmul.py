@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
-from qsim.accumulators.base import brief, taken_as
+from qsim.accumulators.base import brief
 from qsim.accumulators.chips import Chip, check_chip
-from qsim.accumulators.names import sum_text
+from qsim.accumulators.names import sum_text, text_takes
 from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
@@ -90,6 +90,8 @@ def matmul(
 
 
 def _resolved(accumulate: Accumulator | str) -> Accumulator:
+    if isinstance(accumulate, Accumulator):  # torch 2.11's compiler passes only plain constants on to `resolve`
+        return accumulate
     try:
         return accumulators.resolve(accumulate)
     except (TypeError, ValueError) as error:
@@ -137,9 +139,9 @@ def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulato
         if check and fmt != own and _can_look(x) and not _has_all(fmt, x):
             raise ValueError(f"matmul: {name} has values that are not in {name_of(fmt)}: quantize it first")
         return fmt
-    taken = accumulator.taken
-    if taken is None or taken_as(own, taken) is not None:
+    if text_takes(accumulator.text, own.__repr__()) if torch.compiler.is_compiling() else accumulator.takes(own):
         return own
+    taken = accumulator.taken or ()
     units = f"{accumulators.name_of(accumulator)} takes {' or '.join(map(brief, taken))}"
     if not check or not _can_look(x):
         why = "with check=False" if not check else "in compiled code, under CUDA graphs or vmap, and on the meta device"

@@ -164,9 +164,9 @@ def _under_scales(
 
 
 @fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
-def _elements_under(*arguments: Any) -> Tensor:
+def _elements_under(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, rule: str, restore: int, dtype: torch.dtype) -> Tensor:
     """`_under_scales` of elements that are next to their scales."""
-    return _under_scales(*arguments, _same, _same)
+    return _under_scales(x, scales, under, grid, rule, restore, dtype, _same, _same)
 
 
 def _same(x: Tensor) -> Tensor:
