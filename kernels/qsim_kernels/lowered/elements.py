@@ -14,27 +14,27 @@ import torch
 from torch._inductor.virtualized import ops
 
 
-def _binary(name: str, result: torch.dtype | None = None) -> Callable[[Element, Element | float], Element]:
+def _binary(name: str, result: torch.dtype | None = None) -> Callable[[LoopElement, LoopElement | float], LoopElement]:
     """One of Inductor's operators as a method; the dtype of its result is the operands' by default."""
 
-    def method(self: Element, other: Element | float) -> Element:
+    def method(self: LoopElement, other: LoopElement | float) -> LoopElement:
         dtype = _common(self, other)
-        return Element(getattr(ops, name)(self.to(dtype).value, _as(other, dtype).value), result or dtype)
+        return LoopElement(getattr(ops, name)(self.to(dtype).value, _as(other, dtype).value), result or dtype)
 
     return method
 
 
-def _in_place(method: Callable[..., Element]) -> Callable[..., Element]:
+def _in_place(method: Callable[..., LoopElement]) -> Callable[..., LoopElement]:
     """A method that changes its element."""
 
-    def changing(self: Element, *given: Any, **options: Any) -> Element:
+    def changing(self: LoopElement, *given: Any, **options: Any) -> LoopElement:
         self.value = method(self, *given, **options).value
         return self
 
     return changing
 
 
-class Element:
+class LoopElement:
     """An element in a loop.
 
     Args:
@@ -50,42 +50,42 @@ class Element:
         """The functions of torch that rounding calls; torch raises an error for any other."""
         return _FUNCTIONS[function](*args) if function in _FUNCTIONS else NotImplemented
 
-    def to(self, dtype: torch.dtype) -> Element:
+    def to(self, dtype: torch.dtype) -> LoopElement:
         """Convert the element."""
-        return self if dtype == self.dtype else Element(ops.to_dtype(self.value, dtype, src_dtype=self.dtype), dtype)
+        return self if dtype == self.dtype else LoopElement(ops.to_dtype(self.value, dtype, src_dtype=self.dtype), dtype)
 
-    def view(self, dtype: torch.dtype) -> Element:
+    def view(self, dtype: torch.dtype) -> LoopElement:
         """Read the element's bits as another dtype."""
-        return self if dtype == self.dtype else Element(ops.to_dtype_bitcast(self.value, dtype, self.dtype), dtype)
+        return self if dtype == self.dtype else LoopElement(ops.to_dtype_bitcast(self.value, dtype, self.dtype), dtype)
 
-    def clamp(self, min: float | None = None, max: float | None = None) -> Element:
+    def clamp(self, min: float | None = None, max: float | None = None) -> LoopElement:
         """Limit the element to a range; NaN stays."""
         least = self if min is None else self._maximum(min)
         return least if max is None else least._minimum(max)
 
-    def masked_fill(self, mask: Element, number: float) -> Element:
+    def masked_fill(self, mask: LoopElement, number: float) -> LoopElement:
         """Take a number where the mask is true."""
         return where(mask, number, self)
 
-    def isnan(self) -> Element:
+    def isnan(self) -> LoopElement:
         """Whether the element is NaN."""
-        return Element(ops.isnan(self.value), torch.bool)
+        return LoopElement(ops.isnan(self.value), torch.bool)
 
-    def isfinite(self) -> Element:
+    def isfinite(self) -> LoopElement:
         """Whether the element is neither infinite nor NaN."""
-        return Element(ops.abs(self.value), self.dtype) < math.inf
+        return LoopElement(ops.abs(self.value), self.dtype) < math.inf
 
-    def reciprocal(self) -> Element:
+    def reciprocal(self) -> LoopElement:
         """Divide one by the element."""
-        return Element(ops.reciprocal(self.value), self.dtype)
+        return LoopElement(ops.reciprocal(self.value), self.dtype)
 
-    def __invert__(self) -> Element:
-        return Element((ops.logical_not if self.dtype == torch.bool else ops.bitwise_not)(self.value), self.dtype)
+    def __invert__(self) -> LoopElement:
+        return LoopElement((ops.logical_not if self.dtype == torch.bool else ops.bitwise_not)(self.value), self.dtype)
 
-    def __neg__(self) -> Element:
-        return Element(ops.neg(self.value), self.dtype)
+    def __neg__(self) -> LoopElement:
+        return LoopElement(ops.neg(self.value), self.dtype)
 
-    def __rsub__(self, other: float) -> Element:
+    def __rsub__(self, other: float) -> LoopElement:
         return _constant(other, self.dtype) - self
 
     __hash__ = None  # type: ignore[assignment]
@@ -104,31 +104,31 @@ class Element:
     bitwise_and_, bitwise_xor_, bitwise_right_shift_ = map(_in_place, (bitwise_and, bitwise_xor, bitwise_right_shift))
 
 
-def where(mask: Element, one: Element | float, other: Element | float) -> Element:
+def where(mask: LoopElement, one: LoopElement | float, other: LoopElement | float) -> LoopElement:
     """`torch.where`."""
     dtype = _common(one, other)
-    return Element(ops.where(mask.value, _as(one, dtype).value, _as(other, dtype).value), dtype)
+    return LoopElement(ops.where(mask.value, _as(one, dtype).value, _as(other, dtype).value), dtype)
 
 
-def _common(one: Element | float, other: Element | float) -> torch.dtype:
+def _common(one: LoopElement | float, other: LoopElement | float) -> torch.dtype:
     """The dtype of two elements or numbers; that of two numbers is int64."""
-    dtypes = [x.dtype for x in (one, other) if isinstance(x, Element)] or [torch.int64]
+    dtypes = [x.dtype for x in (one, other) if isinstance(x, LoopElement)] or [torch.int64]
     return torch.promote_types(dtypes[0], dtypes[-1])
 
 
-def _as(x: Element | float, dtype: torch.dtype) -> Element:
+def _as(x: LoopElement | float, dtype: torch.dtype) -> LoopElement:
     """An element or a number as an element of a dtype."""
-    return x.to(dtype) if isinstance(x, Element) else _constant(x, dtype)
+    return x.to(dtype) if isinstance(x, LoopElement) else _constant(x, dtype)
 
 
-def _constant(number: float, dtype: torch.dtype) -> Element:
+def _constant(number: float, dtype: torch.dtype) -> LoopElement:
     """A number as an element; an integer's dtype takes no fraction, with which torch would compute in floats."""
     if not dtype.is_floating_point and number != int(number):
         raise TypeError(f"{number} is not a number of {dtype}")
-    return Element(ops.constant(float(number) if dtype.is_floating_point else int(number), dtype), dtype)
+    return LoopElement(ops.constant(float(number) if dtype.is_floating_point else int(number), dtype), dtype)
 
 
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Element]] = {
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., LoopElement]] = {
     torch.where: where,
     torch.zeros_like: lambda x: _constant(0, x.dtype),
     torch.ones_like: lambda x: _constant(1, x.dtype),

@@ -50,7 +50,7 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._inductor.ir import TensorBox  # imports sympy
     from torch._inductor.lowering import broadcast_tensors, make_pointwise
 
-    from qsim_kernels.lowered.elements import Element
+    from qsim_kernels.lowered.elements import LoopElement
 
     def lowered(*arguments: Any) -> Any:
         given, spec = pytree.tree_flatten(arguments)
@@ -60,7 +60,7 @@ def _loops(function: Callable[..., Any]) -> Callable[..., Any]:
         def body(*loaded: Any) -> Any:
             values = list(given)
             for place, box, value in zip(places, boxes, loaded, strict=True):
-                values[place] = Element(value, box.get_dtype())
+                values[place] = LoopElement(value, box.get_dtype())
             return function(*pytree.tree_unflatten(values, spec)).value
 
         found = make_pointwise(body, override_return_dtype=arguments[-1])(*boxes)
