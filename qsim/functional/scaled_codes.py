@@ -44,11 +44,17 @@ class ScaledCodes(NamedTuple):
     outer: Tensor | None = None
 
 
+def _are_coded(scaling: Scaling) -> bool:
+    """Whether scales have codes of their own, rather than being float32 values."""
+    # Texts, because Dynamo makes variables of a format's numbers.
+    return scaling.format.spelling != FP32.spelling
+
+
 def check_codable(spelt: Spelling, scaling: Scaling, x: Tensor, overflow: str, packed: bool) -> None:
     """Raise an error for formats without codes, or whose codes cannot represent the result of `quantize`."""
     fmt, wide = spelt.format, torch.promote_types(x.dtype, torch.float32)
     scaling.tiles(x.shape)
-    if scaling.format != FP32 and not scaling.format.has_nan:
+    if _are_coded(scaling) and not scaling.format.has_nan:
         raise ValueError(f"encode: {scaling.format!r} has no code of NaN, the scale of what is not finite; choose scales that have")
     if overflow != "saturate" and not fmt.has_nan:
         raise ValueError(f"encode: overflow={overflow!r} makes NaN of what overflows, for which {fmt!r} has no code")
@@ -67,7 +73,7 @@ def encode_scaled(
     codes = _codes(elements, spelling(fmt, "nearest", overflow))
     assert scales is not None  # no scale was multiplied in
     scales = scales.view(scaling.counts(x.shape))
-    if scaling.format != FP32:
+    if _are_coded(scaling):
         scales = _codes(scales, spelling(scaling.format, "nearest", "saturate"))
     return ScaledCodes(packing.pack(codes, fmt.bits) if packed else codes, scales, outer)
 
@@ -98,7 +104,7 @@ def check_scaled_codes(given: ScaledCodes, fmt: Format, scaling: Scaling, packed
 def _check_scales(codes: Tensor, scales: object, scaling: Scaling) -> None:
     if not isinstance(scales, Tensor):
         raise TypeError(f"decode: scales must be a tensor, got {type(scales).__name__}")
-    expected = torch.float32 if scaling.format == FP32 else code_dtype(scaling.format.bits)
+    expected = code_dtype(scaling.format.bits) if _are_coded(scaling) else torch.float32
     if scales.dtype != expected:
         raise TypeError(f"decode: scales in {scaling.format!r} come in {expected}, got {scales.dtype}")
     shape = scaling.counts(codes.shape)
@@ -123,7 +129,7 @@ def decode_scaled(
     """The values of codes, given unpacked, under scales: products in float32, or in float64 where the result is in that."""
     wide = torch.promote_types(dtype, torch.float32)
     factors = scales
-    if scaling.format != FP32:
+    if _are_coded(scaling):
         _, grid, coding, *_ = spelling(scaling.format, "nearest", "saturate")
         factors = torch.ops.qsim.decode.default(scales, grid, coding, torch.float32)
     if outer is not None:
