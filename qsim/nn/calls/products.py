@@ -160,7 +160,7 @@ def grouped(
             "point would record every group: give this point another scale, or omit the accumulator"
         )
     found = _group_by_group(mat_a, mat_b, offs, own) if by_group else _all_groups(mat_a, mat_b, offs, own)
-    return found if out_dtype is None else found.to(out_dtype)
+    return found if found is None or out_dtype is None else found.to(out_dtype)
 
 
 def _sums_under_scales(points: FivePoint) -> bool:
@@ -173,11 +173,13 @@ def _scales(points: FivePoint) -> list[Scaling | None]:
     return [point.scale for point in given if isinstance(point, Quantizer)]
 
 
-def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
+def _all_groups(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor | None:
+    """The products of all groups at once; `None` if there is nothing to round."""
     of_layers = (own.points.is_scaled or own.points.accumulate is not None) and not _is_better_in_place(w, own.points)
     product, weight = (GROUPED_LINEAR, w.mT) if of_layers else (GROUPED, w)
     plan = plan_for(own.points, product, a, weight)
-    assert plan is not None  # there is something to round
+    if plan is None:
+        return None
     a, weight, _ = plan.cast(a, weight)
     return grouped_product(a, weight, ends, plan, own.stream)
 
