@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,12 +84,26 @@ class _Residual(nn.Sequential):
         return F.relu(input + cast(Tensor, super().forward(input)))  # type: ignore[no-untyped-call]
 
 
-def make(name: str, size: str, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
-    """A model, a batch for it, and the number of tokens or images in the batch."""
-    gpt, conv = SIZES[size]
-    torch.manual_seed(0)
-    if name == "gpt":
-        x = torch.randint(gpt.vocabulary, (gpt.batch, gpt.context + 1), device=device)
-        return LanguageModel(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
-    images = torch.randn(conv.batch, 3, conv.image, conv.image, device=device, dtype=dtype)
-    return ConvNet(conv).to(device, dtype), (images, torch.randint(conv.classes, (conv.batch,), device=device)), conv.batch
+class Subject(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        name: `"gpt"` or `"conv"`.
+        size: One of `SIZES`.
+        layers: The number of a GPT's layers, if not that of its size.
+    """
+
+    name: str
+    size: str
+    layers: int | None = None
+
+    def make(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
+        """The model, a batch for it, and the number of tokens or images in the batch."""
+        gpt, conv = SIZES[self.size]
+        torch.manual_seed(0)
+        if self.name == "gpt":
+            gpt = replace(gpt, layers=self.layers or gpt.layers)
+            x = torch.randint(gpt.vocabulary, (gpt.batch, gpt.context + 1), device=device)
+            return LanguageModel(gpt).to(device, dtype), (x[:, :-1], x[:, 1:]), gpt.batch * gpt.context
+        images = torch.randn(conv.batch, 3, conv.image, conv.image, device=device, dtype=dtype)
+        return ConvNet(conv).to(device, dtype), (images, torch.randint(conv.classes, (conv.batch,), device=device)), conv.batch

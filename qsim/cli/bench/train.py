@@ -22,6 +22,7 @@ import qsim
 from qsim.cli.bench import _conditions, _models, _peers, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import peak_growth
+from qsim.cli.bench._models import Subject
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
 from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, whole
 from qsim.cli.bench._timing import Call, clock_of, excess, sustained
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", metavar="NAME", help=f"{', '.join(_models.SIZES)} (default: small; on the CPU tiny; GPTs of medium and small are GPT-2's)"
     )
+    parser.add_argument("--layers", type=int, metavar="N", help="number of the GPT's layers (default: that of its size)")
     parser.add_argument(
         "--compile", nargs="?", const="default", metavar="MODE", help=f"compile with torch.compile: {', '.join(COMPILE_MODES)}"
     )
@@ -65,6 +67,8 @@ def main(args: argparse.Namespace) -> int:
     size = args.size or ("small" if conditions.is_cuda else "tiny")
     if size not in _models.SIZES:
         raise ValueError(f"--size: {size!r} is not one of {', '.join(_models.SIZES)}")
+    if args.layers is not None and args.layers < 1:
+        raise ValueError(f"--layers: {args.layers} is not a number of layers: write 6")
     names = _settings.among(args.models, "--models", MODELS)
     if args.compile not in (None, *COMPILE_MODES):
         raise ValueError(f"--compile: {args.compile!r} is not one of {', '.join(COMPILE_MODES)}")
@@ -75,24 +79,24 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(conditions.heading())
     rows: list[Row] = []
-    for name in names:
-        own = list(measure(name, size, conditions, args.compile))
+    for subject in (Subject(name, size, args.layers) for name in names):
+        own = list(measure(subject, conditions, args.compile))
         rows += own
         if args.monitor is not None:
-            rows.append(monitored(name, size, conditions, own, args.monitor))
+            rows.append(monitored(subject, conditions, own, args.monitor))
         if args.peers:
-            rows += peer(name, size, conditions, own)
+            rows += peer(subject, conditions, own)
     print(json.dumps({"heading": conditions.heading(), "rows": rows}, indent=2) if args.json else render(rows, COLUMNS))
     return 0
 
 
-def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> Iterator[Row]:
+def measure(subject: Subject, conditions: Conditions, mode: str | None) -> Iterator[Row]:
     """Measure one model without points and with them."""
     device = conditions.device
     variants: list[tuple[str, Call, int, float]] = []
     for variant in ("native", "five points"):
         before = _allocated(device)
-        model, batch, count = _models.make(name, size, device, conditions.dtype)
+        model, batch, count = subject.make(device, conditions.dtype)
         if variant != "native":
             qsim.convert(model, conditions.points, exclude=[LAST])
         step = _step(model, batch, mode)
@@ -101,15 +105,15 @@ def measure(name: str, size: str, conditions: Conditions, mode: str | None) -> I
     times = sustained([step for _, step, *_ in variants], clock_of(device), conditions.seconds)
     how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
     for (variant, step, own, first), time in zip(variants, times, strict=True):
-        row = {"model": name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
+        row = {"model": subject.name, "how": how, "variant": variant, "milliseconds": time * 1e3, "per_second": count / time}
         # The memory of graphs is reserved during capture, so a step's growth would not show it.
         peak = None if mode == "reduce-overhead" else _peak(step, own, device)
         yield {**row, "peak_mib": peak, "ratio": time / times[0], "first_seconds": None if mode is None else first}
 
 
-def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], every: int) -> Row:
+def monitored(subject: Subject, conditions: Conditions, ours: list[Row], every: int) -> Row:
     """The model with points and a monitor. If the host is late with a watched step, the next ones are late too, and are timed with it."""
-    model, batch, count = _models.make(name, size, conditions.device, conditions.dtype)
+    model, batch, count = subject.make(conditions.device, conditions.dtype)
     step = _step(qsim.convert(model, conditions.points, exclude=[LAST]), batch, None)
     steps = min(every, STEPS_OF_A_SAMPLE)
 
@@ -127,16 +131,16 @@ def monitored(name: str, size: str, conditions: Conditions, ours: list[Row], eve
     slower = 1 + time_of_sample / (time_of_steps / steps * every)
     alone = 1 + time_of_sample / (time_of_steps / steps)
     what = f"five points, 1 step in {every} monitored (that one: x {alone:.1f}): x {slower:.3f}"
-    row = {"model": name, "how": "eager", "variant": what}
+    row = {"model": subject.name, "how": "eager", "variant": what}
     time, ratio = (ours[1][name] * slower for name in ("milliseconds", "ratio"))
     return {**row, "milliseconds": time, "per_second": count / time * 1e3, "peak_mib": None, "ratio": ratio}
 
 
-def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
+def peer(subject: Subject, conditions: Conditions, ours: list[Row]) -> Iterator[Row]:
     """The model with QPyTorch in its linear layers; it has no such convolutions."""
     device = conditions.device
-    row = {"model": name, "how": "eager", "variant": "QPyTorch's way, fp32"}
-    if name != "gpt":
+    row = {"model": subject.name, "how": "eager", "variant": "QPyTorch's way, fp32"}
+    if subject.name != "gpt":
         yield {**row, "note": "not measured: only linear layers are written with QPyTorch"}
         return
     try:
@@ -145,7 +149,7 @@ def peer(name: str, size: str, conditions: Conditions, ours: list[Row]) -> Itera
         yield {**row, "note": f"not installed (pip install qtorch): {error}"}
         return
     before = _allocated(device)
-    model, batch, count = _models.make(name, size, device, torch.float32)
+    model, batch, count = subject.make(device, torch.float32)
     for module in list(model.modules()):
         for child_name, child in module.named_children():
             if isinstance(child, nn.Linear) and child_name != LAST:

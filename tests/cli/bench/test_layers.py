@@ -195,7 +195,7 @@ def test_all_layers_but_the_last_have_points(capsys: pytest.CaptureFixture[str],
 
 
 def test_a_step_trains_and_leaves_no_gradient() -> None:
-    model, batch, _ = _models.make("gpt", "tiny", torch.device("cpu"), torch.float32)
+    model, batch, _ = _models.Subject("gpt", "tiny").make(torch.device("cpu"), torch.float32)
     step = train._step(model, batch, None)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     loss = model(*batch).item()

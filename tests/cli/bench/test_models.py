@@ -33,9 +33,16 @@ def test_the_small_gpt_has_gpt_2s_shapes() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 124439808 + (50304 - 50257) * 768
 
 
+def test_a_gpt_of_another_number_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    (model, _, _), (usual, _, _) = (_models.Subject("gpt", "tiny", layers).make(CPU, torch.float32) for layers in (3, None))
+    assert (len(model.blocks), len(usual.blocks)) == (3, 2)
+    assert cli.main(["bench", "train", "--device", "cpu", "--layers", "0"]) == 2
+    assert "--layers: 0 is not a number of layers: write 6" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_head_shares_the_embeddings_weight(dtype: torch.dtype) -> None:
-    model, (x, target), count = _models.make("gpt", "tiny", CPU, dtype)
+    model, (x, target), count = _models.Subject("gpt", "tiny").make(CPU, dtype)
     assert isinstance(model, LanguageModel)
     assert model.head.weight is model.tokens.weight
     assert model.head.weight.dtype == dtype
@@ -45,7 +52,7 @@ def test_the_head_shares_the_embeddings_weight(dtype: torch.dtype) -> None:
 
 
 def test_the_gpt_predicts_from_the_past_alone() -> None:
-    model, (x, target), _ = _models.make("gpt", "tiny", CPU, torch.float32)
+    model, (x, target), _ = _models.Subject("gpt", "tiny").make(CPU, torch.float32)
     logits: list[Tensor] = []
     model.head.register_forward_hook(lambda module, inputs, output: logits.append(output.detach()))
     # Weights as small as the initial ones would hide a difference.
@@ -62,7 +69,7 @@ def test_the_gpt_predicts_from_the_past_alone() -> None:
 
 
 def test_the_convolutional_net_halves_its_image_twice() -> None:
-    model, (images, target), count = _models.make("conv", "tiny", CPU, torch.float32)
+    model, (images, target), count = _models.Subject("conv", "tiny").make(CPU, torch.float32)
     assert isinstance(model, ConvNet)
     shapes: list[tuple[int, ...]] = []
     for module in model.modules():
@@ -79,7 +86,7 @@ def test_the_convolutional_net_halves_its_image_twice() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "conv"])
 def test_every_variant_starts_from_the_same_model_and_batch(name: str) -> None:
-    (a, batch, _), (b, other, _) = (_models.make(name, "tiny", CPU, torch.float32) for _ in range(2))
+    (a, batch, _), (b, other, _) = (_models.Subject(name, "tiny").make(CPU, torch.float32) for _ in range(2))
     assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
     assert all(torch.equal(one, two) for one, two in zip(a.parameters(), b.parameters(), strict=True))
 
