@@ -85,7 +85,7 @@ class _Residual(nn.Sequential):
 
 
 class Subject(NamedTuple):
-    """What is trained.
+    """The model whose training is measured.
 
     Attributes:
         name: `"gpt"` or `"conv"`.
