@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from qsim.functional.applying import applied, changeable, not_a_view
 from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
+from qsim.nn.product.bilinear import BackwardOperands
 from qsim.nn.product.double_backward import refuses_double_backward
 from qsim.nn.product.operands import Upstream
 from qsim.nn.product.plans import ProductPlan
@@ -133,29 +134,28 @@ def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Ten
     needed = kept_w is not None, kept_a is not None
     upstream = plan.gradient.received(ops, g, seed, ctx.observer, needed, needs_bias)
     of_a = of_w = of_bias = None
-    if kept_w is not None:
-        seed_of_w = seed if plan.setting.two_inputs else weight_seed
-        of_a = _gradient(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w, beyond_a)
-    if kept_a is not None:
-        of_w = _gradient(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed, beyond_w)
+    product, seed_of_w = plan.setting.product, seed if plan.setting.two_inputs else weight_seed
+    if kept_w is not None and kept_a is not None and product.joins_gradients:
+        one = _operands(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w)
+        of_a, of_w = product.gradients(one, _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed), ctx.shapes)
+    else:
+        if kept_w is not None:
+            rounded_g, w, how = _operands(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w)
+            of_a = product.grad_a(rounded_g, w, ctx.shapes[0], how)
+            del rounded_g, w
+        if kept_a is not None:
+            rounded_g, a, how = _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
+            of_w = product.grad_w(rounded_g, a, ctx.shapes[1], how)
     if needs_bias:
         total = plan.setting.product.grad_bias(g) if upstream.total is None else upstream.total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
-    return of_a, of_w, of_bias
+    return _unless(beyond_a, of_a), _unless(beyond_w, of_w), of_bias
 
 
-def _gradient(
-    ctx: Any,
-    plan: ProductPlan,
-    index: int,
-    ops: Operators,
-    upstream: Upstream,
-    kept: Tensor,
-    scales: Tensor | None,
-    seed: Tensor | None,
-    clipped: Tensor | None,
-) -> Tensor:
-    """The gradient of an operand, 1 or 2, from what was kept of the other one; zero where the operand was clipped."""
+def _operands(
+    ctx: Any, plan: ProductPlan, index: int, ops: Operators, upstream: Upstream, kept: Tensor, scales: Tensor | None, seed: Tensor | None
+) -> BackwardOperands:
+    """What the gradient of an operand, 1 or 2, is a product of: the result's gradient, and the other operand from what was kept of it."""
     observer: observers.Observer | None = ctx.observer
     site, other = (plan.gradient.for_first, plan.second) if index == 1 else (plan.gradient.for_second, plan.first)
     how = plan.arithmetics[index]
@@ -164,7 +164,9 @@ def _gradient(
         other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
         observer.multiplies(site, other.backward)
     is_plain = how.sum is None and left_g is None and left is None
-    arithmetic = how.plain if is_plain else how.after(ops, left_g, left, upstream.seed)
-    multiply = plan.setting.product.grad_a if index == 1 else plan.setting.product.grad_w
-    found = multiply(rounded_g, rounded, ctx.shapes[index - 1], arithmetic)
-    return found if clipped is None else found.masked_fill_(clipped, 0.0)
+    return rounded_g, rounded, how.plain if is_plain else how.after(ops, left_g, left, upstream.seed)
+
+
+def _unless(clipped: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """The gradient of an operand, zero where the operand was clipped."""
+    return gradient if clipped is None or gradient is None else gradient.masked_fill_(clipped, 0.0)

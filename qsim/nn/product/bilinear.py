@@ -17,6 +17,9 @@ from qsim.nn.product import directions
 from qsim.nn.product.arithmetic import Arithmetic, multiply, rescaled
 from qsim.nn.product.directions import Directions
 
+#: What an operand's gradient is a product of: the gradient of the result, the other operand, and the computation.
+BackwardOperands = tuple[Tensor, Tensor, Arithmetic]
+
 
 @dataclass(frozen=True, eq=False)
 class Product:
@@ -25,11 +28,13 @@ class Product:
     Attributes:
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
+        joins_gradients: Whether the gradients of both operands may come from one call, for which all operands must be in memory at once.
         directions: The dimensions along which operands are scaled.
     """
 
     gradient_first: ClassVar[bool] = True
     sums_rows: ClassVar[bool] = False
+    joins_gradients: ClassVar[bool] = False
     directions: ClassVar[Directions]
 
     @property
@@ -58,6 +63,10 @@ class Product:
 
     def grad_w(self, g: Tensor, a: Tensor, w_shape: torch.Size, how: Arithmetic) -> Tensor:
         """The gradient of the second operand."""
+        raise NotImplementedError
+
+    def gradients(self, first: BackwardOperands, second: BackwardOperands, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
+        """The gradients of both operands, of the given shapes, if this operation joins them."""
         raise NotImplementedError
 
     def grad_bias(self, g: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qsim.nn.product import float32
 from qsim.nn.product.arithmetic import Arithmetic, in_dtype, multiply, rescaled
-from qsim.nn.product.bilinear import Product
+from qsim.nn.product.bilinear import BackwardOperands, Product
 from qsim.nn.product.convolution_gradients import convolution_gradient
 from qsim.nn.product.directions import CONVOLUTION, TRANSPOSED, Directions
 from qsim.nn.product.unfolding import Multiply, Unfolding
@@ -35,6 +35,8 @@ class ConvolutionProduct(Product):
     output_padding: tuple[int, ...]
     groups: int
     transposed: bool
+
+    joins_gradients: ClassVar[bool] = True
 
     @property
     def directions(self) -> Directions:  # type: ignore[override]
@@ -71,6 +73,14 @@ class ConvolutionProduct(Product):
             found = self._unfolding.of_kernels(gradient, images, w_shape[2:], _by_adder(how), images_first=self.transposed)
             return _times(found, how).to(how.dtype)
         return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
+
+    def gradients(self, first: BackwardOperands, second: BackwardOperands, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
+        """Both gradients; from one call of torch, as without rounding, if they are of the same rounded gradient of the result."""
+        (g, w, one), (same_g, a, other) = first, second
+        if g is not same_g or one.exact or other.exact or one.adder is not None or other.adder is not None:
+            return self.grad_a(g, w, shapes[0], one), self.grad_w(same_g, a, shapes[1], other)
+        of_a, of_w, _ = torch.ops.aten.convolution_backward(g, a, w, None, *self._numbers(), [True, True, False])
+        return _times(of_a, one).to(one.dtype), _times(of_w, other).to(other.dtype)
 
     def grad_bias(self, g: Tensor) -> Tensor:  # noqa: D102 (documented above)
         return g.sum([0, *range(2, g.dim())])

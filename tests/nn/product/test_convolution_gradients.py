@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,16 +83,18 @@ def test_channels_come_last_where_they_do_in_a_tensor(shape: tuple[int, ...]) ->
     assert memory_format(torch.zeros(2, 3, 4)) == torch.contiguous_format
 
 
-class Strides(TorchDispatchMode):
-    """Record the strides of the requests to torch's own gradients."""
+class TorchGradients(TorchDispatchMode):
+    """Record the tensors of the calls of torch's own gradients, and which gradients they compute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.needed: list[list[bool]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.convolution_backward.default:
             self.seen.append(args[:3])
+            self.needed.append(args[10])
         return func(*args, **(kwargs or {}))
 
 
@@ -100,13 +103,11 @@ def test_nothing_is_turned_in_a_layer_whose_channels_come_last() -> None:
     x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
     y = layer(x)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    with Strides() as strides:
+    with TorchGradients() as calls:
         y.sum().backward()
         y = layer(x)
         y.backward(torch.ones_like(y))
-    first, second = strides.seen[2:]
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in first)
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in second[:2])
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in calls.seen[1])
     assert x.grad is not None
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -155,7 +156,27 @@ def test_compiled_layers_keep_channels_last_and_forward_bits(device: torch.devic
     torch._dynamo.reset()
 
 
-def test_a_compiler_sees_one_operator_for_each_gradient() -> None:
+def calls_of_torch(layer: nn.Module, x: Tensor) -> list[list[bool]]:
+    """The gradients that each call of torch in a layer's backward pass computes: of the input, the weight and the bias."""
+    y = layer(x)
+    with TorchGradients() as calls:
+        y.sum().backward()
+    return calls.needed
+
+
+def test_one_call_gives_both_gradients() -> None:
+    layer, x = qsim.nn.Conv2d(4, 6, 3, points=POINTS), torch.randn(2, 4, 8, 8)
+    assert calls_of_torch(layer, x.clone().requires_grad_()) == [[True, True, False]]
+    assert calls_of_torch(layer, x) == [[False, True, False]]
+    # A gradient that is rounded twice is a different one in each product.
+    twice = qsim.nn.Conv2d(4, 6, 3, points=replace(POINTS, grad_w="e5m2"))
+    assert calls_of_torch(twice, x.requires_grad_()) == [[True, False, False], [False, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("needs_both", "expected"), [(True, "aten.convolution_backward.default"), (False, "qsim.convolution_gradient.default")]
+)
+def test_a_compiler_sees_one_operator(needs_both: bool, expected: str) -> None:
     torch._dynamo.reset()
     seen: list[str] = []
 
@@ -166,7 +187,7 @@ def test_a_compiler_sees_one_operator_for_each_gradient() -> None:
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         return aot_module_simplified(graph, inputs, fw_compiler=note, bw_compiler=note)
 
-    gradients(torch.channels_last, torch.device("cpu"), seed=1, call=lambda layer: torch.compile(layer, backend=backend))
-    assert seen.count("qsim.convolution_gradient.default") == 2
-    assert not any("convolution_backward" in name for name in seen)
+    layer = torch.compile(qsim.nn.Conv2d(4, 6, 3, points=POINTS), backend=backend)
+    layer(torch.randn(2, 4, 8, 8, requires_grad=needs_both)).sum().backward()
+    assert [name for name in seen if "convolution_" in name] == [expected]
     torch._dynamo.reset()
