@@ -16,10 +16,19 @@ from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.reference.scaling import rescaled_into, under_whole
+from qsim_kernels.reference.scaling import matmul_rescaled_into, rescaled_into, under_whole
 from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaledRounding, Scales, TileSizes, Turn
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
+__all__ = [
+    "amaxes_into",
+    "hadamard",
+    "matmul_rescaled_into",
+    "quantize_scaled_into",
+    "quantize_tiles_into",
+    "rescaled_into",
+    "scales_into",
+    "scales_of_tiles_into",
+]
 
 _STORED = (torch.float32, torch.bfloat16)
 _AMAXES, _ROWS, _TILES = (Native("tiles", name, 5) for name in ("find_amaxes", "quantize_rows", "quantize_tiles"))

@@ -37,6 +37,7 @@ class Operators:
         self.encode_transpose = find("encode_transpose")
         self.encode_with_transpose = find("encode_with_transpose")
         self.hadamard = find("hadamard")
+        self.matmul_rescaled = find("matmul_rescaled")
         self.quantize = find("quantize")
         self.quantize_and_encode = find("quantize_and_encode")
         self.quantize_and_sum = find("quantize_and_sum")

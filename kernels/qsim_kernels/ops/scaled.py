@@ -24,6 +24,7 @@ for _schema in (
     f"quantize_scaled(Tensor x, Tensor scales, Tensor? under, SymInt[] tiles, SymInt[] turn, {_ROUNDING}) -> Tensor",
     f"quantize_tiles(Tensor x, Tensor? under, SymInt[] tiles, SymInt[] turn, str making, str scale_grid, {_ROUNDING}) -> (Tensor, Tensor)",
     "rescaled(Tensor product, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
+    "matmul_rescaled(Tensor a, Tensor b, Tensor[] factors, Tensor? bias, ScalarType dtype) -> Tensor",
 ):
     library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
@@ -121,6 +122,12 @@ class Implementation(OnBackend):
         self._backend.rescaled_into(out, product, factors, bias)
         return out
 
+    def matmul_rescaled(self, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """`rescaled` of the float32 product of two 16-bit matrices, whose scales may be multiplied with each other first."""
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+        self._backend.matmul_rescaled_into(out, a, b, factors, bias)
+        return out
+
 
 def _fake_scales(x: Tensor, tiles: Sequence[int], restore: int = 0) -> Tensor:
     return x.new_empty((0,) if restore else TileSizes.of(tiles).counts(x.numel()), dtype=torch.float32)
@@ -139,12 +146,13 @@ Implementation.register(
         "quantize_scaled": lambda x, *rest: x.new_empty(x.shape, dtype=rest[-2]),
         "quantize_tiles": lambda x, under, tiles, *rest: (x.new_empty(x.shape, dtype=rest[-2]), _fake_scales(x, tiles, rest[-1])),
         "rescaled": lambda product, factors, bias, dtype: torch.empty_like(product, dtype=dtype),
+        "matmul_rescaled": lambda a, b, factors, bias, dtype: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     },
     reference="qsim_kernels.reference.scaling",
     compiled="qsim_kernels.compiled.scaling",
     triton="qsim_kernels.triton.scaled.launch",
 )
-#: The operators that round; `rescaled` is only for layers, which are not batched.
+#: The operators that round; those that rescale products are only for layers, which are not batched.
 NAMES = ("hadamard", "amaxes", "scales", "scales_of_tiles", "quantize_scaled", "quantize_tiles")
 
 

@@ -209,6 +209,12 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
         torch.add(product, bias, out=out)
 
 
+def matmul_rescaled_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
+    """`rescaled_into` of the float32 product of two 16-bit matrices."""
+    product = torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.to(torch.float32) @ b.to(torch.float32)
+    rescaled_into(out, product, factors, bias)
+
+
 def spread(scales: Tensor, x: Tensor, tiles: TileSizes) -> Tensor:
     """The scale of each element, as matrices."""
     rows, columns, height, width, _ = tiles

@@ -122,7 +122,8 @@ def _convolution_gradient(g: Tensor, other: Tensor, shape: Shape, second: bool, 
 #: Torch's formulas do not take the overloads of these with a dtype of the result, which layers use on GPUs.
 _MATRICES = {f"aten::{name}" for name in ("mm", "bmm", "mv", "dot", "vdot")}
 _SUMS_WITH_PRODUCTS = {f"aten::{name}" for name in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation")}
-_OF_MATRICES = {"qsim::float32_matmul", "qsim::accumulate", "qsim::accumulate_scaled"} | _MATRICES | _SUMS_WITH_PRODUCTS
+_OWN_OF_MATRICES = {f"qsim::{name}" for name in ("float32_matmul", "accumulate", "accumulate_scaled", "matmul_rescaled")}
+_OF_MATRICES = _OWN_OF_MATRICES | _MATRICES | _SUMS_WITH_PRODUCTS
 _OWN: dict[str, Formula] = {
     "aten::convolution_backward": _convolution_backward,
     "aten::_grouped_mm": _grouped,

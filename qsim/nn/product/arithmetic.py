@@ -134,6 +134,8 @@ def multiply(a: Tensor, b: Tensor, how: Arithmetic, bias: Tensor | None = None) 
         return adder.product(ops, a, b, dtype, bias)
     if not factors and bias is None:
         return _product(a, b, dtype, exact)
+    if factors and adder is None and a.is_cuda and a.dim() == 2 and a.dtype == b.dtype and a.dtype in _WIDE:
+        return ops.matmul_rescaled(a, b, factors, bias, dtype)  # type: ignore[no-any-return]
     wide = _WIDE.get(dtype, dtype)
     product = _product(a, b, wide, exact) if adder is None else adder.product(ops, a, b, wide)
     return ops.rescaled(product, factors, bias, dtype)  # type: ignore[no-any-return]

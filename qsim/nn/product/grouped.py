@@ -156,12 +156,16 @@ def _in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtyp
 
 def _rescaled_in_turn(a: Tensor, b: Tensor, ends: Tensor, factors: Sequence[Tensor], dtype: torch.dtype, exact: bool) -> Tensor:
     """`_in_turn` with factors on a GPU, which writes each product times its factors where it belongs."""
+    from qsim_kernels.chip.factored import multiplied_into
     from qsim_kernels.triton.scaled.launch import rescaled_into
 
     wide = Arithmetic(torch.promote_types(dtype, torch.float32), DISPATCHED, exact)
-    return _group_by_group(
-        a, b, ends, factors, dtype, lambda out, one, other, own: rescaled_into(out, multiply(one, other, wide), own, None)
-    )
+
+    def write(out: Tensor, one: Tensor, other: Tensor, own: Factors) -> None:
+        if not multiplied_into(out, one, other, own, None):
+            rescaled_into(out, multiply(one, other, wide), own, None)
+
+    return _group_by_group(a, b, ends, factors, dtype, write)
 
 
 def _group_by_group(

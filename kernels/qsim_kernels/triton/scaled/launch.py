@@ -17,12 +17,21 @@ from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
 from qsim_kernels.triton.scaled.amaxes import amaxes_into
 from qsim_kernels.triton.scaled.partition import cut, cut_between_tiles, is_narrow, reading
-from qsim_kernels.triton.scaled.rescaling import rescaled_into
+from qsim_kernels.triton.scaled.rescaling import matmul_rescaled_into, rescaled_into
 from qsim_kernels.triton.scaled.tiles import scaled_kernel, tiles_kernel
 from qsim_kernels.triton.scaled.transforms import hadamard
 from qsim_kernels.triton.scaled.whole import whole_scale_into
 
-__all__ = ["amaxes_into", "quantize_scaled_into", "quantize_tiles_into", "rescaled_into", "scales_into", "scales_of_tiles_into", "hadamard"]
+__all__ = [
+    "amaxes_into",
+    "hadamard",
+    "matmul_rescaled_into",
+    "quantize_scaled_into",
+    "quantize_tiles_into",
+    "rescaled_into",
+    "scales_into",
+    "scales_of_tiles_into",
+]
 
 
 def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scales) -> None:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.chip.factored import multiplied_into
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.triton.device.regions import narrowed
 from qsim_kernels.triton.host.launcher import Launch, launcher
@@ -66,6 +67,12 @@ def rescaled_into(out: Tensor, product: Tensor, factors: Sequence[Tensor], bias:
     launcher, programs, sizes = launch
     first, second = (*factors, None, None)[:2]
     launcher(programs, product, out, first, second, None if bias is None else bias.contiguous(), *sizes)
+
+
+def matmul_rescaled_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> None:
+    """Write the float32 product of two 16-bit matrices times scales; cuBLAS multiplies by one number before it writes the product."""
+    if not multiplied_into(out, a, b, factors, bias):
+        rescaled_into(out, torch.mm(a, b, out_dtype=torch.float32), factors, bias)
 
 
 @lru_cache(maxsize=4096)
