@@ -35,7 +35,7 @@ def written_out(a: Tensor, b: Tensor, factors: list[Tensor], bias: Tensor | None
     return (result if bias is None else result + bias).to(dtype)
 
 
-@pytest.mark.parametrize("stored", every((False, True), repeat=2), ids=str)
+@pytest.mark.parametrize("stored", [*every((False, True), repeat=2)], ids=str)
 @pytest.mark.parametrize(("dtype", "target"), WITH_BITS, ids=str)
 def test_has_the_bits_of_a_product_written_out(
     dtype: torch.dtype, target: torch.dtype, stored: tuple[bool, bool], device: torch.device

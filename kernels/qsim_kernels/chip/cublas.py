@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ _REDUCED_IN_FLOAT32 = 3
 _WORKSPACE_BYTES = 32 * 2**20
 #: What the addresses of matrices are multiples of, in bytes.
 ALIGNMENT = 16
+
+# torch.cuda's function checks first that CUDA is initialized. A torch without CUDA lacks this one.
+_handle: Callable[[], int] = getattr(torch._C, "_cuda_getCurrentBlasHandle", None)  # type: ignore[assignment]
 
 _POINTERS = {"MatmulDescDestroy": 1, "MatrixLayoutDestroy": 1, "MatmulPreferenceDestroy": 1, "MatmulPreferenceCreate": 1}
 _SIGNATURES = {name: [c_void_p] * count for name, count in _POINTERS.items()} | {
@@ -74,6 +78,9 @@ class Product:
         turns_right: Whether it is transposed first.
         result: The result.
         adds_bias: Whether a bias is added.
+
+    Attributes:
+        workspace_bytes: The size of the memory that it needs while it is computed.
     """
 
     def __init__(self, left: Stored, turns_left: bool, right: Stored, turns_right: bool, result: Stored, adds_bias: bool) -> None:
@@ -84,40 +91,31 @@ class Product:
         turns = zip(_TURNS, (turns_left, turns_right), strict=True)
         for attribute, number in ((_POINTER_MODE, _ON_DEVICE), *turns, *([(_EPILOGUE, _ADDS_BIAS)] if adds_bias else [])):
             _set("MatmulDesc", self._operation, attribute, c_int32(number))
-        self._algorithm = self._chosen()
-
-    @property
-    def exists(self) -> bool:
-        """Whether cuBLAS has an algorithm for it."""
-        return self._algorithm is not None
-
-    @property
-    def workspace_bytes(self) -> int:
-        """The size of the memory that it needs while it is computed."""
-        return 0 if self._algorithm is None else self._algorithm.workspace
+        algorithm = self._chosen()
+        self.exists = algorithm is not None
+        self.workspace_bytes = algorithm.workspace if algorithm is not None else 0
+        self._algorithm, self._run = algorithm and byref(algorithm), _library().cublasLtMatmul
 
     def launch(
         self, left: int, right: int, out: int, *, number: int, zero: int, bias: int | None, workspace: int | None, stream: int
     ) -> None:
         """Compute it on a stream, from the addresses of tensors; one thread at a time."""
-        assert self._algorithm is not None
+        operation, (a, b, c) = self._operation, self._layouts
         if bias is not None:
-            _set("MatmulDesc", self._operation, _BIAS, c_void_p(bias))
-        a, b, c = self._layouts
+            _set("MatmulDesc", operation, _BIAS, c_void_p(bias))
         operands = number, left, a, right, b, zero, out, c, out, c
         memory = workspace, self.workspace_bytes
-        _call("Matmul", torch.cuda.current_blas_handle(), self._operation, *operands, byref(self._algorithm), *memory, stream)
+        _check("Matmul", self._run(_handle(), operation, *operands, self._algorithm, *memory, stream))
 
     def _chosen(self) -> _Algorithm | None:
-        """The algorithm that cuBLAS expects to be the fastest."""
+        """The algorithm that cuBLAS expects to be the fastest, if it has one."""
         wishes = _made("MatmulPreference")
         _set("MatmulPreference", wishes, _WORKSPACE, c_size_t(_WORKSPACE_BYTES))
         _set("MatmulPreference", wishes, _REDUCTIONS, c_uint32(_REDUCED_IN_FLOAT32))
         for attribute in _ALIGNMENTS:
             _set("MatmulPreference", wishes, attribute, c_uint32(ALIGNMENT))
         found, count, (a, b, c) = _Algorithm(), c_int(), self._layouts
-        handle = torch.cuda.current_blas_handle()
-        status = _library().cublasLtMatmulAlgoGetHeuristic(handle, self._operation, a, b, c, c, wishes, 1, byref(found), byref(count))
+        status = _library().cublasLtMatmulAlgoGetHeuristic(_handle(), self._operation, a, b, c, c, wishes, 1, byref(found), byref(count))
         _call("MatmulPreferenceDestroy", wishes)
         return None if status or not count.value else found
 
@@ -150,6 +148,9 @@ def _set(kind: str, subject: c_void_p, attribute: int, value: Any) -> None:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    status = getattr(_library(), f"cublasLt{name}")(*arguments)
+    _check(name, getattr(_library(), f"cublasLt{name}")(*arguments))
+
+
+def _check(name: str, status: int) -> None:
     if status:
         raise RuntimeError(f"cuBLAS: {name} returned status {status}")

@@ -6,7 +6,7 @@ multiplied there, which takes a fifth of the time of a large product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from threading import Lock
 
@@ -15,6 +15,10 @@ from torch import Tensor
 
 from qsim_kernels.chip import cublas
 from qsim_kernels.chip.cublas import Product, Stored
+
+# torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
 #: One thread at a time tells cuBLAS the address of a bias and launches the product.
 _turn = Lock()
@@ -34,58 +38,66 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
         factors: The numbers, which are tensors of one element.
         bias: What is added to each row, if anything.
     """
-    left, right = _stored(a), _stored(b)
-    if left is None or right is None or not _takes(out, a, b, factors, bias):
-        return False
     device = a.get_device()
-    if device != torch.cuda.current_device():
+    if device != _current_device():
         with torch.cuda.device(device):
             return multiplied_into(out, a, b, factors, bias)
+    scaled = tuple((factor.dtype, factor.numel()) for factor in factors)
+    added = None if bias is None else (bias.dtype, bias.stride())
+    product = _product(device, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), scaled, added, out.dtype)
+    pointers = b.data_ptr(), a.data_ptr(), out.data_ptr()
+    biased = None if bias is None else bias.data_ptr()
+    if product is None or (pointers[0] | pointers[1] | pointers[2] | (biased or 0)) % cublas.ALIGNMENT:
+        return False
     zero = _zeros.get(device)
     if zero is None:
-        if torch.cuda.is_current_stream_capturing():  # it would be zero only when the graph is replayed
+        if torch.cuda.is_current_stream_capturing():  # it would be zero in replays only
             return False
         zero = _zeros[device] = a.new_zeros((), dtype=torch.float32)
-    product = _product(device, left, right, out.dtype, bias is not None)
-    if not product.exists:
-        return False
     number = factors[0] if len(factors) == 1 else factors[0] * factors[1]
-    workspace = a.new_empty(product.workspace_bytes, dtype=torch.uint8)
+    workspace = a.new_empty(product.workspace_bytes, dtype=torch.uint8) if product.workspace_bytes else None
     with _turn:
         product.launch(
-            *(b.data_ptr(), a.data_ptr(), out.data_ptr()),
+            *pointers,
             number=number.data_ptr(),
             zero=zero.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
-            workspace=workspace.data_ptr(),
-            stream=torch.cuda.current_stream().cuda_stream,
+            bias=biased,
+            workspace=None if workspace is None else workspace.data_ptr(),
+            stream=_current_stream(device),
         )
     return True
 
 
-def _takes(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
-    """Whether tensors have dtypes, sizes and addresses of products that cuBLAS may have."""
-    if a.dtype != b.dtype or a.dtype not in (torch.bfloat16, torch.float16) or out.dtype not in (a.dtype, torch.float32):
-        return False
-    if len(factors) not in (1, 2) or not all(factor.numel() == 1 and factor.dtype == torch.float32 for factor in factors):
-        return False
-    if bias is not None and (bias.dtype != out.dtype or not bias.is_contiguous()):
-        return False
-    tensors = (out, a, b) if bias is None else (out, a, b, bias)
-    return all(x.numel() and x.data_ptr() % cublas.ALIGNMENT == 0 for x in tensors) and cublas.is_loaded()
+@lru_cache(maxsize=4096)
+def _product(
+    device: int,
+    dtype: torch.dtype,
+    shape: torch.Size,
+    strides: tuple[int, int],
+    other_dtype: torch.dtype,
+    other_shape: torch.Size,
+    other_strides: tuple[int, int],
+    factors: tuple[tuple[torch.dtype, int], ...],
+    bias: tuple[torch.dtype, tuple[int, ...]] | None,
+    target: torch.dtype,
+) -> Product | None:
+    """The product of such tensors on a device, if cuBLAS has it."""
+    left, right = _stored(dtype, shape, strides), _stored(dtype, other_shape, other_strides)
+    if left is None or right is None or not shape.numel() or not other_shape.numel() or not cublas.is_loaded():
+        return None
+    if dtype != other_dtype or dtype not in (torch.bfloat16, torch.float16) or target not in (dtype, torch.float32):
+        return None
+    if len(factors) not in (1, 2) or set(factors) != {(torch.float32, 1)} or bias not in (None, (target, (1,))):
+        return None
+    # cuBLAS reads and writes by columns: it computes the transpose of the result, whose left operand is the right one.
+    rows, columns = shape[0], other_shape[1]
+    product = Product(*right, *left, Stored(target, columns, rows, columns), bias is not None)
+    return product if product.exists else None
 
 
-def _stored(x: Tensor) -> tuple[Stored, bool] | None:
-    """A matrix in memory, and whether cuBLAS, which reads by columns, sees itself and not its transpose; `None` for other strides."""
-    (rows, columns), (down, along) = x.shape, x.stride()
+def _stored(dtype: torch.dtype, shape: torch.Size, strides: tuple[int, int]) -> tuple[Stored, bool] | None:
+    """A matrix as cuBLAS reads it, by columns, and whether this is the matrix and not its transpose; `None` for other strides."""
+    (rows, columns), (down, along) = shape, strides
     if along == 1 and down >= columns:
-        return Stored(x.dtype, columns, rows, down), False
-    return (Stored(x.dtype, rows, columns, along), True) if down == 1 and along >= rows else None
-
-
-@lru_cache(maxsize=1024)
-def _product(device: int, left: tuple[Stored, bool], right: tuple[Stored, bool], dtype: torch.dtype, adds_bias: bool) -> Product:
-    """The product on a device, as cuBLAS sees it: the transpose of the result, whose left operand is the right one."""
-    (a, turns_a), (b, turns_b) = left, right
-    rows, columns = (a.rows if turns_a else a.columns), (b.columns if turns_b else b.rows)
-    return Product(b, turns_b, a, turns_a, Stored(dtype, columns, rows, columns), adds_bias)
+        return Stored(dtype, columns, rows, down), False
+    return (Stored(dtype, rows, columns, along), True) if down == 1 and along >= rows else None
