@@ -62,8 +62,8 @@ def rounds(x: Tensor) -> Tensor:
     return qsim.quantize(x, "e4m3", "up")
 
 
-def test_graphs_hold_one_node_per_rounding() -> None:
-    x = torch.randn(8, 8)
+def test_graphs_hold_one_node_per_rounding(device: torch.device) -> None:
+    x = torch.randn(8, 8, device=device)
     assert operators(rounds, x) == ["qsim.quantize_fused.default"]
     assert "qsim.quantize.default" in operators(lambda x: qsim.quantize(x, "e4m3", "stochastic", seed=1), x)
 
@@ -85,10 +85,10 @@ def test_layers_under_scales_hold_few_nodes() -> None:
 
 
 def holds_plain_operators(device: torch.device, compiler: Callable[..., Any] = compilers.inductor) -> bool:
-    """Whether a layer's graphs hold torch's own operators only."""
+    """Whether a layer's graphs hold torch's own operators in place of those that fuse."""
     layer = qsim.convert(nn.Linear(64, 32, device=device), "fp8_hybrid")
     found = operators(layer, torch.randn(2, 64, device=device, requires_grad=True), compiler=compiler)
-    return "aten.amax.default" in found and not any("qsim" in name for name in found)
+    return "aten.amax.default" in found and not any(name.endswith("_fused.default") for name in found)
 
 
 def test_other_compilers_get_plain_operators(device: torch.device) -> None:
@@ -98,11 +98,6 @@ def test_other_compilers_get_plain_operators(device: torch.device) -> None:
 def test_other_releases_of_torch_get_plain_operators(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowered.inductor, "TESTED", ("1.0.",))
     assert holds_plain_operators(device)
-
-
-@pytest.mark.gpu
-def test_gpus_get_plain_operators() -> None:
-    assert holds_plain_operators(torch.device("cuda"))
 
 
 def test_exported_programs_keep_the_operator() -> None:
