@@ -26,7 +26,7 @@ _WORKSPACE_BYTES = 32 * 2**20
 #: What the addresses of matrices are multiples of, in bytes.
 ALIGNMENT = 16
 
-# torch.cuda's function checks first that CUDA is initialized. A torch without CUDA lacks this one.
+# torch.cuda's function checks first that CUDA is initialized; a torch without CUDA lacks this one.
 _handle: Callable[[], int] = getattr(torch._C, "_cuda_getCurrentBlasHandle", None)  # type: ignore[assignment]
 
 _POINTERS = {"MatmulDescDestroy": 1, "MatrixLayoutDestroy": 1, "MatmulPreferenceDestroy": 1, "MatmulPreferenceCreate": 1}
@@ -68,7 +68,7 @@ class Stored(NamedTuple):
     step: int
 
 
-class Product:
+class CublasProduct:
     """A product on the current device, times a number, plus a bias for each row of the result if asked: in float32, then rounded.
 
     Args:
@@ -122,9 +122,9 @@ class Product:
 
 @cache
 def is_loaded() -> bool:
-    """Whether torch has loaded the library."""
+    """Whether torch has loaded the library, and says how to call it."""
     try:
-        return bool(_library())
+        return bool(_library()) and _handle is not None
     except OSError:
         return False
 

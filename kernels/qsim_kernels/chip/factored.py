@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.chip import cublas
-from qsim_kernels.chip.cublas import Product, Stored
+from qsim_kernels.chip.cublas import CublasProduct, Stored
 
 # torch.cuda's functions check first that CUDA is initialized. A torch without CUDA lacks these.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
@@ -80,7 +80,7 @@ def _product(
     factors: tuple[tuple[torch.dtype, int], ...],
     bias: tuple[torch.dtype, tuple[int, ...]] | None,
     target: torch.dtype,
-) -> Product | None:
+) -> CublasProduct | None:
     """The product of such tensors on a device, if cuBLAS has it."""
     left, right = _stored(dtype, shape, strides), _stored(dtype, other_shape, other_strides)
     if left is None or right is None or not shape.numel() or not other_shape.numel() or not cublas.is_loaded():
@@ -91,7 +91,7 @@ def _product(
         return None
     # cuBLAS reads and writes by columns: it computes the transpose of the result, whose left operand is the right one.
     rows, columns = shape[0], other_shape[1]
-    product = Product(*right, *left, Stored(target, columns, rows, columns), bias is not None)
+    product = CublasProduct(*right, *left, Stored(target, columns, rows, columns), bias is not None)
     return product if product.exists else None
 
 
