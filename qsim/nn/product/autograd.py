@@ -14,7 +14,7 @@ from qsim.nn.product import observers
 from qsim.nn.product.autocast import autocasts, without_autocast
 from qsim.nn.product.bilinear import BackwardOperands
 from qsim.nn.product.double_backward import refuses_double_backward
-from qsim.nn.product.operands import Upstream
+from qsim.nn.product.operands import Received, Upstream
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import beyond
 from qsim.random import seeds
@@ -131,8 +131,7 @@ def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Ten
     needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
     # What was kept of operands with direct operators is like them.
     ops = operators(g, kept_a, kept_w) if plan.ops is DISPATCHED else operators(g)
-    needed = kept_w is not None, kept_a is not None
-    upstream = plan.gradient.received(ops, g, seed, ctx.observer, needed, needs_bias)
+    upstream = plan.gradient.upstream(Received(ops, g, seed, ctx.observer, kept_w is not None, kept_a is not None, needs_bias))
     of_a = of_w = of_bias = None
     product, seed_of_w = plan.setting.product, seed if plan.setting.two_inputs else weight_seed
     if kept_w is not None and kept_a is not None and product.joins_gradients:

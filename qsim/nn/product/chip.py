@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from qsim.formats import E4M3, E5M2
 from qsim.functional.arguments import Spelling
 from qsim.nn.product.bilinear import rows
-from qsim.nn.product.operands import Gradient, Operand, RoundedOperand, Upstream
+from qsim.nn.product.operands import Gradient, Operand, Received, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
 from qsim_kernels.encoding import spell_encoding
@@ -50,23 +49,24 @@ class CodedUpstream(Upstream):
 
     def round(self, site: Site, dtype: torch.dtype) -> Rounded:
         """The gradient for a product."""
+        ops, g, seed, observer, needs_first, needs_second, _ = self._received
         is_second = self._waiting is not None
-        if self._observer is not None and not (is_second and self._how.is_rounded_once):
-            self._observer.rounds(site, self._g, self.seed)
+        if observer is not None and not (is_second and self._how.is_rounded_once):
+            observer.rounds(site, g, seed)
         if self._waiting is not None:
             return self._waiting, None
-        if not all(self._needed):
-            return _encoded(self._ops, self._g, site, self.seed), None
-        codes, self._waiting = _encoded_twice(self._ops, self._g, self._how.for_first, self._how.for_second, self.seed)
+        if not (needs_first and needs_second):
+            return _encoded(ops, g, site, seed), None
+        codes, self._waiting = _encoded_twice(ops, g, self._how.for_first, self._how.for_second, seed)
         return codes, None
 
 
 class CodedGradient(Gradient):
     """The gradient of the result, whose FP8 codes are multiplied."""
 
-    def received(self, *arguments: Any) -> CodedUpstream:
+    def upstream(self, received: Received) -> CodedUpstream:
         """The gradient in a backward pass."""
-        return CodedUpstream(self, *arguments)
+        return CodedUpstream(self, received)
 
 
 def takes_codes(sites: Iterable[Site], sums: Sequence[str | None]) -> bool:

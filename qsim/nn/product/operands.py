@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,31 +109,38 @@ def coding_of(fmt: Format) -> str:
     return spell(coding._replace(bits=coding.bits + 1, nan=(1 << magnitude_bits) - 1))
 
 
+class Received(NamedTuple):
+    """The gradient of the result as the backward pass gets it.
+
+    Attributes:
+        ops: The operators.
+        g: The gradient.
+        seed: Needed only for stochastic rounding.
+        observer: The observer, if any.
+        needs_first: Whether the gradient of the first operand will be computed.
+        needs_second: Whether that of the second will be.
+        needs_sum: Whether its sum over rows will be needed.
+    """
+
+    ops: Operators
+    g: Tensor
+    seed: Tensor | None
+    observer: Observer | None
+    needs_first: bool
+    needs_second: bool
+    needs_sum: bool
+
+
 class Upstream:
     """The gradient of the result in one backward pass: rounded for its products, and summed unrounded for the bias.
 
     Args:
         how: How it is rounded.
-        ops: The operators.
-        g: The gradient.
-        seed: Needed only for stochastic rounding.
-        observer: The observer, if any.
-        needed: Whether the gradient of the first operand will be computed, and that of the second.
-        needs_sum: Whether its sum over rows will be needed.
+        received: The gradient.
     """
 
-    def __init__(
-        self,
-        how: Gradient,
-        ops: Operators,
-        g: Tensor,
-        seed: Tensor | None,
-        observer: Observer | None,
-        needed: tuple[bool, bool],
-        needs_sum: bool,
-    ) -> None:
-        self._how, self._ops, self._g, self.seed, self._observer = how, ops, g, seed, observer
-        self._needed, self._needs_sum = needed, needs_sum and how.is_summed
+    def __init__(self, how: Gradient, received: Received) -> None:
+        self._how, self._received, self.seed = how, received, received.seed
         self._rounded: Rounded | None = None
         #: Its sum over rows, if it was computed along with the rounding.
         self.total: Tensor | None = None
@@ -143,13 +150,14 @@ class Upstream:
         if self._rounded is not None:
             values, left = self._rounded
             return (values if values.dtype == dtype else values.to(dtype)), left
-        if self._observer is not None and site.quantizer is not None:
-            self._observer.rounds(site, self._g, self.seed)
-        if self._needs_sum and self.total is None:
-            values, self.total = site.round_and_sum(self._ops, self._g, self.seed, dtype)
+        ops, g, seed, observer, _, _, needs_sum = self._received
+        if observer is not None and site.quantizer is not None:
+            observer.rounds(site, g, seed)
+        if needs_sum and self._how.is_summed and self.total is None:
+            values, self.total = site.round_and_sum(ops, g, seed, dtype)
             found: Rounded = values, None
         else:
-            found = site.round(self._ops, self._g, self.seed, dtype)
+            found = site.round(ops, g, seed, dtype)
         if self._how.is_rounded_once:
             self._rounded = found
         return found
@@ -171,6 +179,6 @@ class Gradient:
     is_rounded_once: bool
     is_summed: bool
 
-    def received(self, *arguments: Any) -> Upstream:
-        """The gradient in a backward pass, given the other arguments of `Upstream`."""
-        return Upstream(self, *arguments)
+    def upstream(self, received: Received) -> Upstream:
+        """The gradient in a backward pass."""
+        return Upstream(self, received)
