@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import product as every
 
 import pytest
@@ -11,7 +14,9 @@ from torch import Tensor
 
 import qsim
 from qsim.recipes import fp8_hybrid
+from qsim_kernels.chip import cublas, factored
 from support.comparing import same_bits
+from support.cublas_library import CublasLibrary
 
 WITH_BITS = [
     (torch.bfloat16, torch.bfloat16),
@@ -33,6 +38,93 @@ def written_out(a: Tensor, b: Tensor, factors: list[Tensor], bias: Tensor | None
     for factor in factors:
         result = result * factor
     return (result if bias is None else result + bias).to(dtype)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[CublasLibrary]:
+    """Let the CPU be a GPU with cuBLAS, and plain torch its kernels."""
+    library = CublasLibrary()
+    with use(library, monkeypatch):
+        yield library
+
+
+@contextmanager
+def use(library: CublasLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        for name in ("_current_device", "_current_stream"):
+            patch.setattr(factored, name, lambda *_: -1)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        patch.setattr(cublas, "_handle", lambda: 1)
+        patch.setattr(cublas, "_library", lambda: library)
+        cublas.is_loaded.cache_clear()
+        factored._product.cache_clear()
+        yield
+        factored._product.cache_clear()
+        cublas.is_loaded.cache_clear()
+        factored._zeros.clear()
+
+
+def by_cublas(a: Tensor, b: Tensor, factors: list[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The product by cuBLAS, if it takes it."""
+    out = torch.full((a.shape[0], b.shape[1]), math.nan, dtype=dtype)
+    return out if factored.multiplied_into(out, a, b, factors, bias) else None
+
+
+@pytest.mark.parametrize("workspace", [0, 1 << 20])
+@pytest.mark.parametrize("stored", [*every((False, True), repeat=2)], ids=str)
+@pytest.mark.parametrize(("dtype", "target"), WITH_BITS, ids=str)
+def test_cublas_is_told_what_to_multiply(
+    dtype: torch.dtype, target: torch.dtype, stored: tuple[bool, bool], workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, library = torch.device("cpu"), CublasLibrary(workspace)
+    a, b = integers(24, 40, dtype=dtype, device=device)[:, :32], integers(32, 16, dtype=dtype, device=device, seed=1)
+    a, b = (x.t().contiguous().t() if turned else x for x, turned in zip((a, b), stored, strict=True))
+    factors, bias = [torch.tensor(2.0**-3), torch.tensor([[0.5]])], torch.arange(16, dtype=target)
+    with use(library, monkeypatch):
+        for given, added in ((factors[:1], None), (factors, None), (factors, bias), (factors, bias + 1)):
+            found = by_cublas(a, b, given, added, target)
+            assert found is not None
+            assert same_bits(found, written_out(a, b, given, added, target))
+        assert library.launches == 4
+    assert not library.made  # no product is left, so none of its descriptions is
+
+
+def test_what_cublas_does_not_take(library: CublasLibrary) -> None:
+    a, b, factor = torch.ones(16, 16, dtype=torch.bfloat16), torch.ones(16, 16, dtype=torch.bfloat16), [torch.tensor(0.5)]
+    assert by_cublas(a, b, factor, None, torch.bfloat16) is not None
+    whole = torch.ones(16, 33, dtype=torch.bfloat16)
+    for one, other, factors, bias, dtype in (
+        (a, b, [], None, torch.bfloat16),
+        (a, b, [torch.ones(16, 1)], None, torch.bfloat16),
+        (a, b, [torch.ones((), dtype=torch.float64)], None, torch.bfloat16),
+        (a, b, factor, None, torch.float16),
+        (a, b, factor, torch.ones(16), torch.bfloat16),
+        (a.float(), b.float(), factor, None, torch.float32),
+        (a.half(), b, factor, None, torch.float32),
+        (a[:0], b, factor, None, torch.bfloat16),
+        (whole[:, 1:17], b, factor, None, torch.bfloat16),  # its address is not a multiple of 16
+        (whole[:, :32:2], b, factor, None, torch.bfloat16),
+        (a[:1].expand(16, 16), b, factor, None, torch.bfloat16),
+    ):
+        assert by_cublas(one, other, factors, bias, dtype) is None
+    assert library.launches == 1
+
+
+def test_products_without_an_algorithm_and_an_unknown_zero_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, factor = torch.ones(16, 16, dtype=torch.bfloat16), torch.ones(16, 16, dtype=torch.bfloat16), [torch.tensor(0.5)]
+    with use(CublasLibrary(has_algorithms=False), monkeypatch):
+        assert by_cublas(a, b, factor, None, torch.bfloat16) is None
+    with use(CublasLibrary(), monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert by_cublas(a, b, factor, None, torch.bfloat16) is None
+        patch.undo()
+        assert by_cublas(a, b, factor, None, torch.bfloat16) is not None
+
+
+def test_failures_are_named(library: CublasLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cublasLtMatmul", lambda *_: 13)
+    with pytest.raises(RuntimeError, match="cuBLAS: Matmul returned status 13"):
+        by_cublas(torch.ones(16, 16).half(), torch.ones(16, 16).half(), [torch.ones(())], None, torch.float16)
 
 
 @pytest.mark.parametrize("stored", [*every((False, True), repeat=2)], ids=str)
