@@ -15,6 +15,7 @@ from qsim.nn import functional
 from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_histories
+from qsim.nn.product.sums import multiplied_by
 from qsim.random import seeds, streams
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
@@ -109,8 +110,10 @@ class FivePointModule(RemembersAmaxes):
         keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
-        """The layer's parameters and its points."""
-        return ", ".join(part for part in (super().extra_repr(), f"points=({self.points})") if part)
+        """The layer's parameters, its points, and who has computed its products if they have an accumulator."""
+        weight = getattr(self, "weight", None)
+        by = multiplied_by(self.points_in_use, weight) if isinstance(weight, Tensor) else ""
+        return ", ".join(part for part in (super().extra_repr(), f"points=({self.points})", by and f"multiplied by: {by}") if part)
 
 
 def resolve_points(points: object) -> FivePoint:

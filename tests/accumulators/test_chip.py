@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -286,6 +287,19 @@ def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
         found = qsim.coverage(qsim.nn.Linear(32, fits, points=points), x, backward=False)
         assert [product["by"] for product in found.to_dict()["products"]] == [by]
         assert f"accumulate ({by})" in str(found)
+
+
+@pytest.mark.parametrize(("chip", "columns", "by"), [
+    ("auto", 32, "chip"), ("never", 32, "emulator"), ("auto", 24, "chip (1 of 3 kinds of products), emulator"),
+])  # fmt: skip
+def test_a_layer_says_who_multiplied(chip: Any, columns: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "CHIP", VerifiedChip(FakeLibrary("h100_fp8")))
+    points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip=chip)
+    layer, same = (qsim.nn.Linear(16, columns, points=points, bias=False) for _ in range(2))
+    assert "multiplied by" not in repr(layer)
+    layer(torch.ones(48, 16, requires_grad=True)).sum().backward()
+    assert f"multiplied by: {by})" in repr(layer)
+    assert repr(layer) == repr(same)  # what is known is known of sizes
 
 
 def test_a_call_can_require_the_chip() -> None:

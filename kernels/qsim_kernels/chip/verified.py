@@ -7,7 +7,7 @@ emulated there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -56,6 +56,16 @@ class ChipCase(NamedTuple):
     def __str__(self) -> str:
         """The shape: rows, length and columns."""
         return f"{self.rows} × {self.length} × {self.columns}"
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why the library has no such product; empty if it has."""
+        return self.product.obstacle(self.rows, self.length, self.columns)
+
+    def has_side(self, rows: int, columns: int) -> bool:
+        """Whether one of the three matrices has such sides, in either order."""
+        sides = (self.rows, self.length), (self.length, self.columns), (self.rows, self.columns)
+        return (rows, columns) in sides or (columns, rows) in sides
 
     def stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The operands as the library is given them."""
@@ -139,9 +149,9 @@ class VerifiedChip:
         if isinstance(case, str):
             return case
         if case not in self._known:
-            if self.library.is_capturing():
+            if not case.obstacle and self.library.is_capturing():
                 return f"no product of {case} has been compared with the emulator yet, which a CUDA graph cannot record: run it once before"
-            self._known[case] = self._compared(case, emulate)
+            self._known[case] = case.obstacle or self._compared(case, emulate)
         return self._known[case]
 
     def obstacle(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> str:
@@ -149,8 +159,21 @@ class VerifiedChip:
         case = self._case(a, b, how, dtype, bias)
         if isinstance(case, str):
             return case
-        found = self._known.get(case, f"no product of {case} has been compared with the emulator yet")
+        found = self._known.get(case, case.obstacle or f"no product of {case} has been compared with the emulator yet")
         return found if isinstance(found, str) else ""
+
+    def outcomes(self, sums: Iterable[str], rows: int, columns: int, device: torch.device) -> list[bool]:
+        """Whether the chip computes them, for all kinds of products with a matrix of a shape that it was asked for.
+
+        Args:
+            sums: The sums, spelled.
+            rows: Rows of the matrix.
+            columns: Its columns.
+            device: Where it is.
+        """
+        products = {product_of(read_sum(how)) for how in sums}
+        cases = [(case, way) for case, way in self._known.items() if case.product in products and case.device == device]
+        return [isinstance(way, ChipRoute) for case, way in cases if case.has_side(rows, columns)]
 
     def _case(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> ChipCase | str:
         product = product_of(read_sum(how))
@@ -162,9 +185,6 @@ class VerifiedChip:
         if a.dim() != 2:
             return "products of batches of matrices are emulated"
         (rows, length), columns = a.shape, b.shape[1]
-        obstacle = product.obstacle(rows, length, columns)
-        if obstacle:
-            return obstacle
         by_rows = (True, False) if product.is_fp8 else (_is_by_rows(a), _is_by_rows(b))
         dtypes = dtype or torch.float32, None if bias is None else bias.dtype
         return ChipCase(product, rows, length, columns, by_rows, *dtypes, a.device, self.library.settings(product))

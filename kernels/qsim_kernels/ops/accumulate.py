@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -108,6 +109,11 @@ class Implementation(OnBackend):
         out = given.a.new_empty(given.shape, dtype=_own_dtype(how))
         self._backend.accumulate_into(out, given.a, given.b, given.seed, how, given.stream, given.offset)
         return out
+
+
+def computed_on_chip(sums: Iterable[str], rows: int, columns: int, device: torch.device) -> list[bool]:
+    """Whether the chip computes them, for all kinds of products with a matrix of a shape that it has been asked for; see `outcomes`."""
+    return CHIP.outcomes(sums, rows, columns, device)
 
 
 def multiplied_by(*arguments: Any, **options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from qsim import accumulators
 from qsim.accumulators import Accumulator
@@ -12,6 +13,7 @@ from qsim.nn.product.directions import Direction
 from qsim.nn.product.sites import Site, values_of_site
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Blocks, Tiles
+from qsim_kernels.ops.accumulate import computed_on_chip
 
 _OWN = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: FP32}
 _PRODUCTS = ("the forward product", "the product for the input's gradient", "the product for the weight's gradient")
@@ -43,6 +45,18 @@ def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | N
     if site.quantizer is not None and site.quantizer.scale is not None:
         raise ValueError(f"embedding: an accumulator adds gradients without scales, got {site.quantizer.scale!r} at {site.name}")
     return _spelled(accumulator, "the sum for the table's gradient", (site, dtype), (site, dtype))
+
+
+def multiplied_by(points: FivePoint, weight: Tensor) -> str:
+    """Who has multiplied a layer's weight with an accumulator so far: the chip, the emulator, or both; empty if nobody has."""
+    sums = {how.sum for plan in points.plans.values() for how in getattr(plan, "arithmetics", ()) if how.sum is not None}
+    if not sums or weight.dim() != 2:
+        return ""
+    rows, columns = weight.shape
+    found = [] if points.chip == "never" else computed_on_chip(sums, rows, columns, weight.device)
+    if not any(found):
+        return "emulator"
+    return "chip" if all(found) else f"chip ({sum(found)} of {len(found)} kinds of products), emulator"
 
 
 def chain_of(point: Quantizer | None, direction: Direction, accumulator: Accumulator | None) -> int:
