@@ -22,8 +22,8 @@ _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawSt
 
 #: One thread at a time tells cuBLAS the address of a bias and launches the product.
 _turn = Lock()
-#: The number 0 on each GPU.
-_zeros: dict[int, Tensor] = {}
+#: The number 0 for each stream of a GPU: another stream could read it before it is written.
+_zeros: dict[tuple[int, int], Tensor] = {}
 
 
 def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
@@ -49,11 +49,12 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
     biased = None if bias is None else bias.data_ptr()
     if product is None or (pointers[0] | pointers[1] | pointers[2] | (biased or 0)) % cublas.ALIGNMENT:
         return False
-    zero = _zeros.get(device)
+    stream = _current_stream(device)
+    zero = _zeros.get((device, stream))
     if zero is None:
-        if torch.cuda.is_current_stream_capturing():  # it would be zero in replays only
+        zero = _zero(a, stream)
+        if zero is None:
             return False
-        zero = _zeros[device] = a.new_zeros((), dtype=torch.float32)
     number = factors[0] if len(factors) == 1 else factors[0] * factors[1]
     workspace = a.new_empty(product.workspace_bytes, dtype=torch.uint8) if product.workspace_bytes else None
     with _turn:
@@ -63,9 +64,18 @@ def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor]
             zero=zero.data_ptr(),
             bias=biased,
             workspace=None if workspace is None else workspace.data_ptr(),
-            stream=_current_stream(device),
+            stream=stream,
         )
     return True
+
+
+def _zero(a: Tensor, stream: int) -> Tensor | None:
+    """The number 0 on the device of a tensor, for a stream that has none yet; `None` if there is none to record in a graph."""
+    device = a.get_device()
+    if torch.cuda.is_current_stream_capturing():  # a new one would be zero in replays only; others have been written long ago
+        return next((zero for (owner, _), zero in _zeros.items() if owner == device), None)
+    _zeros[device, stream] = a.new_zeros((), dtype=torch.float32)
+    return _zeros[device, stream]
 
 
 @lru_cache(maxsize=4096)
