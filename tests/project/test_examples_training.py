@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_train_transformer(run: RunExample) -> None:
-    printed = run("train_transformer.py", "--steps", 40)
+    printed = run("train_transformer.py", "--steps", 30, BATCH=8)
     rows = table(printed, "layers that round")
     assert list(rows) == ["float32", "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4"]
     # Attention and two linear layers; the head is unchanged.
@@ -34,8 +34,9 @@ def test_train_transformer(run: RunExample) -> None:
     shares = [count / len(text) for count in collections.Counter(text).values()]
     entropy = -sum(share * math.log(share) for share in shares)
     assert f"a loss of {entropy:.2f}" in printed
-    assert all(1 < loss < entropy - 0.3 for loss in losses.values())
-    # Over seeds 0 to 2, FP8 ended within 0.002 of float32, and FP4 within 0.017.
+    # On twelve other beginnings of the text, the loss was 0.28 to 0.41 less.
+    assert all(1 < loss < entropy - 0.15 for loss in losses.values())
+    # Over seeds 0 to 2, FP8 ended within 0.002 of float32, and FP4 within 0.02.
     assert all(abs(losses[name] - losses["float32"]) < 0.02 for name in ("fp8_hybrid", "mxfp8"))
     assert all(abs(losses[name] - losses["float32"]) < 0.08 for name in ("mxfp4", "nvfp4"))
 
@@ -51,7 +52,8 @@ def skip_if_torch_cannot_attend_in_bfloat16() -> None:
 
 def test_tutorial_gpt(run: RunExample, tmp_path: Path) -> None:
     skip_if_torch_cannot_attend_in_bfloat16()
-    printed = run("tutorial_gpt.py", "--steps", 25, "--seeds", 0, "--json", tmp_path / "results.json")
+    small = {"LAYERS": 1, "WIDTH": 64, "HEADS": 2, "CONTEXT": 32, "BATCH": 8}
+    printed = run("tutorial_gpt.py", "--steps", 25, "--seeds", 0, "--json", tmp_path / "results.json", **small)
     rows = table(printed, "held out")
     assert list(rows) == ["float32", "bf16", "fp8", "fp4"]
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
@@ -62,8 +64,8 @@ def test_tutorial_gpt(run: RunExample, tmp_path: Path) -> None:
     counts = collections.Counter(text[: len(text) * 19 // 20])
     entropy = -sum(count / counts.total() * math.log(count / counts.total()) for count in counts.values())
     assert results["entropy"] == pytest.approx(entropy, abs=1e-4)
-    # Over seeds 0 to 2 losses were 0.62 to 0.65 below the entropy, and within 0.003 of float32's.
-    assert all(len(curve) == 1 and curve[0] < entropy - 0.5 for curve in losses.values())
+    # Over seeds 0 to 2 losses were 0.27 to 0.30 below the entropy, and within 0.006 of float32's.
+    assert all(len(curve) == 1 and curve[0] < entropy - 0.2 for curve in losses.values())
     outcomes = {run["method"]: (*run["training"], *run["validation"], results["samples"][run["method"]]) for run in results["runs"]}
     # BF16 may agree with float32 in all digits by chance.
     assert len({outcomes[name] for name in ("float32", "fp8", "fp4")}) == 3, "each method computes something else"
@@ -72,7 +74,7 @@ def test_tutorial_gpt(run: RunExample, tmp_path: Path) -> None:
 
 
 def test_bf16_adamw(run: RunExample) -> None:
-    rows = table(run("bf16_adamw.py"), "updates")
+    rows = table(run("bf16_adamw.py", STEPS=150), "updates")
     nearest, stochastic, kahan, copy = rows.values()
     # Weight and two moments of two bytes; two more for Kahan's compensation; or a weight of two, and a copy and moments of four.
     assert [row[2] for row in rows.values()] == [6, 6, 8, 14]
@@ -82,9 +84,10 @@ def test_bf16_adamw(run: RunExample) -> None:
     assert nearest[1] > 100 * unmoved
     # In float32 updates below 2**-24 of a weight are lost.
     assert copy[1] < 0.5
-    # Three methods that lose nothing on average agree; over seeds 0 to 2 they differed by 2.3 %.
-    assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.1)
-    assert nearest[0] > 1.3 * max(stochastic[0], kahan[0], copy[0])
+    # Three methods that lose nothing on average agree: over seeds 0 to 5 they differed by 0.2 % at most, and the loss to nearest was 4.3 to
+    # 6.3 % higher.
+    assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.01)
+    assert nearest[0] > 1.025 * max(stochastic[0], kahan[0], copy[0])
 
 
 def test_made_up_chip(run: RunExample) -> None:
@@ -109,7 +112,7 @@ def sections(printed: str) -> dict[str, str]:
 
 
 def test_monitor(run: RunExample, tmp_path: Path) -> None:
-    parts = sections(run("monitor.py", tmp_path / "figures"))
+    parts = sections(run("monitor.py", tmp_path / "figures", STEPS=75))
     names = ["narrow", "loss-scale", "tensor-scale"]
     losses = {name: float(re.search(r"a loss of (\d\.\d{3}) after", parts[name])[1]) for name in names}  # type: ignore[index]
     cells = {
@@ -134,10 +137,12 @@ def test_monitor(run: RunExample, tmp_path: Path) -> None:
     assert len({path.read_bytes() for path in figures}) == 6
 
 
-def test_monitor_finds_a_folder_of_its_own(run: RunExample, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("run")
+def test_monitor_finds_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     module = importlib.import_module("monitor")
     monkeypatch.setattr(module, "STEPS", 1)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path: path.touch())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["monitor.py"])
     module.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -23,16 +24,23 @@ import outputs  # noqa: E402 (from the folder above)
 
 
 class RunExample(Protocol):
-    def __call__(self, name: str, *arguments: object) -> str: ...
+    def __call__(self, name: str, *arguments: object, **constants: object) -> str: ...
 
 
 @pytest.fixture(name="run")
 def running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunExample]:
-    """Return the output of an example. Its settings are undone afterwards."""
+    """Return the output of an example, or of one whose constants are others. Its settings are undone afterwards."""
 
-    def run(name: str, *arguments: object) -> str:
+    def run(name: str, *arguments: object, **constants: object) -> str:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        runpy.run_path(str(FOLDER / name), run_name="__main__")
+        if constants:
+            monkeypatch.syspath_prepend(FOLDER)
+            module = importlib.import_module(name.removesuffix(".py"))
+            for constant, value in constants.items():
+                monkeypatch.setattr(module, constant, value)
+            module.main()
+        else:
+            runpy.run_path(str(FOLDER / name), run_name="__main__")
         printed = capsys.readouterr().out
         check_what_the_gallery_shows(name, printed)
         return printed
