@@ -50,7 +50,7 @@ def test_first_steps(run: RunExample) -> None:
 
 
 def test_train_digits(run: RunExample) -> None:
-    rows = re.findall(r"^(.+?) +(\d+\.\d)% +\d+\.\d$", run("train_digits.py"), flags=re.MULTILINE)
+    rows = re.findall(r"^(.+?) +(\d+\.\d)% +\d+\.\d$", run("train_digits.py", STEPS=100), flags=re.MULTILINE)
     accuracy = {name: float(percent) for name, percent in rows}
     assert list(accuracy) == [
         "float32 everywhere",
@@ -58,11 +58,11 @@ def test_train_digits(run: RunExample) -> None:
         "E4M0 backward, to nearest",
         "E4M0 backward, stochastic",
     ]
-    # tests/nn/test_training.py states how far these limits are from measured values.
     native, hybrid, nearest, stochastic = accuracy.values()
-    assert min(native, hybrid) > 93
+    # Over seeds 0 to 5 at least 92 %, at most 12.2 %, and at least 81 %.
+    assert min(native, hybrid) > 90
     assert nearest < 30
-    assert stochastic > 80
+    assert stochastic > 70
 
 
 METHODS = ["stochastic", "kahan", "nearest", "o1", "o2"]
@@ -97,20 +97,20 @@ def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-COMPARED = ["--compare", ",".join(METHODS), "--rates", "1e-2,1e-9", "--steps", "16"]
+COMPARED = ["--compare", ",".join(METHODS), "--rates", "2e-2,1e-9", "--steps", "8"]
 
 
 def check_that_every_method_learns(results: list[dict[str, Any]], printed: str) -> None:
-    assert [(result["method"], result["lr"]) for result in results] == [(method, lr) for method in METHODS for lr in (1e-2, 1e-9)]
-    learnt = {result["method"]: result["validation_loss"] for result in results if result["lr"] == 1e-2}
+    assert [(result["method"], result["lr"]) for result in results] == [(method, lr) for method in METHODS for lr in (2e-2, 1e-9)]
+    learnt = {result["method"]: result["validation_loss"] for result in results if result["lr"] == 2e-2}
     # A model that knows nothing has a loss of log 256, 5.5; one that cannot move stays there.
     assert all(loss < 4.2 for loss in learnt.values())
     assert all(result["validation_loss"] > 5.4 for result in results if result["lr"] == 1e-9)
     # There are five methods.
     assert len(set(learnt.values())) == len(METHODS)
-    assert all(result["tokens"] == 16 * 4 * 32 for result in results)
+    assert all(result["tokens"] == 8 * 4 * 32 for result in results)
     table = re.findall(r"^(\w+) +(\S+) +1 +(\d\.\d{4}) +- ", printed.split("at each method's best learning rate")[1], flags=re.MULTILINE)
-    assert table == [(method, "0.01", f"{loss:.4f}") for method, loss in learnt.items()]
+    assert table == [(method, "0.02", f"{loss:.4f}") for method, loss in learnt.items()]
 
 
 def test_train_gpt(main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
