@@ -29,7 +29,7 @@ _zeros: dict[tuple[int, int], Tensor] = {}
 def multiplied_into(out: Tensor, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None) -> bool:
     """Write `a @ b`, times one or two numbers, plus a bias; return whether cuBLAS has such a product.
 
-    Two numbers are multiplied with each other first, in float32.
+    Of two numbers it takes their product in float32.
 
     Args:
         out: A contiguous matrix.

@@ -123,7 +123,7 @@ class Implementation(OnBackend):
         return out
 
     def matmul_rescaled(self, a: Tensor, b: Tensor, factors: Sequence[Tensor], bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """`rescaled` of the float32 product of two 16-bit matrices, whose scales may be multiplied with each other first."""
+        """`rescaled` of the float32 product of two 16-bit matrices; two scales of whole tensors may become one first."""
         out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
         self._backend.matmul_rescaled_into(out, a, b, factors, bias)
         return out

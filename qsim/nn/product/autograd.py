@@ -154,7 +154,7 @@ def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Ten
 def _operands(
     ctx: Any, plan: ProductPlan, index: int, ops: Operators, upstream: Upstream, kept: Tensor, scales: Tensor | None, seed: Tensor | None
 ) -> BackwardOperands:
-    """What the gradient of an operand, 1 or 2, is a product of: the result's gradient, and the other operand from what was kept of it."""
+    """The operands of the product that gives the gradient of an operand, 1 or 2, from what was kept of the other one."""
     observer: observers.Observer | None = ctx.observer
     site, other = (plan.gradient.for_first, plan.second) if index == 1 else (plan.gradient.for_second, plan.first)
     how = plan.arithmetics[index]
