@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 #: The confidence of intervals, unless `confidence` sets another, and the probability with which an effect of the size `detects` is found.
 CONFIDENCE, POWER = 0.95, 0.8
@@ -59,7 +59,7 @@ def normal() -> float:
         >>> round(normal(), 2)
         1.96
     """
-    return float(stats.norm.ppf(0.5 + _level.get() / 2))
+    return float(special.ndtri(0.5 + _level.get() / 2))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def mean(values: Sequence[float]) -> Interval:
     if count < 2:
         return Interval(center, -math.inf, math.inf, math.inf)
     error, t = float(np.std(values, ddof=1) / math.sqrt(count)), _student(count)
-    return Interval(center, center - t * error, center + t * error, (t + float(stats.t.ppf(POWER, count - 1))) * error)
+    return Interval(center, center - t * error, center + t * error, (t + float(special.stdtrit(count - 1, POWER))) * error)
 
 
 def proportion(values: Sequence[float]) -> Interval:
@@ -164,7 +164,7 @@ def _center_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _student(count: int) -> float:
-    return float(stats.t.ppf(0.5 + _level.get() / 2, count - 1)) if count > 1 else math.inf
+    return float(special.stdtrit(count - 1, 0.5 + _level.get() / 2)) if count > 1 else math.inf
 
 
 def above(found: Interval, bound: float = 0.0) -> bool | None:
@@ -217,6 +217,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Interval:
         >>> print(f"{slope([1, 2, 4, 8], [8.0, 4.1, 1.9, 1.0]):.2f}")
         -1.01 [-1.11, -0.91]
     """
-    found = stats.linregress(np.log(x), np.log(y))
-    half = float(stats.t.ppf(0.5 + _level.get() / 2, len(x) - 2) * found.stderr)
-    return Interval(float(found.slope), float(found.slope) - half, float(found.slope) + half)
+    right, up = (np.log(values) - np.mean(np.log(values)) for values in (x, y))
+    spread = float(right @ right)
+    found = float(right @ up) / spread
+    rest = up - found * right
+    freedom = len(x) - 2
+    half = _student(freedom + 1) * math.sqrt(float(rest @ rest) / (freedom * spread)) if freedom else math.inf
+    return Interval(found, found - half, found + half)
