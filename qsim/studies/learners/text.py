@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sysconfig
 from dataclasses import dataclass
@@ -83,8 +84,12 @@ def text(data: str, context: int, device: torch.device) -> Text:
 
 
 def _library() -> list[Path]:
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    return sorted(path for path in folder.rglob("*.py") if "site-packages" not in path.parts)
+    found = []
+    for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        # Installed packages are many more files than the library.
+        inner[:] = [name for name in inner if name not in ("site-packages", "__pycache__")]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def _files(path: Path) -> list[Path]:

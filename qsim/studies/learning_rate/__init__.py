@@ -165,7 +165,7 @@ def toy(settings: Settings, method: str, levels: float, seed: int) -> Run:
 
 def frequencies_loss(words: Text) -> float:
     """The loss of the unigram baseline on the held-out text: predictions from byte frequencies only."""
-    learnt, held = (torch.bincount(part.long(), minlength=VOCABULARY).double() for part in words.tokens.tensor_split((words.held_out,)))
+    learnt, held = (torch.bincount(part, minlength=VOCABULARY).double() for part in words.tokens.tensor_split((words.held_out,)))
     learnt += 1
     return float(-(held / held.sum() * (learnt / learnt.sum()).log()).sum())
 
