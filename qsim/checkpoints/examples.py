@@ -32,7 +32,7 @@ class _Inputs:
     def used(self, name: str, measured: object) -> None:
         """Ignored, too."""
 
-    def multiplies(self, first: Site, second: Site) -> None:
+    def multiplies(self, *products: tuple[Site, Site]) -> None:
         """Ignored: the operands were reported when they were rounded."""
 
 

@@ -101,7 +101,7 @@ class LayerObserver:
         counts, sums = torch.ops.qsim.tally.default(before, after, fmt.min, fmt.max)
         return Tally(fmt, counts, sums if scales is None else _in_own_units(before, after, scales))
 
-    def multiplies(self, first: Site, second: Site) -> None:
+    def multiplies(self, *products: tuple[Site, Site]) -> None:
         """Ignored: the operands were reported when they were rounded."""
 
     def _counts(self, name: str) -> bool:

@@ -43,6 +43,15 @@ def operands(operator: Any, args: Sequence[Any]) -> list[Tensor]:
     return [x for x in tree_leaves(chosen) if isinstance(x, Tensor)]
 
 
+def products_of(operator: Any, args: Sequence[Any], count: int) -> list[list[Tensor]]:
+    """The tensors that an operator multiplies, for each of its products: one, or the two gradients of a convolution."""
+    multiplied = operands(operator, args)
+    if count == 1:
+        return [multiplied]
+    g, a, w = multiplied
+    return [[g, w], [g, a]]
+
+
 def multiplier(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     """Who computed a product with an accumulator, the chip or its emulator; empty for others."""
     return multiplied_by(*args, **kwargs) if _name(operator) == "qsim::accumulate" else ""

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from qsim.functional.quantizer import short
 from qsim.nn.converting.layers import layers, target
 from qsim.nn.converting.table import reason_left
-from qsim.nn.coverage.formulas import multiplier, multiply_adds, operands
+from qsim.nn.coverage.formulas import multiplier, multiply_adds, products_of
 from qsim.nn.coverage.origins import Origins
 from qsim.nn.coverage.paths import Paths, recorded_node, running_node, running_operation
 from qsim.nn.coverage.report import CountedProduct, Coverage
@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):
         self.paths = Paths(model)
         self._layers, self._reasons = layers(model), _reasons(model)
         self._origins = Origins(model)
-        self._sites: tuple[Site, Site] | None = None
+        self._announced: tuple[tuple[Site, Site], ...] = ()
         self._found: dict[Key, tuple[int, int]] = {}
         self._opaque: dict[str, None] = {}
         self._multiplied: set[str | None] = set()
@@ -69,16 +69,18 @@ class Recorder(TorchDispatchMode):
         self._recorded_in.setdefault(recorded_node(), self._path(self.paths.is_backward))
         count = multiply_adds(operator, args, given, result)
         if count is not None:
-            self._record(operator, operands(operator, args), count, multiplier(operator, args, given))
+            announced, self._announced = self._announced or (None,), ()
+            by = multiplier(operator, args, given)
+            for multiplied, sites in zip(products_of(operator, args, len(announced)), announced, strict=True):
+                self._record(operator, multiplied, count // len(announced), by, sites)
         elif _may_multiply(func, args):
             self._opaque[str(operator).replace(".", "::")] = None
         if isinstance(func, OpOverload):
             self._origins.follow(func, (args, given), result)
         return result
 
-    def _record(self, operator: Any, multiplied: list[Tensor], count: int, by: str) -> None:
-        """Record a product, with the sites that were announced for it."""
-        sites, self._sites = self._sites, None
+    def _record(self, operator: Any, multiplied: list[Tensor], count: int, by: str, sites: tuple[Site, Site] | None) -> None:
+        """Record a product, with the sites that were announced for it, if any."""
         is_backward = self.paths.is_backward if sites is None else sites[0].name.startswith("grad")
         path = self._path(is_backward)
         name = str(operator).rpartition(".")[2]
@@ -120,9 +122,9 @@ class Recorder(TorchDispatchMode):
         """Whether a layer was called, or another module has rounded a product with its weight."""
         return module in self.paths.called or any(self._origins.name(own) in self._multiplied for own in module.parameters(recurse=False))
 
-    def multiplies(self, first: Site, second: Site) -> None:
-        """Remember the sites of the next product."""
-        self._sites = first, second
+    def multiplies(self, *products: tuple[Site, Site]) -> None:
+        """Remember the sites of the next products."""
+        self._announced = products
 
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Ignored: `multiplies` reports the sites of products."""

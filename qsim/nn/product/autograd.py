@@ -108,7 +108,7 @@ def multiplied(
     observer = ctx.observer = observers.current(ops)
     if observer is not None:
         ctx.noted = first.show(observer, a, kept_a, seed), second.show(observer, w, kept_w, seed_of_w)
-        observer.multiplies(first.forward, second.forward)
+        observer.multiplies((first.forward, second.forward))
     ctx.shapes, ctx.bias_dtype = (a.shape, w.shape), None if bias is None else bias.dtype
     is_plain = how.sum is None and left_a is None and left_w is None
     arithmetic = how.plain if is_plain else how.after(ops, left_a, left_w, seed)
@@ -134,17 +134,23 @@ def gradients(ctx: Any, plan: ProductPlan, saved: Saved, g: Tensor) -> tuple[Ten
     upstream = plan.gradient.upstream(Received(ops, g, seed, ctx.observer, kept_w is not None, kept_a is not None, needs_bias))
     of_a = of_w = of_bias = None
     product, seed_of_w = plan.setting.product, seed if plan.setting.two_inputs else weight_seed
-    if kept_w is not None and kept_a is not None and product.joins_gradients:
+    one = two = None
+    if kept_w is not None:
         one = _operands(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w)
-        of_a, of_w = product.gradients(one, _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed), ctx.shapes)
+        if kept_a is not None and product.joins_gradients:
+            two = _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
+    if one is not None and two is not None and product.joins(one, two):
+        _announce(ctx.observer, plan, 1, 2)
+        of_a, of_w = product.gradients(one, two)
     else:
-        if kept_w is not None:
-            rounded_g, w, how = _operands(ctx, plan, 1, ops, upstream, kept_w, scales_w, seed_of_w)
-            of_a = product.grad_a(rounded_g, w, ctx.shapes[0], how)
-            del rounded_g, w
+        if one is not None:
+            _announce(ctx.observer, plan, 1)
+            of_a = product.grad_a(one[0], one[1], ctx.shapes[0], one[2])
+            one = None
         if kept_a is not None:
-            rounded_g, a, how = _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
-            of_w = product.grad_w(rounded_g, a, ctx.shapes[1], how)
+            two = two or _operands(ctx, plan, 2, ops, upstream, kept_a, scales_a, seed)
+            _announce(ctx.observer, plan, 2)
+            of_w = product.grad_w(two[0], two[1], ctx.shapes[1], two[2])
     if needs_bias:
         total = plan.setting.product.grad_bias(g) if upstream.total is None else upstream.total
         of_bias = total if total.dtype == ctx.bias_dtype else total.to(ctx.bias_dtype)
@@ -161,9 +167,15 @@ def _operands(
     (rounded_g, left_g), (rounded, left) = upstream.round(site, how.held), other.recall(ops, kept, seed, how.held, scales)
     if observer is not None:
         other.show_recalled(observer, kept, ctx.noted[2 - index], seed)
-        observer.multiplies(site, other.backward)
     is_plain = how.sum is None and left_g is None and left is None
     return rounded_g, rounded, how.plain if is_plain else how.after(ops, left_g, left, upstream.seed)
+
+
+def _announce(observer: observers.Observer | None, plan: ProductPlan, *indices: int) -> None:
+    """Tell an observer, if there is one, whose gradients the next operator computes: the first operand's, 1, the second's, 2, or both."""
+    if observer is not None:
+        products = {1: (plan.gradient.for_first, plan.second.backward), 2: (plan.gradient.for_second, plan.first.backward)}
+        observer.multiplies(*(products[index] for index in indices))
 
 
 def _unless(clipped: Tensor | None, gradient: Tensor | None) -> Tensor | None:

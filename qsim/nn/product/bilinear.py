@@ -28,7 +28,7 @@ class Product:
     Attributes:
         gradient_first: Whether the gradient is the left operand of the product that gives the second operand's gradient.
         sums_rows: Whether the gradient of the bias is the sum over all dimensions of the result but the last.
-        joins_gradients: Whether the gradients of both operands may come from one call, for which all operands must be in memory at once.
+        joins_gradients: Whether both operands' gradients may come from one operator, for which all operands must be in memory at once.
         directions: The dimensions along which operands are scaled.
     """
 
@@ -65,8 +65,12 @@ class Product:
         """The gradient of the second operand."""
         raise NotImplementedError
 
-    def gradients(self, first: BackwardOperands, second: BackwardOperands, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
-        """The gradients of both operands, of the given shapes, if this operation joins them."""
+    def joins(self, first: BackwardOperands, second: BackwardOperands) -> bool:
+        """Whether the gradients of both operands come from one operator, if they may."""
+        raise NotImplementedError
+
+    def gradients(self, first: BackwardOperands, second: BackwardOperands) -> tuple[Tensor, Tensor]:
+        """The gradients of both operands from one operator."""
         raise NotImplementedError
 
     def grad_bias(self, g: Tensor) -> Tensor:

@@ -74,11 +74,14 @@ class ConvolutionProduct(Product):
             return _times(found, how).to(how.dtype)
         return _times(self._gradient(g, a, w_shape, how, second=True), how).to(how.dtype)
 
-    def gradients(self, first: BackwardOperands, second: BackwardOperands, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
-        """Both gradients; from one call of torch, as without rounding, if they are of the same rounded gradient of the result."""
-        (g, w, one), (same_g, a, other) = first, second
-        if g is not same_g or one.exact or other.exact or one.adder is not None or other.adder is not None:
-            return self.grad_a(g, w, shapes[0], one), self.grad_w(same_g, a, shapes[1], other)
+    def joins(self, first: BackwardOperands, second: BackwardOperands) -> bool:
+        """Whether both products have the same rounded gradient of the result, and torch computes them."""
+        (g, _, one), (other_g, _, other) = first, second
+        return g is other_g and not (one.exact or other.exact or one.adder or other.adder)
+
+    def gradients(self, first: BackwardOperands, second: BackwardOperands) -> tuple[Tensor, Tensor]:
+        """The gradients of both operands from one operator, as without rounding."""
+        (g, w, one), (_, a, other) = first, second
         of_a, of_w, _ = torch.ops.aten.convolution_backward(g, a, w, None, *self._numbers(), [True, True, False])
         return _times(of_a, one).to(one.dtype), _times(of_w, other).to(other.dtype)
 

@@ -33,8 +33,11 @@ class Observer(Protocol):
     def rounds(self, site: Site, x: Tensor, seed: Tensor | None) -> None:
         """Called when a tensor is rounded at a point, and used."""
 
-    def multiplies(self, first: Site, second: Site) -> None:
-        """Called before a product, with the sites that its operands have passed. The next operator that multiplies is this product."""
+    def multiplies(self, *products: tuple[Site, Site]) -> None:
+        """Called before a product, or two that one operator computes, with the sites that the operands of each have passed.
+
+        The next operator that multiplies is theirs.
+        """
 
 
 #: Finds the observer of products outside of layers, by the module that has the parameter and its name, if anything watches them.

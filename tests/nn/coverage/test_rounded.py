@@ -205,3 +205,13 @@ def test_products_that_only_a_gradient_has() -> None:
     model, x = qsim.convert(solves, ALL, calls="all"), torch.randn(4, 4, requires_grad=True)
     left = {(product.direction, product.reason) for product in qsim.coverage(model, x).products if product.reason}
     assert left == {("backward", "product of two activations in the gradient of LinalgSolveTriangular")}
+
+
+@pytest.mark.parametrize("recipe", ["fp8_hybrid", "nvfp4"])
+def test_both_gradients_of_a_convolution_are_products(recipe: str) -> None:
+    layer = qsim.convert(nn.Conv2d(16, 32, 3), qsim.recipes.resolve(recipe).points)
+    found = qsim.coverage(layer, torch.randn(2, 16, 5, 5, requires_grad=True))
+    assert [tuple(point.partition("=")[0] for point in product.points) for product in found.products] == [
+        ("act", "weight"), ("grad", "weight_bwd"), ("grad" if recipe == "fp8_hybrid" else "grad_w", "act_bwd"),
+    ]  # fmt: skip
+    assert {product.multiply_adds for product in found.products} == {2 * 32 * 16 * 9 * 9}
