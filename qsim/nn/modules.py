@@ -110,10 +110,12 @@ class FivePointModule(RemembersAmaxes):
         keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
-        """The layer's parameters, its points, and who has computed its products if they have an accumulator."""
+        """The layer's parameters, its points, and who computes products of its size if they have an accumulator."""
         weight = getattr(self, "weight", None)
         by = multiplied_by(self.points_in_use, weight) if isinstance(weight, Tensor) else ""
-        return ", ".join(part for part in (super().extra_repr(), f"points=({self.points})", by and f"multiplied by: {by}") if part)
+        return ", ".join(
+            part for part in (super().extra_repr(), f"points=({self.points})", by and f"products of this size by: {by}") if part
+        )
 
 
 def resolve_points(points: object) -> FivePoint:

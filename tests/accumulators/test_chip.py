@@ -290,16 +290,18 @@ def test_coverage_shows_who_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("chip", "columns", "by"), [
-    ("auto", 32, "chip"), ("never", 32, "emulator"), ("auto", 24, "chip (1 of 3 kinds of products), emulator"),
+    ("auto", 32, "chip"), ("never", 32, "emulator"), ("auto", 24, "chip (1 of 3 kinds), emulator"),
 ])  # fmt: skip
 def test_a_layer_says_who_multiplied(chip: Any, columns: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulate, "CHIP", VerifiedChip(FakeLibrary("h100_fp8")))
     points = FivePoint("e4m3", "e4m3", "same", "same", "e4m3", accumulate="h100_fp8", chip=chip)
-    layer, same = (qsim.nn.Linear(16, columns, points=points, bias=False) for _ in range(2))
-    assert "multiplied by" not in repr(layer)
+    layer, same, other = (qsim.nn.Linear(16, size, points=points, bias=False) for size in (columns, columns, 80))
+    assert "products of" not in repr(layer)
     layer(torch.ones(48, 16, requires_grad=True)).sum().backward()
-    assert f"multiplied by: {by})" in repr(layer)
-    assert repr(layer) == repr(same)  # what is known is known of sizes
+    assert f"products of this size by: {by})" in repr(layer)
+    assert repr(layer) == repr(same)
+    assert ("products of" in repr(other)) == (chip == "never")  # nothing is known of its size
+    assert "products of this size by: emulator" in repr(layer.to("meta"))
 
 
 def test_a_call_can_require_the_chip() -> None:

@@ -48,8 +48,7 @@ def test_models_learn_alike_with_every_method(found: tuple[studies.Report, Findi
     findings = found[1]
     (rate,) = findings.settings.rates
     mixed = findings.losses(O1, rate)
-    # One bit in 256 per weight: it changes the loss by up to 0.002, over twelve seeds with the kernels of AVX2 and plain SSE, with a
-    # standard deviation of 0.001. Seeds differ by 0.2.
+    # One bit in 256 per weight: it changed the loss by up to 0.0017, over eight seeds with the kernels of AVX2 and four with plain SSE.
     for method in (STOCHASTIC, KAHAN, O2):
         assert abs(mean(findings.losses(method, rate)) - mean(mixed)) < 0.005, method
     for bits in MORE_BITS:

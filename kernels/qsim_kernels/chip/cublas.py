@@ -83,7 +83,7 @@ class CublasProduct:
         workspace_bytes: The size of the memory that it needs while it is computed.
     """
 
-    def __init__(self, left: Stored, turns_left: bool, right: Stored, turns_right: bool, result: Stored, adds_bias: bool) -> None:
+    def __init__(self, left: Stored, turns_left: bool, right: Stored, turns_right: bool, result: Stored, *, adds_bias: bool) -> None:
         self._operation = _made("MatmulDesc", _IN_FLOAT32, _TYPES[torch.float32])
         self._layouts = [_made("MatrixLayout", _TYPES[x.dtype], *x[1:]) for x in (left, right, result)]
         for kind, pointer in (("MatmulDesc", self._operation), *(("MatrixLayout", layout) for layout in self._layouts)):

@@ -1,7 +1,7 @@
 """Products of 16-bit matrices times numbers that lie on the GPU, plus a bias, rounded once from float32 sums.
 
 Torch's own products take such numbers for 8-bit operands only. With them a float32 product would be written to memory, read again and
-multiplied there, which takes a fifth of the time of a large product.
+multiplied there, which adds a sixth to the time of a large product.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _product(
         return None
     # cuBLAS reads and writes by columns: it computes the transpose of the result, whose left operand is the right one.
     rows, columns = shape[0], other_shape[1]
-    product = CublasProduct(*right, *left, Stored(target, columns, rows, columns), bias is not None)
+    product = CublasProduct(*right, *left, Stored(target, columns, rows, columns), adds_bias=bias is not None)
     return product if product.exists else None
 
 

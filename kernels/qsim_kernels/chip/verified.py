@@ -172,8 +172,11 @@ class VerifiedChip:
             device: Where it is.
         """
         products = {product_of(read_sum(how)) for how in sums}
+        if self.library.obstacle(device):
+            return [False]
         cases = [(case, way) for case, way in self._known.items() if case.product in products and case.device == device]
-        return [isinstance(way, ChipRoute) for case, way in cases if case.has_side(rows, columns)]
+        emulated = [False] if None in products else []
+        return emulated + [isinstance(way, ChipRoute) for case, way in cases if case.has_side(rows, columns)]
 
     def _case(self, a: Tensor, b: Tensor, how: str, dtype: torch.dtype | None, bias: Tensor | None) -> ChipCase | str:
         product = product_of(read_sum(how))

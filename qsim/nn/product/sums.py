@@ -48,15 +48,15 @@ def spelled_lookup(points: FivePoint, site: Site, dtype: torch.dtype) -> str | N
 
 
 def multiplied_by(points: FivePoint, weight: Tensor) -> str:
-    """Who has multiplied a layer's weight with an accumulator so far: the chip, the emulator, or both; empty if nobody has."""
+    """Who computes products of a layer's size with an accumulator: the chip, the emulator, or both; empty if none has run yet."""
     sums = {how.sum for plan in points.plans.values() for how in getattr(plan, "arithmetics", ()) if how.sum is not None}
     if not sums or weight.dim() != 2:
         return ""
     rows, columns = weight.shape
-    found = [] if points.chip == "never" else computed_on_chip(sums, rows, columns, weight.device)
+    found = [False] if points.chip == "never" else computed_on_chip(sums, rows, columns, weight.device)
     if not any(found):
-        return "emulator"
-    return "chip" if all(found) else f"chip ({sum(found)} of {len(found)} kinds of products), emulator"
+        return "emulator" if found else ""
+    return "chip" if all(found) else f"chip ({sum(found)} of {len(found)} kinds), emulator"
 
 
 def chain_of(point: Quantizer | None, direction: Direction, accumulator: Accumulator | None) -> int:
