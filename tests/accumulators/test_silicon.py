@@ -98,23 +98,30 @@ def test_fp16_subnormal_operands_and_overflow() -> None:
         assert differing("h100_fp16", plain, a, b) == 0, scale
 
 
-def test_bf16_subnormal_operands_and_sums_and_overflow() -> None:
-    # Sums near float32's least value are left out: at scales of 2**-100 and 2**-48, 433 of 786,432 results differed. That is as many as
-    # the emulator truncates to -0 (377 to 477 in ten draws).
-    for scale_a, scale_b in ((2.0**-130, 2.0**40), (2.0**-70, 2.0**-64), (2.0**70, 2.0**55)):
-        a = values((ROWS, 256), torch.bfloat16, 2.0, scale_a)
-        b = values((256, COLUMNS), torch.bfloat16, 2.0, scale_b)
+#: Scales of both operands, for subnormal operands, subnormal sums, sums that are truncated to zero, and overflow.
+EXTREMES = ((2.0**-130, 2.0**40), (2.0**-70, 2.0**-64), (2.0**-100, 2.0**-48), (2.0**-75, 2.0**-75), (2.0**70, 2.0**55))
+
+
+@pytest.mark.parametrize("length", [8, 16, 64, 256])
+def test_bf16_at_the_ends_of_float32(length: int) -> None:
+    for scale_a, scale_b in EXTREMES:
+        a = values((ROWS, length), torch.bfloat16, 2.0, scale_a)
+        b = values((length, COLUMNS), torch.bfloat16, 2.0, scale_b)
         assert differing("h100_bf16", plain, a, b) == 0, (scale_a, scale_b)
+
+
+def with_specials(x: Tensor) -> Tensor:
+    """Infinities and NaN among numbers, in the same dtype."""
+    chance, wide = torch.rand(x.shape, device=DEVICE), x.to(torch.float32)
+    wide[chance < 0.002], wide[chance > 0.998], wide[(chance > 0.5) & (chance < 0.501)] = torch.inf, -torch.inf, torch.nan
+    return wide.to(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", [E5M2, torch.bfloat16, torch.float16])
 def test_infinities_and_nan(dtype: torch.dtype) -> None:
     a, b = values((ROWS, 128), dtype, 2.0), values((128, COLUMNS), E4M3 if dtype == E5M2 else dtype, 2.0)
-    chance = torch.rand(a.shape, device=DEVICE)
-    wide = a.to(torch.float32)
-    wide[chance < 0.002], wide[chance > 0.998], wide[(chance > 0.5) & (chance < 0.501)] = torch.inf, -torch.inf, torch.nan
     accumulator, multiply = ("h100_fp8", fp8(True)) if dtype == E5M2 else ("h100_fp16" if dtype == torch.float16 else "h100_bf16", plain)
-    assert differing(accumulator, multiply, wide.to(dtype), b) == 0
+    assert differing(accumulator, multiply, with_specials(a), b) == 0
 
 
 @pytest.mark.parametrize(("rows", "length", "columns"), [(4096, 768, 3072), (4096, 3072, 768), (768, 16384, 768), (4096, 1024, 4096)])
@@ -124,9 +131,24 @@ def test_shapes_of_layers_are_one_chain(rows: int, length: int, columns: int) ->
     assert differing("h100_fp8_promoted", fp8(False), a, b) == 0
 
 
-@pytest.mark.parametrize("length", [32, 256, 2048])
+def in_tf32(shape: tuple[int, int], spread: float, scale: float = 1.0) -> Tensor:
+    """Values that TF32 holds."""
+    return qsim.quantize(values(shape, torch.float32, spread, scale), "tf32")
+
+
+@pytest.mark.parametrize("length", [4, 8, 16, 24, 32, 256, 2048, 8192])
 def test_tf32(length: int) -> None:
-    """Operands in TF32 already; a library's kernels may split sums of some shapes, which these are not."""
     for spread in SPREADS:
-        a, b = (qsim.quantize(values(shape, torch.float32, spread), "tf32") for shape in ((2048, length), (length, 2048)))
-        assert differing("h100_tf32", tf32, a, b, "tf32") == 0, spread
+        assert differing("h100_tf32", tf32, in_tf32((2048, length), spread), in_tf32((length, 2048), spread), "tf32") == 0, spread
+
+
+@pytest.mark.parametrize("length", [32, 256])
+def test_tf32_at_the_ends_of_float32(length: int) -> None:
+    for scale_a, scale_b in EXTREMES:
+        a, b = in_tf32((2048, length), 2.0, scale_a), in_tf32((length, 2048), 2.0, scale_b)
+        assert differing("h100_tf32", tf32, a, b, "tf32") == 0, (scale_a, scale_b)
+
+
+def test_tf32_infinities_and_nan() -> None:
+    a, b = with_specials(in_tf32((2048, 128), 2.0)), in_tf32((128, 2048), 2.0)
+    assert differing("h100_tf32", tf32, a, b, "tf32") == 0

@@ -62,6 +62,31 @@ def test_seed_tensor_is_read_at_every_replay() -> None:
         assert torch.equal(result, seeded(x, number))
 
 
+SUMS = [
+    qsim.accumulators.Rounded("bf16", rounding="stochastic"),
+    qsim.accumulators.Rounded("bf16", chunk=32, rounding="stochastic"),
+    qsim.accumulators.Promoted(qsim.accumulators.Rounded("e5m6", rounding="stochastic"), 64),
+]
+
+
+@pytest.mark.parametrize("accumulate", SUMS, ids=str)
+def test_stochastic_sums(accumulate: qsim.accumulators.Accumulator) -> None:
+    """Replays draw fresh noise for every sum, and read a seed from its tensor."""
+    a, b = torch.randn(64, 128, device="cuda").bfloat16(), torch.randn(128, 48, device="cuda").bfloat16()
+    graph, result = captured(lambda: qsim.matmul(a, b, accumulate))
+    draws = [qsim.matmul(a, b, accumulate, chip="never", seed=1)]
+    for _ in range(3):
+        graph.replay()
+        draws.append(result.clone())
+    assert [(i, j) for i in range(4) for j in range(i) if torch.equal(draws[i], draws[j])] == []
+    seed = torch.tensor(1, device="cuda")
+    graph, result = captured(lambda: qsim.matmul(a, b, accumulate, seed=seed))
+    for number in (1, 2**62):
+        seed.fill_(number)
+        graph.replay()
+        assert same(result, qsim.matmul(a, b, accumulate, seed=number))
+
+
 def test_inputs_are_read_at_every_replay() -> None:
     x = torch.zeros(4096, device="cuda")
     graph, result = captured(lambda: qsim.quantize(x, "e4m3", dtype=torch.bfloat16))
@@ -130,6 +155,19 @@ def test_replayed_layers_draw_fresh_noise() -> None:
         first = gradient.clone()
         again()
         assert not torch.equal(first, gradient), point
+
+
+def test_replayed_layers_add_with_fresh_noise() -> None:
+    for product in range(3):
+        accumulate = [None, None, None]
+        accumulate[product] = SUMS[0]  # type: ignore[call-overload]
+        _, gradient, step = layer_and_step(FivePoint("bf16", "bf16", grad="bf16", accumulate=tuple(accumulate)))
+        again = replay(step)
+        again()
+        first = gradient.clone()
+        again()
+        # The sums of a gradient of the input are not those of the weight's.
+        assert torch.equal(first, gradient) == (product == 1), product
 
 
 def test_replayed_layers_keep_a_weights_noise_until_it_changes() -> None:

@@ -53,7 +53,7 @@ def test_rounds_as_the_reference_does(fmt: Format, dtype: torch.dtype) -> None:
     narrow = dtype.itemsize == 2
     x = inputs.every_pattern(dtype) if narrow else torch.cat([inputs.random_patterns(dtype, 5000, 0), inputs.edges(fmt, dtype, count=400)])
     x = torch.cat([x, inputs.specials(dtype), inputs.nans(dtype)])
-    for how, overflow in dealt(SETTINGS, FORMATS.index(fmt) + inputs.DTYPES.index(dtype), 2):
+    for how, overflow in dealt(SETTINGS, FORMATS.index(fmt) + inputs.DTYPES.index(dtype), 4 if narrow else 2):
         check(x, target_of(fmt, dtype), fmt, how, overflow, -12345, 2**62 + 7, 13)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 
 from qsim.formats import Fixed, Float, Format, PowerOfTwo
 
@@ -23,6 +23,7 @@ def power(exponent: int) -> Fraction:
     return Fraction(2) ** exponent
 
 
+@lru_cache(maxsize=2**16)
 def magnitude(fmt: Format, code: int) -> Fraction:
     """The value of a code without its sign; above the top code, the pattern continues."""
     if isinstance(fmt, Fixed):

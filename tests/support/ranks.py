@@ -33,7 +33,7 @@ GRACE = 3.0
 #: Modules that take seconds to import and compute nothing at import.
 IMPORTED = [
     "qsim",
-    "torch._inductor.config",
+    "torch._inductor.lowering",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "pytest",

@@ -143,7 +143,7 @@ def _aligned(a: Sequence[float], b: Sequence[float], block: int, fraction: int, 
         if abs(value) >= Fraction(2) ** (math.frexp(out.max)[1]):
             total = math.copysign(math.inf, units)
         else:
-            total = round_exact(value, out, rounding, "nonfinite") if units else 0.0  # type: ignore[arg-type]
+            total = round_exact(value, out, rounding, "nonfinite") or 0.0  # type: ignore[arg-type]
     return total
 
 
@@ -176,7 +176,7 @@ def exact_block_scaled_sum(
         if abs(value) >= 2**128:
             total = math.copysign(math.inf, value)
         else:
-            total = round_exact(value, FP32, "toward_zero", "nonfinite") if value else 0.0
+            total = round_exact(value, FP32, "toward_zero", "nonfinite") or 0.0
     return total
 
 

@@ -1,6 +1,6 @@
 """The sums of matrix units in plain torch: products that are aligned to the largest exponent among them, and truncated.
 
-IEEE's arithmetic on infinities and NaN, as float64 has it, gives what is defined for them.
+IEEE's arithmetic on infinities and NaN, as float64 has it, gives what is defined for them. Adding +0 makes +0 of -0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def aligned(operands: Operands, how: AlignedSum) -> Tensor:
     for start in range(0, operands.length, how.block):
         terms = list(_products(operands.part(start, how.block), how.low_a, how.low_b))
         total = _limited(_added_to(total, terms, how.fraction, how.grid.exponent), how.grid, how.mode)
-    return total
+    return total + 0.0
 
 
 def block_scaled(operands: Operands, how: BlockScaledSum) -> Tensor:
@@ -73,7 +73,7 @@ def block_scaled(operands: Operands, how: BlockScaledSum) -> Tensor:
         groups = range(start, min(start + how.block, operands.length), how.group)
         terms = [term for first in groups for term in _scaled(operands, first, how)]
         total = _limited(_added_to(total, terms, how.fraction, _RUNNING), SINGLE_GRID, Mode.TOWARD_ZERO)
-    return total
+    return total + 0.0
 
 
 def two_step(operands: Operands, how: TwoStepSum) -> Tensor:

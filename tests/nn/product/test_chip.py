@@ -162,5 +162,7 @@ def test_graphs_of_layers_on_the_chip() -> None:
         replayed = step()
     graph.replay()
     assert all(map(torch.equal, replayed, eager))
+    assert "products of this size by: chip)" in repr(layer)
     layer.points = FivePoint.from_dict({**points.to_dict(), "chip": "never"})
     assert all(map(torch.equal, step(), eager))
+    assert "products of this size by: emulator)" in repr(layer)

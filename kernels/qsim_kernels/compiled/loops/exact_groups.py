@@ -52,11 +52,11 @@ def _exact_groups(at, length, group, unit):
             largest = max(largest, exponent if found != 0 else _i64(_NONE))
             count += 1
         up = power(unit.fraction - largest)
-        units = 0.0 + np.trunc(total * up)
+        units = np.trunc(total * up)
         for i in range(count):
             units += np.trunc(terms[i] * up)
         total = limited(units * power(largest - unit.fraction), unit)
-    return total
+    return total + 0.0  # never -0
 
 
 def exact_groups(job_at, first, count):

@@ -116,11 +116,11 @@ def _aligned(a_at, b_at, exponents_a_at, exponents_b_at, length, unit):
         for k in range(start, stop):
             largest = max(largest, _i64(exponents_a[k]) + _i64(exponents_b[k]))
         up = power(unit.fraction - largest)
-        units = 0.0 + np.trunc(total * up)  # a block of zeros is +0, also after -0
+        units = np.trunc(total * up)
         for k in range(start, stop):
             units += np.trunc(a[k] * b[k] * up)
         total = limited(units * power(largest - unit.fraction), unit)
-    return total
+    return total + 0.0  # never -0
 
 
 def aligned(job_at, first, count):

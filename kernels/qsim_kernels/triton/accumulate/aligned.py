@@ -189,7 +189,7 @@ def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constex
         largest = largest_exponents(total, operands, rows_a, rows_b, P)
         total = as_running_sum(truncated_sum(total, largest, operands, rows_a, rows_b, P), grid, P, V)
         operands = moved(operands, 1, rows_a, rows_b, P)
-    return total
+    return total + 0.0  # never -0
 
 
 @triton.jit

@@ -125,4 +125,4 @@ def exact_groups_kernel(
         big = truncating_power(largest, P.fraction, tl.float64)
         exact, at = truncated_groups(truncated(total.to(tl.float64), big), big, at, count, rows_a, rows_b, G)
         total = as_running_sum(exact, None, P, None)
-    store_sums(out, total, rows_a, rows_b, M, N)
+    store_sums(out, total + 0.0, rows_a, rows_b, M, N)  # never -0
