@@ -20,8 +20,8 @@ R(R(n - s) - y)`, `s = n`, where `c` starts at +0; once `n` is not finite, `c` i
 of those of its operands: `floor(log2 |a|)`, but at least `low_a`, the exponent of the smallest normal number of the operand's format, plus
 the same for `b`. That of the sum is `floor(log2 |s|)`, but at least `grid.exponent`. Let `E` be the largest of the exponents of the sum and
 of the products, but at least `LEAST_EXPONENT`; zeros have none. Products and the sum are truncated toward zero to multiples of `2**(E -
-fraction)`, added exactly, and rounded onto `grid` by `mode`. A result beyond `grid.max` is an infinity, also where it was truncated. Zero is
-+0, also where a negative sum was rounded to it: an H200 gives no other. With infinities the result is that of IEEE's arithmetic in any
+fraction)`, added exactly, and rounded onto `grid` by `mode`. A result beyond `grid.max` is an infinity, even if it was truncated. A result
+of zero is +0, even if a negative sum was rounded to it, as on an H200. With infinities the result is that of IEEE's arithmetic in any
 order: NaN from `inf - inf` and `inf * 0`.
 
 **TwoStep.** A step first adds `block` products and then the running sum, which is float32 and starts at +0. Exponents are those of Aligned

@@ -173,10 +173,7 @@ def exact_block_scaled_sum(
         top = max([max(_exponent(total), -126) if total else -133, *(exponent for _, exponent in terms)])
         unit = Fraction(2) ** (top - how.fraction)
         value = sum(math.trunc(term / unit) for term in [Fraction(total), *(term for term, _ in terms)]) * unit
-        if abs(value) >= 2**128:
-            total = math.copysign(math.inf, value)
-        else:
-            total = round_exact(value, FP32, "toward_zero", "nonfinite") or 0.0
+        total = math.copysign(math.inf, value) if abs(value) >= 2**128 else round_exact(value, FP32, "toward_zero", "nonfinite") or 0.0
     return total
 
 

@@ -36,11 +36,26 @@ def learn(operator: Any, function: Callable[..., Tensor]) -> None:
         operator: The operator, with all its overloads.
         function: What it computes, from broadcast tensors; its last argument is the result's dtype.
     """
+    _register(operator, _loops(function))
+
+
+@cache
+def learn_to_hold(operator: Any) -> None:
+    """Let Inductor write an operator's argument to memory, where whatever comes later reads it, and take it for the result."""
+
+    def held(x: Any) -> Any:
+        x.realize()
+        return x
+
+    _register(operator, held)
+
+
+def _register(operator: Any, lowered: Callable[..., Any]) -> None:
     from torch._functorch.partitioners import pointwise_ops  # imports sympy
     from torch._inductor.lowering import register_lowering
 
     pointwise_ops().append(operator)
-    register_lowering(operator, type_promotion_kind=None)(_loops(function))
+    register_lowering(operator, type_promotion_kind=None)(lowered)
 
 
 def _loops(function: Callable[..., Any]) -> Callable[..., Any]:

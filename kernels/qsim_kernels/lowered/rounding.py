@@ -8,6 +8,7 @@ from torch import Tensor
 from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.lowered.fusible import fusible
+from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.reference.rounding import as_values, checked, rounds_by_addition, signed
 
 
@@ -35,8 +36,10 @@ def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """Round a matrix element by element and sum its rows; return None if that needs random bits."""
-    values = quantize(x, seed, grid, rule, stream, 0, dtype)
-    return None if values is None else (values, x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)))
+    if read(Rule, rule).mode == Mode.STOCHASTIC:
+        return None
+    held = in_memory(x)
+    return _quantize(held, grid, rule, dtype), held.sum(0, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def patterns(x: Tensor, how: GridBits) -> Tensor:

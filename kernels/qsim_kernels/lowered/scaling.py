@@ -7,7 +7,7 @@ NaN in between, which prevents that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +15,25 @@ from torch import Tensor
 
 from qsim_kernels.carrier import grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule, read
-from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible
+from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
 from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
 from qsim_kernels.scales import Restore, TileSizes, read_scales
 
+#: The most elements of a tile that Inductor may reduce and round in one kernel.
+_READ_ONCE = 4096
+
 
 def amaxes(x: Tensor, tiles: Sequence[int], turn: Sequence[int], finite: bool) -> Tensor | None:
     """The largest magnitude of each tile, if `_is_lowered`."""
     where = TileSizes.of(tiles)
-    return _amaxes(_as_single(x), where, finite) if _is_lowered(x, where, turn) else None
+    if not _is_lowered(x, where, turn):
+        return None
+    # Elements of larger tiles are read again after their scale is known.
+    held = in_memory(x) if where.height * where.width > _READ_ONCE else x
+    return _amaxes(_as_single(held), where, finite)
 
 
 def _amaxes(x: Tensor, tiles: TileSizes, finite: bool) -> Tensor:
@@ -131,46 +138,28 @@ def _is_lowered(x: Tensor, tiles: TileSizes, turn: Sequence[int]) -> bool:
 
 def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes, how: _RoundingArguments) -> Tensor:
     """Round float32 values under the scales of their tiles."""
-
-    def cut(x: Tensor) -> Tensor:
-        return _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
-
-    settings = how.grid, how.rule, how.restore, how.dtype
-    if inductor.generates(x.device):
-        return _elements_under(cut(x), _spread(scales), under, *settings).reshape(x.shape)
-    return _under_scales(x, scales, under, *settings, cut, _spread).reshape(x.shape)
-
-
-def _under_scales(
-    x: Tensor,
-    scales: Tensor,
-    under: Tensor | None,
-    grid: str,
-    rule: str,
-    restore: int,
-    dtype: torch.dtype,
-    cut: Callable[[Tensor], Tensor],
-    spread: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Divide float32 values by their scales, round, and multiply by the scales to restore."""
     whole = scales if under is None else under_whole(scales, under)
-    inverse = whole.to(torch.float64).reciprocal().to(torch.float32)
-    values = onto(cut(x) * spread(inverse), grid, rule, torch.float32)
-    if restore:
-        values = values * spread(whole if restore == Restore.ALL else scales)
+    restored = whole if how.restore == Restore.ALL else scales if how.restore else None
+    cut = _cut(x.reshape(-1, tiles.rows, tiles.columns), tiles)
+    factors = _spread(_inverses(whole, torch.float32)), None if restored is None else _spread(restored)
+    return _elements_under(cut, *factors, how.grid, how.rule, how.dtype).reshape(x.shape)
+
+
+@fusible("inverses_fused(Tensor scales, ScalarType dtype) -> Tensor")
+def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """What elements are multiplied by in place of dividing them by their scales; far fewer numbers than there are elements."""
+    return scales.to(torch.float64).reciprocal().to(dtype)
+
+
+@fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
+def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
+    """Divide float32 values by their scales, round, and multiply by the scales that are restored."""
+    values = onto(x * inverses, grid, rule, torch.float32)
+    if scales is not None:
+        values = values * scales
         if read(Rule, rule).saturate:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
-
-
-@fusible("quantize_scaled_fused(Tensor x, Tensor scales, Tensor? under, str grid, str rule, int restore, ScalarType dtype) -> Tensor")
-def _elements_under(x: Tensor, scales: Tensor, under: Tensor | None, grid: str, rule: str, restore: int, dtype: torch.dtype) -> Tensor:
-    """`_under_scales` of elements that are next to their scales."""
-    return _under_scales(x, scales, under, grid, rule, restore, dtype, _same, _same)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def _cut(matrices: Tensor, tiles: TileSizes) -> Tensor:
