@@ -147,7 +147,7 @@ def _rounded_under(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileS
 
 @fusible("inverses_fused(Tensor scales, ScalarType dtype) -> Tensor")
 def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """What elements are multiplied by in place of dividing them by their scales; far fewer numbers than there are elements."""
+    """The numbers by which elements are multiplied in place of dividing them by their scales; a block has a single one."""
     return scales.to(torch.float64).reciprocal().to(dtype)
 
 
