@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WARM := $(VENV)/.warm
-WORKERS = $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() + 1))')
 # Python compiles the few modules that are imported and must be allowed to keep them: pip would compile every module of every package.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,9 +24,8 @@ docs: $(READY) ## the documentation site, in docs/_build/html; a warning is an e
 test: $(READY) ## lint, the site, the distribution, every test, every example in a docstring and all code on the site
 	@$(MAKE) --no-print-directory -j4 lint docs dist pytest && echo "lint, docs, dist and tests passed"
 
-# A test that waits for other processes leaves its processor to another test.
 pytest: $(WARM)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # One process compiles to bytecode what tests import; in the first run, all would do so at the same time. Errors are left to the tests.
 $(WARM): $(READY)
