@@ -1,6 +1,6 @@
 """Random bits of products: when they are drawn, governed by torch's seed and replayed by checkpoints.
 
-Noise shared between processes is tested in `tests/random/test_arrangements.py`.
+Noise shared between processes is tested in `tests/random/test_arrangements_of_ranks.py`.
 """
 
 from __future__ import annotations
