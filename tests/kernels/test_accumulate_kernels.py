@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -177,6 +178,19 @@ def test_kernels_are_the_reference(setting: str) -> None:
         # The interpreter's time grows with tiles and steps: one tile, and more than one block, chunk or short sum.
         length = 37 if "promoted" in setting else 19
         compare(kernels, setting, 8.0, 0.003, (), length, tile=kernels.ResultTile(8, 8, 1))
+
+
+@pytest.mark.parametrize("setting", ["fp8", "bf16 unit", "fp16 unit", "tf32 unit"])
+def test_zeros_beside_huge_operands_do_not_count_in_kernels(setting: str) -> None:
+    accumulator, fmt = {"tf32 unit": ("h100_tf32", "tf32")}.get(setting) or SETTINGS[setting][:2]
+    how, dtype = resolve(accumulator).sum_of(*[resolve_format(fmt)] * 2), DTYPES.get(fmt, torch.float32)
+    largest = 2.0 ** math.floor(math.log2(torch.finfo(dtype).max))
+    least = max(2.0**-25, torch.finfo(dtype).smallest_normal)
+    a = torch.tensor([[0.0, largest, -0.0, least]] * 4, dtype=torch.float64).to(dtype).to(DEVICE)
+    b = torch.tensor([[largest], [0.0], [largest], [1.0]], dtype=torch.float64).to(dtype).to(DEVICE).expand(4, 4)
+    kernels = _kernels()
+    options = {} if DEVICE.type == "cuda" else {"tile": kernels.ResultTile(4, 4, 1)}
+    assert computed(kernels, a, b, how, **options).tolist() == [[least] * 4] * 4
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
