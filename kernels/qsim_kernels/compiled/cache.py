@@ -19,20 +19,25 @@ NOT_A_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 def private_folder(name: str) -> Path | None:
     """A folder of the user's cache that only the user can write, made if it does not exist; None, with a warning, if there is none."""
     home = user_cache()
-    if home is None:
-        return _not_kept("there is no home folder; XDG_CACHE_HOME names a folder to use")
-    for path in (home / "qsim", home / "qsim" / name):
-        try:
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
-            facts = path.lstat()
-        except OSError as error:
-            return _not_kept(f"{path} cannot be made: {error.strerror}")
-        if not stat.S_ISDIR(facts.st_mode):
-            return _not_kept(f"{path} is not a folder")
-        if not _is_private(facts):
-            return _not_kept(f"{path} belongs to another user, or others can write it; remove it, or take their permission away")
-    return home / "qsim" / name
+    path = Path() if home is None else home / "qsim" / name
+    reason = "there is no home folder; XDG_CACHE_HOME names a folder to use" if home is None else _obstacle(path.parent) or _obstacle(path)
+    if not reason:
+        return path
+    warnings.warn(f"every process compiles its CPU loops again, because {reason}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def _obstacle(path: Path) -> str:
+    """Why a folder, which is made if it does not exist, is not one that only the user can write; empty if it is one."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        facts = path.lstat()
+    except OSError as error:
+        return f"{path} cannot be made: {error.strerror}"
+    if not stat.S_ISDIR(facts.st_mode):
+        return f"{path} is not a folder"
+    return "" if _is_private(facts) else f"{path} belongs to another user, or others can write it; remove it, or take their permission away"
 
 
 def user_cache() -> Path | None:
@@ -46,10 +51,6 @@ def user_cache() -> Path | None:
 def _is_private(facts: os.stat_result) -> bool:
     """Whether a file or folder belongs to the user, and nobody else can write it; Windows keeps its users' folders apart itself."""
     return not hasattr(os, "geteuid") or (facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-
-
-def _not_kept(reason: str) -> None:
-    warnings.warn(f"every process compiles its CPU loops again, because {reason}", RuntimeWarning, stacklevel=2)
 
 
 def read(path: Path) -> bytes | None:
