@@ -21,6 +21,7 @@ from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
 from qsim.scaling.block import Block
+from qsim.text.files import FileError
 
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, optim
@@ -33,6 +34,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "Backend",
     "Block",
+    "FileError",
     "FivePoint",
     "Fixed",
     "Float",

@@ -18,8 +18,9 @@ from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_by
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
 from qsim.functional.arguments import warn
 from qsim.nn.converting.description import describe
-from qsim.nn.converting.from_description import convert_as_described
+from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.random.streams import is_one_of_several, own_rank
+from qsim.text.files import read_json, reading
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -98,6 +99,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         The model.
 
     Raises:
+        FileError: If a file is malformed, or holds what qsim does not read. The model is unchanged.
         FileNotFoundError: If the folder lacks a file.
         ImportError: If safetensors is not installed.
         ValueError: If the saved model had another architecture or dtype. The model is unchanged.
@@ -123,8 +125,10 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     path = folder / DESCRIPTION
     if not path.exists():
         raise FileNotFoundError(f"load: there is no {path}, and no config.json of an exported model")
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = read_json("load", path, {"conversion": {}, "shared": {str: str}})
     description = facts["conversion"]
+    with reading("load", path):
+        check_description(description)
     shards = Shards("load", folder)
     saved = {name: name for name in shards} | facts["shared"]
     histories = _histories(description, saved)

@@ -12,6 +12,7 @@ from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
 from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
 from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
+from qsim.text.files import reading
 
 #: The names of the points, in the order of Algorithms 1 and 2.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
@@ -196,8 +197,13 @@ class FivePoint:
 
     @classmethod
     def from_json(cls, text: str) -> FivePoint:
-        """Create points from a JSON string."""
-        return cls.from_dict(json.loads(text))
+        """Create points from a JSON string.
+
+        Raises:
+            FileError: If the text is not JSON, or does not describe points.
+        """
+        with reading("FivePoint.from_json", "the text"):
+            return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
         """A short description of the points that round."""

@@ -199,7 +199,7 @@ def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     content = file.read_text()
     file.write_text(content + '{"study": "coins"\n')
-    with pytest.raises(ValueError, match=r"results.jsonl, line 7: not a result of the study 'coins'"):
+    with pytest.raises(ValueError, match=r"results.jsonl, line 7 is malformed"):
         studies.run(Coins(), out=tmp_path)
     file.write_text(content.replace('"study": "coins"', '"study": "dice"', 1))
     with pytest.raises(ValueError, match="a result of the study 'dice', not of 'coins'; give it another --out"):

@@ -55,6 +55,22 @@ class StoredLayer:
         return FivePoint(act=self.act, weight=self.weight, weight_bwd=None if directed else "same")
 
 
+def check_parts(name: str, shape: Sequence[int], decode: Callable[[], Tensor]) -> None:
+    """Raise an error for tensors that do not make a weight, before any is loaded.
+
+    Args:
+        name: The layer.
+        shape: The shape of the weight, or of one of its matrices.
+        decode: Decodes it from tensors of the same shapes and dtypes that have no values.
+    """
+    try:
+        found = tuple(decode().shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"the tensors of {name} do not fit each other: {error}") from error
+    if found != tuple(shape):
+        raise ValueError(f"the tensors of {name} make a weight of shape {found}, not {tuple(shape)}")
+
+
 def tiled_product(elements: Tensor, scales: Tensor, tile: Sequence[int]) -> Tensor:
     """Elements times scales in float32, for tiles of a shape; those at the edges may be smaller."""
     spread = scales.float().repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)

@@ -18,6 +18,35 @@ from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
+from qsim.text.files import check_shape
+
+#: The shape of a description; see `text.files.check_shape`.
+_DRAWN = {"seed": int, "name": str}
+_OWN = {"points": int, "stream": (int, _DRAWN)}
+_SHAPE = {
+    "version": int,
+    "points": [{str: object}],
+    "layers": {str: {**_OWN, "class": str, "recipe?": str, "note?": str}},
+    "calls?": {str: {**_OWN, "stream": _DRAWN, "of_activations": bool}},
+    "rounds_calls?": bool,
+    "quantize": {str: {"forward": (None, {}), "backward": (None, {})}},
+}
+
+
+def check_description(description: Any) -> None:
+    """Raise an error for a description that is not one that `describe` returns."""
+    check_shape(description, {"version": int}, "the conversion")
+    if description["version"] != VERSION:
+        raise ValueError(f"the description of the conversion has version {description['version']}; this release reads {VERSION}")
+    check_shape(description, _SHAPE, "the conversion")
+    points = [FivePoint.from_dict(each) for each in description["points"]]
+    for name, facts in (*description["layers"].items(), *description.get("calls", {}).items()):
+        if not 0 <= facts["points"] < len(points):
+            raise ValueError(f"{name or 'the model'} has the points number {facts['points']}, of {len(points)} that are listed")
+        stream = facts["stream"]
+        seed = stream if isinstance(stream, int) else stream["seed"]
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"{name or 'the model'} has the seed or stream {seed}, which has more than 64 bits")
 
 
 def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> None:
@@ -25,13 +54,11 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
 
     Args:
         model: The model.
-        description: The result of `describe`.
+        description: The result of `describe`; see `check_description`.
 
     Raises:
-        ValueError: If the description is of another architecture, or of a newer release. The model is unchanged.
+        ValueError: If the description is of another architecture. The model is unchanged.
     """
-    if description.get("version") != VERSION:
-        raise ValueError(f"the description of the conversion has version {description.get('version')!r}; this release reads {VERSION}")
     points = [FivePoint.from_dict(each) for each in description["points"]]
     layers: Mapping[str, Any] = description["layers"]
     calls: Mapping[str, Any] = description.get("calls", {})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.studies.learners.wide_resnet import WideResNet
+from qsim.text.files import FileError, reading
 
 DIGITS = "digits"
 #: The model that is a residual net, whatever the images.
@@ -166,11 +167,12 @@ def _idx(folder: Path) -> _Parts | None:
 
 
 def _read_idx(file: Path) -> Tensor:
-    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    with reading("data", file):
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     dims = content[3] if len(content) > 3 and content[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(content, ">u4", dims, 4).tolist() if len(content) >= 4 + 4 * dims else []
     if not dims or len(content) != 4 + 4 * dims + int(np.prod(shape)):
-        raise ValueError(f"data: {file} is not an idx file of bytes")
+        raise FileError(f"data: {file} is not an idx file of bytes")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape).copy())
 
 
@@ -198,10 +200,21 @@ def _read_cifar_python(file: Path) -> dict[bytes, Any]:
         with file.open("rb") as content:
             batch = _Arrays(content, encoding="bytes").load()
         pixels, labels = batch[b"data"], batch[b"labels"]
-        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072) or not {type(label) for label in labels} <= {int}:
             raise ValueError(f"its array is {pixels.shape} of {pixels.dtype}")
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
+    except (
+        MemoryError,
+        OverflowError,
+        RecursionError,
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise FileError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
     return {b"data": pixels, b"labels": labels}
 
 
@@ -218,5 +231,5 @@ def _read_cifar_binary(file: Path) -> Tensor:
     """Images, each preceded by its label."""
     content = file.read_bytes()
     if not content or len(content) % 3073:
-        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
+        raise FileError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())
