@@ -87,7 +87,8 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     tied = {name: other for name, other in unshared(own)[1].items() if name not in wanted and other in wanted}
     check_loads(model, wanted | {name: wanted[other] for name, other in tied.items()})
     owners = {part.removesuffix(".weight"): stack.rpartition(".")[0] for stack, parts in apart.items() for part in parts}
-    inputs = _inputs(folder, layers, owners)
+    with reading("load", folder):
+        inputs = _inputs(folder, layers, owners)
     if convert:
         revert(model)
         if inputs:

@@ -157,7 +157,7 @@ class Monitor:
         own: Any = getattr(module, f"{point}_point") if isinstance(module, Quantize) else getattr(_points(module, call), point, None)
         # Points may have been replaced meanwhile.
         fits = isinstance(own, Quantizer) and own.format == source.format
-        return Label(name, point, short(own) if fits else name_of(source.format))
+        return Label(name, point, short(own, point) if fits else name_of(source.format))
 
     @property
     def steps(self) -> int:

@@ -46,14 +46,15 @@ def folder(kind: str) -> Path:
     return place
 
 
+_WORDED = r"(load|points|FivePoint\.from_json|studies): "
+
+
 class Outcomes:
     """How many reads ended in which way."""
 
     OUTCOMES: ClassVar[dict[str, Callable[[Exception | None], bool]]] = {
         "read": lambda error: error is None,
-        "malformed": lambda error: (
-            isinstance(error, qsim.FileError) and bool(re.match(r"(load|points|FivePoint\.from_json|studies): ", str(error)))
-        ),
+        "malformed": lambda error: isinstance(error, qsim.FileError) and bool(re.match(_WORDED, str(error))),
         "missing": lambda error: isinstance(error, FileNotFoundError),
         "another model": lambda error: "architecture" in str(error) or "the model" in str(error),
     }

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def test_every_example_is_tested() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_examples*.py"))
     names = [path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb")]
-    assert len(names) == 13
+    assert len(names) == 14
     assert [name for name in names if f'"{name}"' not in tests] == []
 
 
@@ -47,6 +47,19 @@ def test_first_steps(run: RunExample) -> None:
     sums = dict(re.findall(r"^ +(nearest|stochastic) +(\S+) +\(mean of 256 sums\)$", run("first_steps.py"), flags=re.MULTILINE))
     assert float(sums["nearest"]) == 1
     assert float(sums["stochastic"]) == pytest.approx(3, abs=0.02)
+
+
+def test_loss_scaling(run: RunExample) -> None:
+    rows = re.findall(r"^(\S+(?:, \w+)?) +([\d. ]+)   ([\d^ ]+)$", run("loss_scaling.py"), flags=re.MULTILINE)
+    accuracy, power = ({row[0]: float(row[i].split()[0].removeprefix("2^")) for row in rows} for i in (1, 2))
+    assert len(accuracy) == 8
+    for name in ("e4m3", "e5m2", "hfp8"):
+        assert accuracy[name] >= 90
+        assert power[name] < 30
+    for name in ("e4m3", "e5m2"):
+        assert (accuracy[name], power[name]) == (accuracy[f"{name}, nonfinite"], power[f"{name}, nonfinite"])
+        assert power[f"{name}, saturate"] > 40, "nothing stops the scale"
+    assert accuracy["e4m3, saturate"] < 50
 
 
 def test_train_digits(run: RunExample) -> None:

@@ -113,7 +113,7 @@ def rounded(x: Tensor, point: Quantizer | None) -> Tensor:
     """A tensor as rounded by a point, with `qsim.quantize`."""
     if point is None:
         return x.detach()
-    return qsim.quantize(x.detach(), point.format, rounding=point.rounding, overflow=point.overflow)
+    return qsim.quantize(x.detach(), point.format, rounding=point.rounding, overflow=point.usual_overflow)
 
 
 def results(function: Callable[..., Tensor], leaves: list[Tensor], upstream: Tensor | None = None) -> list[Tensor]:

@@ -140,7 +140,7 @@ def coded_weight(layer: FivePointModule, point: Quantizer) -> CodedWeight:
     assert scaling is not None  # forward_weight sees to it
     if not bool(weight.isfinite().all()):
         raise ValueError("has a weight that is not finite")
-    found = encode(weight, point.format, rounding=point.rounding, overflow=point.overflow, scale=scaling)
+    found = encode(weight, point.format, rounding=point.rounding, overflow=point.usual_overflow, scale=scaling)
     if scaling.format == FP32:
         factors, codes = found.scales, None
     else:

@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         path = self._path(is_backward)
         name = str(operator).rpartition(".")[2]
         rounded = [site for site in sites or () if site.quantizer is not None]
-        points = tuple(f"{site.name}={short(site.quantizer)}" for site in rounded if site.quantizer is not None)
+        points = tuple(f"{site.name}={short(site.quantizer, site.name)}" for site in rounded if site.quantizer is not None)
         if sites is not None:
             missing = [site.name for site in sites if site.quantizer is None]
             reason = f"no quantizer at {', '.join(missing)}" if missing else ""
