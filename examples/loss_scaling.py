@@ -1,7 +1,7 @@
 """Gradients in 8 bits without scales of their own, under dynamic loss scaling: the scale grows until something overflows.
 
-A `torch.amp.GradScaler` doubles the loss's scale every few steps, and halves it when a gradient is not finite. Gradients that a layer rounds
-without a scale overflow, as on a chip. With `overflow="saturate"` they stay finite, nothing ever stops the scale, and training fails.
+A `torch.amp.GradScaler` doubles the loss's scale every few steps, and halves it when a gradient is not finite. Gradients that a layer
+rounds without a scale overflow. With `overflow="saturate"` they stay finite, nothing ever stops the scale, and training fails.
 
     python examples/loss_scaling.py --seeds 5
 """

@@ -91,7 +91,7 @@ class Quantizer:
 
     @property
     def usual_overflow(self) -> Overflow:
-        """What happens beyond the largest value wherever no layer decides otherwise."""
+        """The overflow mode wherever no layer decides otherwise."""
         return self.overflow or "saturate"
 
     def as_gradient(self) -> Quantizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -58,8 +59,13 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         q, k, v = (self._batch_first(x) for x in self._project(query, key, value))
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         k, v = self._extended(k, v)
+        if is_causal and key_padding_mask is None and not need_weights:  # torch believes the hint there, also about added keys
+            mask = _additive(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu_(1), q.dtype)
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
-        scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
+        if need_weights:  # torch scales the queries themselves there, and in the other case their products
+            scores = functional.matmul(q * math.sqrt(1.0 / self.head_dim), k.mT, self.points)
+        else:
+            scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
         if mask is not None:
             scores = scores + nn.functional.pad(mask, (0, k.shape[-2] - mask.shape[-1]))
         # A query with all keys masked: torch gives NaN with need_weights, and zeros without.

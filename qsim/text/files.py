@@ -27,7 +27,7 @@ class FileError(ValueError):
     """
 
 
-#: What Python's parsers raise, and code that takes their results for what they should be. Missing files and the like are no such errors.
+#: What Python's parsers raise, and code that takes their results for what they should be. Missing files are other errors.
 _ANYTHING = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
     *(gzip.BadGzipFile, re.error, zlib.error),
@@ -90,7 +90,7 @@ def check_shape(value: Any, shape: Any, where: str) -> None:
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """Whether a value is of the outermost type of a shape; True and False are no numbers."""
+    """Whether a value is of the outermost type of a shape; True and False do not count as numbers."""
     kind = type(shape) if isinstance(shape, (dict, list)) else type(None) if shape is None else shape
     return isinstance(value, kind) and (not isinstance(value, bool) or kind in (bool, object))
 

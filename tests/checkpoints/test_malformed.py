@@ -50,7 +50,7 @@ _WORDED = r"(load|points|FivePoint\.from_json|studies): "
 
 
 class Outcomes:
-    """How many reads ended in which way."""
+    """The number of reads by how they ended."""
 
     OUTCOMES: ClassVar[dict[str, Callable[[Exception | None], bool]]] = {
         "read": lambda error: error is None,

@@ -1,4 +1,4 @@
-"""Elements so small beside their block's largest that float32 cannot hold their quotient: they round as the exact quotient would."""
+"""Elements whose quotient by their scale underflows in float32: they round as the exact quotient would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALINGS: tuple[Scaling, ...] = (
 
 
 def tiny_beside_huge(dtype: torch.dtype) -> Tensor:
-    """Rows of one huge number each, beside numbers of both signs that underflow when they are divided by its scale, and zeros."""
+    """Rows of one huge number each, numbers of both signs that underflow when they are divided by its scale, and zeros."""
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     return torch.tensor([[2.0**126, 2.0**-40, -(2.0**-40), 0.0], [-(2.0**126), least, -least, -0.0]], dtype=dtype)
 

@@ -43,6 +43,17 @@ class Conversion:
     left: tuple[tuple[str, str], ...]
     notes: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def rounding(self) -> set[str]:
+        """The names of the layers and modules that round."""
+        return {name for name, _, _ in (*self.changed, *self.calls)}
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """The kind of each layer, and its points or why it has none."""
+        found = {name: (kind, str(points)) for name, kind, points in self.changed}
+        found |= {name: ("calls", f"{products}: {points}") for name, products, points in self.calls}
+        return found | {name: ("layer", reason) for name, reason in self.left}
+
     def __str__(self) -> str:
         """The table; layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
@@ -56,6 +67,38 @@ class Conversion:
         named = ((*shown[name], kind, text) for name, kind, text in rows)
         merged = dict.fromkeys((name, f"{kind} × {count}" if count > 1 else kind, text) for name, count, kind, text in named)
         return aligned([*merged]) or "no layer that could round"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of a conversion, layer by layer; prints as a table.
+
+    Attributes:
+        rows: The name of each layer, its kind, what it had before, and what it has now.
+    """
+
+    rows: tuple[tuple[str, str, str, str], ...]
+
+    def __str__(self) -> str:
+        """The table of the layers that are different now."""
+        return aligned([(name, kind, before, "→", after) for name, kind, before, after in self.rows]) or "nothing changed"
+
+
+def changes(before: Conversion, after: Conversion) -> Conversion | Changes:
+    """Compare two conversions of a model: the layers that differ, or all layers if none had points before.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), "mxfp8")
+        >>> first = qsim.nn.conversion(model)
+        >>> print(qsim.nn.changes(first, qsim.nn.conversion(qsim.convert(model, {"1": None}))))
+        1  Linear  act=mxfp8, weight=mxfp8, act_bwd=mxfp8, weight_bwd=mxfp8, grad=mxfp8  →  not chosen
+    """
+    if not before.changed and not before.calls:
+        return after
+    old, new = before.states(), after.states()
+    differ = [name for name in new if name in old and old[name] != new[name]]
+    return Changes(tuple((name, (new if name in after.rounding else old)[name][0], old[name][1], new[name][1]) for name in differ))
 
 
 def conversion(model: nn.Module) -> Conversion:
