@@ -265,7 +265,7 @@ def bias_of_weights(w: Tensor, x: Tensor, loss: str, fraction: int, rounding: st
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("loss", SMOOTH)
 def test_lemma_1(loss: str, rounding: str) -> None:
-    """Rounded weights change the gradient by at most L√dΔ if they are rounded stochastically, and by half of that to nearest.
+    """Rounded weights change the gradient by at most L√dΔ if they are rounded stochastically, and by half of that with nearest.
 
     No weight moves by more than a step, or half of one; the loss is L-smooth.
     """
