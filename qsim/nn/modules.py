@@ -110,7 +110,7 @@ class FivePointModule(RemembersAmaxes):
         keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
-        """The layer's parameters, its points, and who computes products of its size if they have an accumulator."""
+        """The layer's parameters, its points, and what computes its products if they have an accumulator."""
         weight = getattr(self, "weight", None)
         by = multiplied_by(self.points_in_use, weight) if isinstance(weight, Tensor) else ""
         return ", ".join(

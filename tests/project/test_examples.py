@@ -68,7 +68,7 @@ def test_train_digits(run: RunExample) -> None:
     assert list(accuracy) == [
         "float32 everywhere",
         "E4M3 forward, E5M2 gradients",
-        "E4M0 backward, to nearest",
+        "E4M0 backward, nearest",
         "E4M0 backward, stochastic",
     ]
     native, hybrid, nearest, stochastic = accuracy.values()
@@ -223,7 +223,7 @@ def test_train_gpt_takes_no_other_runs_folder(main: Any, tmp_path: Path, capsys:
     options = ["--method", "o1", "--checkpoint", tmp_path]
     main(*options)
     for more, words in [
-        ([], "is not empty; --resume goes on with the run in it"),
+        ([], "is not empty; --resume continues the run in it"),
         (["--resume", "5"], r"holds the steps \[6\], not 5"),
         (["--resume", "--method", "o2", "--seed", "1"], "has method o1, not o2; seed 0, not 1"),
         (["--resume", "--text", *TEXT[1:]], r"has text \d+, not \d+"),

@@ -19,7 +19,7 @@ from qsim.rounding import NAMED as ROUNDINGS
 from support.catalogue import NAMED, VARIETY
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
-#: The published recipe: weights to nearest in both passes, full-precision activations forward, the backward pass stochastic.
+#: The published recipe: weights rounded to nearest in both passes, full-precision activations forward, the backward pass stochastic.
 RECIPE = FivePoint(
     weight=E2M1, weight_bwd="same", act_bwd=Quantizer(E4M3, Stochastic(bits=6, correction=True)), grad=Quantizer(E5M2, "stochastic")
 )

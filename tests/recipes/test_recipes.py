@@ -195,7 +195,7 @@ class TestDescribe:
         recipes.describe()
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0].removesuffix("(format)") for line in lines] == list(recipes.NAMED)
-        assert lines[-2] == "weight_only(format)          The weight alone is rounded, to nearest, once for both passes"
+        assert lines[-2] == "weight_only(format)          Round only the weight, with round-to-nearest, once for both passes"
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),

@@ -93,7 +93,7 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
 
 
 def check_part(point: Quantizer, shape: Sequence[int], rows: range) -> None:
-    """Raise an error for rows of a matrix that share a tile of scales with other rows, but for tiles of all rows."""
+    """Raise an error for rows of a matrix that share a tile of scales with other rows, unless tiles have all rows."""
     assert point.scale is not None  # forward_weight sees to it
     height = point.scale.extent(shape)[0]
     if height < shape[0] and (rows.start % height or (rows.stop % height and rows.stop < shape[0])):

@@ -192,7 +192,7 @@ def _mx(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[str,
             raise LayoutError(f"its input is act={short(act)}, and the layout has {wanted}; weight_only=True omits it")
         settings["scaling_mode"] = {"_type": "ScaleCalculationMode", "_data": _RULES[scale.rule]}
         inputs = _value("QuantizeTensorToMXKwargs", elem_dtype=_MX[act.format], is_swizzled_scales=False, **settings)
-    # There is no configuration of weights alone: the tensors themselves say that their inputs are not rounded.
+    # There is no configuration for weights only: the tensors themselves say that their inputs are not rounded.
     dtypes = {"activation_dtype": _MX[weight.format], "weight_dtype": _MX[weight.format]}
     config = _config("MXDynamicActivationMXWeightConfig", 1, **settings, **dtypes)
     facts = {"elem_dtype": _MX[weight.format], "block_size": 32, "kernel_preference": kernel}

@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
         """Ignored, too."""
 
 
-#: What names of torch's own operators say if they multiply. Those of sparse and of 8-bit matrices, among others, have no formulas.
+#: Words in the names of torch's operators that multiply. Some of these, as for sparse or 8-bit matrices, have no formula.
 _MULTIPLYING = {"mm", "addmm", "convolution", "conv", "linear", "attention", "encoder"}
 
 

@@ -63,7 +63,7 @@ def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedO
 
 
 def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
-    """The site that rounds the gradient of a lookup, likewise."""
+    """The site that rounds the gradient of a lookup, with the same argument."""
     stream = streams.rank_stream(GRAD, None if draws is None else draws.gradient)
     return Site("grad", points.grad, stream, places.WHOLE, LINEAR.act, True, None, shared, multiplies=False)
 
