@@ -3,13 +3,12 @@
 from qsim.nn import functional
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.converting.convert import convert, revert
-from qsim.nn.converting.table import Changes, Conversion, changes, conversion
+from qsim.nn.converting.table import Conversion, changes, conversion
 from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Embedding, Linear
 from qsim.nn.quantize import Quantize
 
 __all__ = [
-    "Changes",
     "Conv1d",
     "Conv2d",
     "Conv3d",

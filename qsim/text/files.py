@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have written: whatever is wrong with one is the same kind of error, which names the file."""
+"""Reading files that others may have written: whatever is wrong with one is the same kind of error, which names the file."""
 
 from __future__ import annotations
 

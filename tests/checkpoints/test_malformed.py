@@ -1,4 +1,4 @@
-"""Files that were damaged, or written by somebody who means harm: whatever they hold, the error is one type, and the model unchanged."""
+"""Files that were damaged, or written to do harm: whatever they hold, the error is one type, and the model unchanged."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Zeros(Quantizer):
 
 
 class Named(Quantizer):
-    """A quantizer with something besides its rounding."""
+    """A quantizer with an attribute in addition to its rounding."""
 
     label = "named"
 

@@ -1,4 +1,4 @@
-"""Attacks on the folder of machine code: nothing is loaded that somebody else may have written, and no file of the user's is changed."""
+"""Attacks on the folder of machine code: nothing is loaded that another user may have written, and no file of the user's is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that machine code is kept in, and its files: loaded only if nobody but the user can have written them."""
+"""The folder that machine code is kept in, and its files: loaded only if the user alone can have written them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _DIGEST = hashlib.sha256().digest_size
-#: A link is not followed: it could lead to a file of the user's that somebody else wants to be read or changed.
+#: A link is not followed: it could lead to another file of the user's, to be read or changed.
 NOT_A_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -49,7 +49,7 @@ def user_cache() -> Path | None:
 
 
 def _is_private(facts: os.stat_result) -> bool:
-    """Whether a file or folder belongs to the user, and nobody else can write it; Windows keeps its users' folders apart itself."""
+    """Whether a file or folder belongs to the user, and no other user can write it; Windows keeps its users' folders apart itself."""
     return not hasattr(os, "geteuid") or (facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 

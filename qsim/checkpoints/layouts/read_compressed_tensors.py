@@ -65,7 +65,7 @@ def _layer(name: str, scheme: Mapping[str, Any], shards: Shards) -> StoredLayer:
 
 
 def _described(shards: Shards, name: str, part: str) -> Tensor:
-    """A part of a layer without its values, but for the few that say its shape."""
+    """A part of a layer without its values, except for the shape of the weight, which is read."""
     return shards[f"{name}.{part}"] if part == "weight_shape" else shards.described(f"{name}.{part}")
 
 
