@@ -11,12 +11,12 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._dynamo.utils import counters
 
 import qsim
 from qsim import FivePoint, Quantizer
 
-WIDTH, BLOCKS = 32, 10
+#: Dynamo compiles a function eight times at most.
+WIDTH, BLOCKS = 32, 9
 
 RECIPES: dict[str, Any] = {
     "native": None,
@@ -43,17 +43,16 @@ class Block(nn.Module):
         return x + nn.functional.linear(nn.functional.gelu(self.up(self.norm(x))), self.down)
 
 
-def net(recipe: Any, kind: type[Block] = Block) -> nn.Sequential:
+def net(recipe: Any, kind: type[Block] = Block, blocks: int = BLOCKS) -> nn.Sequential:
     """Equal blocks with different weights; the head stays in high precision."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[kind() for _ in range(BLOCKS)], nn.Linear(WIDTH, 4))
-    return model if recipe is None else qsim.convert(model, recipe, exclude=[str(BLOCKS)])
+    model = nn.Sequential(*[kind() for _ in range(blocks)], nn.Linear(WIDTH, 4))
+    return model if recipe is None else qsim.convert(model, recipe, exclude=[str(blocks)])
 
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -74,9 +73,9 @@ def test_equal_blocks_share_one_graph(name: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     for block in list(model)[:-1]:
         block.compile(backend=counter, fullgraph=True)
-    first, second = step(model), step(model)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        first, second = step(model), step(model)
     assert counter.frame_count == 1
-    assert not counters["recompiles"]
     if not any(word in name for word in ("mxfp4", "nvfp4", "stochastic")):
         for own, other in zip(first, step(eager), strict=True):
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
@@ -115,7 +114,7 @@ class Region(Block):
     forward = torch.compiler.nested_compile_region(Block.forward)
 
 
-@pytest.mark.parametrize("name", ["native", "fp8_hybrid", "mxfp4", "stochastic everywhere"])
+@pytest.mark.parametrize("name", ["fp8_hybrid", "mxfp4", "stochastic everywhere"])
 def test_nested_regions_share_one_graph(name: str) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
@@ -123,10 +122,10 @@ def test_nested_regions_share_one_graph(name: str) -> None:
         graphs.append(graph)
         return make_boxed_func(graph.forward)
 
-    step(torch.compile(net(RECIPES[name], Region), backend=aot_autograd(fw_compiler=compiler), fullgraph=True))
+    step(torch.compile(net(RECIPES[name], Region, 3), backend=aot_autograd(fw_compiler=compiler), fullgraph=True))
     assert len(graphs) == 2, "forward and backward"
     for graph in graphs:
         regions = [node for node in graph.graph.nodes if "invoke_subgraph" in str(node.target)]
-        assert len(regions) == BLOCKS
+        assert len(regions) == 3
         # Streams are among what a region is called with, so that all blocks call the code of one.
         assert len({str(node.args[0].target) for node in regions}) == 1
