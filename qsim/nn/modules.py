@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from qsim import recipes
@@ -96,7 +95,7 @@ class FivePointModule(RemembersAmaxes):
         """The stream where something is drawn; in compiled code as an input of the graph."""
         if not (points.is_stochastic or points.weight_is_stochastic):
             return 0
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if sources.is_input():
             numbers: Any = self._stream_numbers
             return GraphStream(numbers, self.training)
         return self.stream

@@ -55,6 +55,12 @@ class GraphStream(NamedTuple):
 Stream = int | GraphStream
 
 
+def is_input() -> bool:
+    """Whether streams are inputs of a graph that is being traced; exported programs keep them as constants, for other processes."""
+    # Not `is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
+    return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
+
+
 def varied(stream: Stream, variation: int) -> Stream:
     """The stream of another weight of the same layer."""
     return stream ^ variation if isinstance(stream, int) else stream.varied(variation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -52,7 +51,7 @@ class CallPoints:
         """The stream of a parameter, or of the products of activations; see `FivePointModule.stream_in_use`."""
         if not (self.points.is_stochastic or self.points.weight_is_stochastic):
             return 0
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if sources.is_input():
             return GraphStream(self._numbers, training, name)
         return sources.stream_of(self.source, training, name)
 
