@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,7 +24,9 @@ from torch import nn
 
 import qsim
 from qsim import FivePoint, Quantizer, scaling, studies
+from qsim.studies.learners import images
 from qsim.studies.store import Store
+from support import idx_files
 
 #: `QSIM_FUZZ=20000 pytest tests/checkpoints/test_malformed.py -s` reads that many files for each test, and prints what became of them.
 EXAMPLES = int(os.environ.get("QSIM_FUZZ", "0"))
@@ -52,7 +56,7 @@ def folder(kind: str) -> Path:
     return place
 
 
-_WORDED = r"(load|points|FivePoint\.from_json|studies): "
+_WORDED = r"(load|points|FivePoint\.from_json|studies|data): "
 
 
 class Outcomes:
@@ -150,6 +154,13 @@ def replaced(value: Any, path: tuple[Any, ...], other: Any, remove: bool) -> Any
     return copy
 
 
+def damaged(data: st.DataObject, content: bytes) -> bytes:
+    """Bytes that were truncated, changed at a place, or replaced."""
+    way, at = data.draw(st.sampled_from(["truncated", "changed", "random"])), data.draw(st.integers(0, len(content) - 1))
+    some = data.draw(st.binary(min_size=1, max_size=40))
+    return {"truncated": content[:at], "changed": content[:at] + some + content[at + len(some) :], "random": some}[way]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_value_of_json_changed(kind: str, outcomes: Outcomes) -> None:
@@ -195,9 +206,7 @@ def test_bytes_truncated_changed_and_random(kind: str, outcomes: Outcomes) -> No
     def run(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(path.name for path in folder(kind).iterdir())))
         content = (folder(kind) / name).read_bytes()
-        way, at = data.draw(st.sampled_from(["truncated", "changed", "random"])), data.draw(st.integers(0, len(content) - 1))
-        some = data.draw(st.binary(min_size=1, max_size=40))
-        changed = {"truncated": content[:at], "changed": content[:at] + some + content[at + len(some) :], "random": some}[way]
+        changed = damaged(data, content)
         check(kind, lambda place: (place / name).write_bytes(changed) and None, outcomes)
 
     run()
@@ -264,6 +273,36 @@ def test_what_a_line_lacks_is_named_with_the_line(part: str, message: str, tmp_p
     (tmp_path / "results.jsonl").write_text(json.dumps({**LINE, part: {}}))
     with pytest.raises(qsim.FileError, match=message):
         next(iter(Store(tmp_path, Coins()).results().values()))["heads"]
+
+
+def cifar_batch() -> bytes:
+    return pickle.dumps({b"data": idx_files.random((2, 3072)), b"labels": [1, 2]}, protocol=2)
+
+
+IMAGES = {
+    "MNIST": ({name: idx_files.idx(array) for name, array in idx_files.parts().items()}, 16),
+    "MNIST zipped": ({f"{name}.gz": gzip.compress(idx_files.idx(array)) for name, array in idx_files.parts().items()}, 30),
+    "CIFAR": (dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), cifar_batch()), 200),
+    "CIFAR binary": (dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"), bytes(2 * 3073)), 200),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_images(kind: str, outcomes: Outcomes, tmp_path: Path) -> None:
+    files, head = IMAGES[kind]
+
+    @FUZZ
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        name = data.draw(st.sampled_from(sorted(files)))
+        # Pixels may have any values: most changes are at the beginning.
+        part = data.draw(st.sampled_from([head, len(files[name])]))
+        (tmp_path / name).write_bytes(damaged(data, files[name][:part]) + files[name][part:])
+        outcomes.read(lambda: images.images.__wrapped__(str(tmp_path), torch.device("cpu")))
+
+    run()
 
 
 def test_points_as_text(outcomes: Outcomes) -> None:
