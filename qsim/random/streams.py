@@ -121,8 +121,3 @@ def agreed_layer_stream(seed: int, number: int, name: str) -> int:
         distributed.broadcast_object_list(found, src=0)
         _AGREED[seed, number] = found[0]
     return _hashed(("layer", _AGREED.get((seed, number), seed), name))
-
-
-# The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
-for _constant in (layer_stream, agreed_layer_stream):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -18,7 +18,19 @@ from qsim.studies.study import Study
 from qsim.text.files import FileError, check_shape, reading
 
 #: The shape of a line; see `text.files.check_shape`.
-_LINE = {"study": str, "version": int, "run": {}, "values": {}, "seconds": (float, int), "machine": {str: str}}
+_MACHINE = {"device": str, "torch": str, "qsim": str, "date": str, "commit?": str, "python?": str}
+_LINE = {"study": str, "version": int, "run": {}, "values": {}, "seconds": (float, int), "machine": _MACHINE}
+
+
+class _Values(dict[str, Any]):
+    """The values in a line; a report that misses one names the line."""
+
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), where: str = "a copy") -> None:
+        super().__init__(values)
+        self._where = where
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise FileError(f"studies: {self._where} is malformed: its values lack {name!r}")
 
 
 class Store:
@@ -45,9 +57,9 @@ class Store:
     def add(self, result: Result[Any]) -> None:
         """Store one more result; it is on disk when this returns."""
         line = {"study": self.study.name, "version": self.study.version, **asdict(result)}
-        before = self._file.read_text() if self._file.exists() else ""
+        before = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
         temporary = self._file.with_suffix(".tmp")
-        with temporary.open("w") as out:
+        with temporary.open("w", encoding="utf-8") as out:
             out.write(before + ("\n" if before and not before.endswith("\n") else "") + json.dumps(line, allow_nan=True) + "\n")
             out.flush()
             os.fsync(out.fileno())
@@ -80,4 +92,4 @@ class Store:
                 raise FileError(f"{where} is malformed: it took {seconds} seconds")
             run = self.study.read(fields["run"])
             hash(run)  # results are found by their runs
-            return Result(run, fields["values"], seconds, fields["machine"])
+            return Result(run, _Values(fields["values"], where), seconds, fields["machine"])

@@ -7,6 +7,7 @@ import pickle
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,28 @@ def test_from_pretrained_converts_again_and_computes_the_same_bits(tmp_path: Pat
     assert loaded.half().dtype == torch.float16
     loaded.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"] == config
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 2}, "the description of the conversion has version 2; this release reads 1"),
+        ({"points": []}, r"model\.layers\.0.* has the points number \d, of 0 that are listed"),
+        ({"layers": []}, r"the conversion\['layers'\] must be an object, got \[\]"),
+        ({"layers": {"lm_head": {"class": "Linear", "points": -1, "stream": 0}}}, "lm_head has the points number -1, of 2 that are listed"),
+        (
+            {"layers": {"lm_head": {"class": "Linear", "points": 0, "stream": "0"}}},
+            r"\['stream'\] must be an integer or an object, got '0'",
+        ),
+    ],
+)
+def test_from_pretrained_refuses_a_malformed_conversion(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    converted().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(qsim.FileError, match=rf"from_pretrained: .*config\.json is malformed: .*{message}"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_base_model_finds_its_layers_in_the_checkpoint_of_a_head(tmp_path: Path) -> None:

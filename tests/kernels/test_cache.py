@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -89,10 +91,11 @@ def test_files_of_another_user() -> None:
     assert native._machine_code(*NAME) == OURS
 
 
-def test_links_are_not_folders(tmp_path: Path) -> None:
-    theirs = folder()
+@pytest.mark.parametrize("level", [0, 1])
+def test_links_are_not_folders(tmp_path: Path, level: int) -> None:
+    plant(folder())
+    theirs = folder() if level == 0 else folder().parent
     theirs.rename(tmp_path / "elsewhere")
-    plant(tmp_path / "elsewhere")
     theirs.symlink_to(tmp_path / "elsewhere")
     refused("is not a folder")
 
@@ -144,10 +147,56 @@ def test_a_home_that_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     refused("cannot be made: Not a directory")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_home_that_cannot_be_written(home: Path) -> None:
-    home.chmod(0o555)
-    refused("cannot be made: Permission denied")
+def as_other_user(refusal: str) -> None:
+    """Check in a process of another user, if this one is root's, that the folder is not used, and why."""
+
+    def run() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(OTHER)
+            os.setuid(OTHER)
+        refused(refusal)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home folder that other users can read."""
+    with TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        monkeypatch.setenv("HOME", place)
+        yield Path(place)
+
+
+def test_a_home_that_cannot_be_written(public: Path) -> None:
+    public.chmod(0o555)
+    as_other_user("cannot be made: Permission denied")
+    assert not list(public.iterdir())
+
+
+@ROOT
+def test_a_user_without_account_and_home(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = plant(public / "~" / ".cache" / "qsim" / folder().name)
+    for path in (public, *public.rglob("*")):
+        os.chown(path, OTHER, OTHER)
+    monkeypatch.chdir(public)
+    monkeypatch.delenv("HOME")
+    before = sorted(public.rglob("*"))
+    as_other_user("there is no home folder; XDG_CACHE_HOME names a folder to use")
+    assert sorted(public.rglob("*")) == before
+    assert file.read_bytes().endswith(THEIRS)
+
+
+@ROOT
+def test_the_home_of_root_that_another_user_can_read(public: Path) -> None:
+    plant(folder())
+    for path in public.rglob("*"):
+        path.chmod(0o755)
+    as_other_user("belongs to another user")
 
 
 def test_folders_are_made_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,12 +238,16 @@ def test_each_weight_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         streams.append(stream)
         return functional.linear(*given, stream=stream)
 
-    monkeypatch.setattr(attention, "functional", SimpleNamespace(linear=linear, matmul=functional.matmul))
-    module = made("own widths", NEAREST)
+    def matmul(*given: Any, stream: int) -> Tensor:
+        streams.append(stream)
+        return functional.matmul(*given, stream=stream)
+
+    monkeypatch.setattr(attention, "functional", SimpleNamespace(linear=linear, matmul=matmul))
+    module = made("own widths", FivePoint(weight=Quantizer("e2m1", "stochastic")))
     for own in (0, 5):
         module.stream = own  # type: ignore[assignment]
         module(*inputs("own widths"))
-    assert len({*streams}) == 8
+    assert len({*streams}) == 2 * 6
 
 
 # In evaluation torch's layers use a fast path that reads weights without calling layers: points still apply.

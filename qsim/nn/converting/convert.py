@@ -204,7 +204,7 @@ def _leave_class(module: nn.Module) -> None:
         assert isinstance(module, FivePointModule)  # made so by convert
         keep_histories(module, {})
         module.__class__ = with_ancestor_replaced(type(module), with_points, original)
-        del module.__dict__["points"], module.__dict__["stream_source"]
+        del module.__dict__["points"], module.__dict__["_stream_source"], module.__dict__["_stream_numbers"]
         for name in ("_recipe", "_without", "_points_in_use"):
             module.__dict__.pop(name, None)
 
@@ -216,7 +216,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None,
         assert with_points is not None  # only such modules are chosen
         module.__dict__["_converted"] = (original, with_points)
         module.__class__ = with_ancestor_replaced(type(module), original, with_points)
-    module.__dict__["stream_source"] = source
+    module.stream_source = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe
     module.__dict__.pop("_without", None)

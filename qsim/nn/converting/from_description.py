@@ -12,8 +12,9 @@ from qsim.nn.calls.settings import CallPoints
 from qsim.nn.converting.calls import enter_calls
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.convert import convert, revert
+from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
-from qsim.nn.converting.layers import target
+from qsim.nn.converting.layers import check_layer, layers as known_layers, target
 from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
@@ -57,7 +58,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
         description: The result of `describe`; see `check_description`.
 
     Raises:
-        ValueError: If the description is of another architecture. The model is unchanged.
+        ValueError: If the description is of another architecture, or a layer cannot have its points. The model is unchanged.
     """
     points = [FivePoint.from_dict(each) for each in description["points"]]
     layers: Mapping[str, Any] = description["layers"]
@@ -66,6 +67,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     _check_same_modules(model, calls)
     if quantize_modules(model) != description["quantize"]:
         raise ValueError("the model's qsim.nn.Quantize modules are not those of the saved model")
+    _check_points(model, {name: points[facts["points"]] for name, facts in layers.items()})
     revert(model)
     draws: dict[int, Drawn] = {}
     for name, facts in calls.items():
@@ -116,6 +118,13 @@ def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
         built = isinstance(module, FivePointModule) and "_converted" not in module.__dict__
         if built and name not in layers:
             raise ValueError(f"{name or 'the model'} was built with points, and the saved model had none there")
+
+
+def _check_points(model: nn.Module, points: Mapping[str, FivePoint]) -> None:
+    """Raise an error for a layer that cannot have its points."""
+    for layer in known_layers(model):
+        if layer.names[0] in points:
+            check_layer(layer, fitted(layer, points[layer.names[0]])[0])
 
 
 def _check_same_modules(model: nn.Module, calls: Mapping[str, Any]) -> None:

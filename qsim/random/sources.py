@@ -1,0 +1,79 @@
+"""Streams of layers as inputs of compiled graphs, so that one graph serves all layers that are equal but for their random bits.
+
+A number in Python becomes a constant of the graph that compilers trace, and every layer would need a graph of its own. A tensor is an
+input. It holds the number of a source in this process's list, which an operator looks up when it runs, and the source's stream.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from qsim.random.streams import Drawn, agreed_layer_stream, layer_stream
+
+Source = int | Drawn
+
+_SOURCES: list[Source] = []
+
+
+def numbers_of(source: Source) -> Tensor:
+    """The tensor that stands for a source: its number in the list, and the stream that it has in this process alone."""
+    _SOURCES.append(source)
+    own = source if isinstance(source, int) else layer_stream(*source)
+    with _disable_current_modes():  # models may be created on no device
+        return torch.tensor([len(_SOURCES) - 1, own], dtype=torch.int64, device="cpu")
+
+
+class GraphStream(NamedTuple):
+    """A stream as compiled code has it.
+
+    Attributes:
+        numbers: The output of `numbers_of`.
+        training: Whether the layer trains: processes then agree on the stream of rank 0.
+        name: What is added to the source's name.
+        variation: What distinguishes several weights of one layer.
+    """
+
+    numbers: Tensor
+    training: bool
+    name: str = ""
+    variation: int = 0
+
+    def varied(self, variation: int) -> GraphStream:
+        """The stream of another weight of the same layer."""
+        return self._replace(variation=self.variation ^ variation)
+
+    @property
+    def summand(self) -> Tensor:
+        """What distinguishes the seeds of the layer's inputs and gradients from those of others that are seeded alike."""
+        return self.numbers[1]
+
+
+Stream = int | GraphStream
+
+
+def is_input() -> bool:
+    """Whether streams are inputs of a graph that is being traced; exported programs keep them as constants, for other processes."""
+    # Not `is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
+    return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
+
+
+def varied(stream: Stream, variation: int) -> Stream:
+    """The stream of another weight of the same layer."""
+    return stream ^ variation if isinstance(stream, int) else stream.varied(variation)
+
+
+def found(numbers: Tensor, training: bool, name: str, variation: int) -> int:
+    """The stream that a `GraphStream` stands for."""
+    return stream_of(_SOURCES[int(numbers[0])], training, name) ^ variation
+
+
+def stream_of(source: Source, training: bool, name: str = "") -> int:
+    """The stream of a source, on which processes agree in training."""
+    if isinstance(source, int):
+        return source
+    find = agreed_layer_stream if training else layer_stream
+    return int(find(source.seed, source.number, f"{source.name}.{name}" if name else source.name))
