@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,24 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
     assert "| 1. the rim | heads \\| tails | both | a coin | yes |" in page
     assert "| 1. the rim | the side that is up | yes if it is up |" in page
     assert "![Shares.](tosses.svg)" in page
-    assert "`qsim study coins`" in page
+    assert "`qsim.studies.run(Coins())`" in page
     assert "- 6 runs on one core of" in page
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "origin"),
+    [
+        (Coins(), {}, "qsim.studies.run(Coins())"),
+        (Coins(), {"form": "quick", "most_seeds": 8}, "qsim.studies.run(Coins(), form='quick', most_seeds=8)"),
+        ("formats", {}, "qsim study formats"),
+        ("formats", {"form": "quick"}, "qsim study formats --quick"),
+        ("formats", {"settings": {"steps": 2}}, "qsim.studies.run('formats', settings={'steps': 2})"),
+        (Coins(), {"command": "make coins"}, "make coins"),
+    ],
+)
+def test_a_report_names_a_command_that_exists(study: str | Coins, options: dict[str, Any], origin: str, tmp_path: Path) -> None:
+    """The command line has no study of a user's own, and the call repeats its settings."""
+    assert studies.plan(study, out=tmp_path, **options).command == origin
 
 
 def test_claims_that_are_judged_alike_share_a_row() -> None:
