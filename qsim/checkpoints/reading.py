@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     wanted = _described(own, stored, weights, apart)
     # Tied weights are stored once.
     tied = {name: other for name, other in unshared(own)[1].items() if name not in wanted and other in wanted}
+    _check_ties(unshared(own)[1], weights, wanted)
     check_loads(model, wanted | {name: wanted[other] for name, other in tied.items()})
     owners = {part.removesuffix(".weight"): stack.rpartition(".")[0] for stack, parts in apart.items() for part in parts}
     with reading("load", folder):
@@ -127,6 +128,17 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
         dtype = own[inexact[0]].dtype
         names = list(dict.fromkeys(inexact))
         warn(f"load: {', '.join(names[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
+
+
+def _check_ties(shared: Mapping[str, str], weights: Mapping[str, StoredLayer], stored: Collection[str]) -> None:
+    """Raise an error for a tensor of the model that a checkpoint has twice, with different numbers."""
+    for name, other in shared.items():
+        first, second = (weights[each].weight if each in weights else None for each in (name, other))
+        if name in stored and other in stored and first != second:
+            raise ValueError(
+                f"load: {name} is {other} in the model, and the checkpoint has two tensors, rounded differently: "
+                "untie them, as tie_word_embeddings=False does for transformers"
+            )
 
 
 def _described(

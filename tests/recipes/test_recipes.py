@@ -128,7 +128,7 @@ class TestPoints:
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
             (
-                lambda: recipes.nvfp4(outer=scaling.Channel(0)),
+                lambda: recipes.nvfp4(outer=Channel(0)),
                 TypeError,
                 r"nvfp4: outer must be a qsim.scaling.Tensor or .*, got Channel\(",
             ),
