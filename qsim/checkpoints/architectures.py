@@ -75,8 +75,15 @@ def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, 
     return places
 
 
-def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> None:
-    """Write `config.json` with a quantization config, and what else Hugging Face's models have."""
+def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any], *, untied: bool = False) -> None:
+    """Write `config.json` with a quantization config, and what else Hugging Face's models have.
+
+    Args:
+        model: The model.
+        folder: The folder.
+        quantization: The quantization config.
+        untied: Whether the checkpoint has weights of their own for layers that share them in the model.
+    """
     config: dict[str, Any] = {}
     if is_hugging_face(model):
         own: Any = model
@@ -84,6 +91,13 @@ def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any]
         if own.can_generate():
             own.generation_config.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = _with_own_weights(config) if untied else config
         config |= {"architectures": [type(model).__name__], "dtype": str(own.dtype).removeprefix("torch.")}
     config["quantization_config"] = dict(quantization)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_own_weights(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and those in it of parts of the model, of a model whose head has a weight of its own."""
+    inner = {name: _with_own_weights(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+    return {**inner, "tie_word_embeddings": False} if "tie_word_embeddings" in config or "vocab_size" in config else inner

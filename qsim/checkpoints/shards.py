@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,9 @@ class Shards:
         action: The function that reads, for errors.
         folder: The folder.
 
+    Attributes:
+        transposed: The names of matrices to return transposed.
+
     Raises:
         FileError: If a file is malformed, or an index names one that is not in the folder.
         FileNotFoundError: If the folder has no such file, or lacks one that its index names.
@@ -122,6 +125,7 @@ class Shards:
 
     def __init__(self, action: str, folder: Path) -> None:
         self._package, self._action = safetensors(action), action
+        self.transposed: Collection[str] = ()
         index = folder / _INDEX
         if index.exists():
             weight_map = read_json(action, index, {"weight_map": {str: str}})["weight_map"]
@@ -158,7 +162,7 @@ class Shards:
         part = self._of[name].get_slice(name)
         shape = part.get_shape()
         dtype = part[:0].dtype if shape else self[name].dtype
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return self._in_order(name, torch.empty(shape, dtype=dtype, device="meta"))
 
     def matrix(self, name: str, i: int) -> Tensor:
         """A matrix of a stack; no others are read."""
@@ -166,5 +170,7 @@ class Shards:
         return found
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = self._of[name].get_tensor(name)
-        return found
+        return self._in_order(name, self._of[name].get_tensor(name))
+
+    def _in_order(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor.t() if name in self.transposed and tensor.dim() == 2 else tensor

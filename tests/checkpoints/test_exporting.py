@@ -235,9 +235,6 @@ def test_layers_that_no_layout_holds_are_refused(tmp_path: Path) -> None:
     rooted = alone(nn.Linear(4, 4), fp8)
     rooted.register_parameter("token", nn.Parameter(torch.zeros(4)))
     refused(rooted, "layout 'torchao' cannot express the model: the model itself has the tensor token", layout="torchao")
-    tied = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
-    tied[1].weight = tied[0].weight
-    refused(qsim.convert(tied, fp8), "the weight of 1 is also 0.weight, which would not be rounded: exclude 1 when converting")
     broken = qsim.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), fp8)
     with torch.no_grad():
         broken[1].weight[0, 0] = torch.inf

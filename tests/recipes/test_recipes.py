@@ -127,6 +127,11 @@ class TestPoints:
             (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be Tensor\\(…\\), .* got 'channel'"),
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
+            (
+                lambda: recipes.nvfp4(outer=Channel(0)),
+                TypeError,
+                r"nvfp4: outer must be a qsim.scaling.Tensor or .*, got Channel\(",
+            ),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),
             (lambda: recipes.mxfp4(forward="mxfp5"), ValueError, "unknown format 'mxfp5'"),
         ],

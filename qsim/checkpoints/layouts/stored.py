@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ class StoredLayer:
     def owner(self) -> str:
         """The name of the module that has the weight."""
         return self.parameter.rpartition(".")[0]
+
+    def transposed(self) -> StoredLayer:
+        """The layer with the transposed weight, which Hugging Face's `Conv1D` has."""
+        return replace(self, matrix=lambda i: self.matrix(i).t(), shape=self.shape[::-1])
 
     def decode_into(self, out: Tensor) -> bool:
         """Write the weight, and return whether the tensor's dtype holds it exactly."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
-from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight, matrix
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short
@@ -43,7 +43,7 @@ class TorchAO:
         weight, act = forward_weight(layer), None if weight_only else layer.points.act
         if act is not None and (act.rounding.is_stochastic or act.transform is not None):
             raise LayoutError(f"its input, act={short(act)}, is rounded stochastically or after a transform; weight_only=True omits it")
-        shape = layer.get_parameter("weight").shape
+        shape = matrix(layer).shape
         kind = _kind(weight, shape[1])
         scheme = _SCHEMES[kind](weight, act, list(shape))
         scheme["tensor"]["_data"] |= {_DTYPE_NAMES[kind]: _named(layer.get_parameter("weight").dtype)}
