@@ -162,7 +162,7 @@ def _plan_of_expert(layout: CheckpointLayout, expert: Expert, input_amax: Tensor
 
 
 def notes(plan: LayerPlan, tied_to: str | None) -> list[str]:
-    """What to know about a layer's weight in a checkpoint.
+    """The facts about a layer's weight in a checkpoint.
 
     Args:
         plan: The layer's place in the layout.
