@@ -22,7 +22,7 @@ _MACHINE = {"device": str, "torch": str, "qsim": str, "date": str, "commit?": st
 _LINE = {"study": str, "version": int, "run": {}, "values": {}, "seconds": (float, int), "machine": _MACHINE}
 
 
-class _Values(dict[str, Any]):
+class _MeasuredValues(dict[str, Any]):
     """The values in a line; a report that misses one names the line."""
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), where: str = "a copy") -> None:
@@ -93,4 +93,4 @@ class Store:
                 raise FileError(f"studies: {where} is malformed: it took {seconds} seconds")
             run = self.study.read(fields["run"])
             hash(run)  # results are found by their runs
-            return Result(run, _Values(fields["values"], where), seconds, fields["machine"])
+            return Result(run, _MeasuredValues(fields["values"], where), seconds, fields["machine"])

@@ -19,6 +19,11 @@ from qsim_kernels.compiled import building, cache, locks  # noqa: E402 (needs nu
 
 NAME, OURS, THEIRS = ("scales", "scales", "qsim_scales_scales"), b"compiled here", b"planted"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+#: Other users must be able to read the library to run it.
+READABLE = pytest.mark.skipif(
+    not all(folder.stat().st_mode & 0o001 for folder in (*Path(__file__).parents, *Path(sys.executable).parents)),
+    reason="other users cannot read this clone",
+)
 #: A user that is not this one.
 OTHER = 54321
 
@@ -172,12 +177,14 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(place)
 
 
+@READABLE
 def test_a_home_that_cannot_be_written(public: Path) -> None:
     public.chmod(0o555)
     as_other_user("cannot be made: Permission denied")
     assert not list(public.iterdir())
 
 
+@READABLE
 @ROOT
 def test_a_user_without_account_and_home(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = plant(public / "~" / ".cache" / "qsim" / folder().name)
@@ -191,6 +198,7 @@ def test_a_user_without_account_and_home(public: Path, monkeypatch: pytest.Monke
     assert file.read_bytes().endswith(THEIRS)
 
 
+@READABLE
 @ROOT
 def test_the_home_of_root_that_another_user_can_read(public: Path) -> None:
     plant(folder())
