@@ -1,4 +1,4 @@
-"""What a checkpoint could hold of a converted model: `convert` asks before training, and `qsim.export` answers in a dry run.
+"""A check before training: which layers of a converted model a checkpoint could hold, as a dry run of `qsim.export` answers.
 
 Checkpoints are above this room, which imports nothing from there: `qsim/__init__.py` sets `dry_runner`.
 """
@@ -13,7 +13,7 @@ from torch import nn
 from qsim.functional.arguments import warn
 
 
-class DryRun(Protocol):
+class Refusals(Protocol):
     """The parts of a dry run that a conversion needs; see `qsim.checkpoints.DryRun`."""
 
     @property
@@ -22,10 +22,10 @@ class DryRun(Protocol):
 
 
 #: For a function's name, for errors, and a layout, a function of a model and inputs that does the dry run.
-dry_runner: Callable[[str, str], Callable[[nn.Module, Any], DryRun]]
+dry_runner: Callable[[str, str], Callable[[nn.Module, Any], Refusals]]
 
 
-def report(layout: str, dry_run: Callable[[nn.Module, Any], DryRun], model: nn.Module, example: Any, *, verbose: bool) -> None:
+def report(layout: str, dry_run: Callable[[nn.Module, Any], Refusals], model: nn.Module, example: Any, *, verbose: bool) -> None:
     """Warn of layers that a layout cannot express, and print all that a checkpoint would hold, if asked to."""
     try:
         found = dry_run(model, example)
