@@ -1,4 +1,4 @@
-"""Streams of layers as inputs of compiled graphs, so that one graph serves all layers that are equal but for their random bits.
+"""Streams of layers as inputs of compiled graphs, so that one graph serves all layers that are equal except for their random bits.
 
 A number in Python becomes a constant of the graph that compilers trace, and every layer would need a graph of its own. A tensor is an
 input. It holds the number of a source in this process's list, which an operator looks up when it runs, and the source's stream.
@@ -48,7 +48,7 @@ class GraphStream(NamedTuple):
 
     @property
     def summand(self) -> Tensor:
-        """What distinguishes the seeds of the layer's inputs and gradients from those of others that are seeded alike."""
+        """The number that is added to the seeds of inputs and gradients, so that layers that are seeded alike get different ones."""
         return self.numbers[1]
 
 

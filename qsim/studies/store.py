@@ -84,12 +84,13 @@ class Store:
             fields = json.loads(line)
             check_shape(fields, _LINE, "it")
             if fields["study"] != self.study.name:
-                raise FileError(f"{where}: a result of the study {fields['study']!r}, not of {self.study.name!r}; give it another --out")
+                other = f"a result of the study {fields['study']!r}, not of {self.study.name!r}; give it another --out"
+                raise FileError(f"studies: {where}: {other}")
             if fields["version"] != self.study.version:
                 return None
             seconds = float(fields["seconds"])
             if not 0 <= seconds < math.inf:
-                raise FileError(f"{where} is malformed: it took {seconds} seconds")
+                raise FileError(f"studies: {where} is malformed: it took {seconds} seconds")
             run = self.study.read(fields["run"])
             hash(run)  # results are found by their runs
             return Result(run, _Values(fields["values"], where), seconds, fields["machine"])

@@ -254,7 +254,7 @@ def test_lines_of_studies(outcomes: Outcomes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-1", "true", '"1"'])
 def test_seconds_of_studies(seconds: str, tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text(json.dumps(LINE).replace("0.5", seconds))
-    with pytest.raises(qsim.FileError, match="line 1 is malformed"):
+    with pytest.raises(qsim.FileError, match=r"^studies: .*results\.jsonl, line 1 is malformed"):
         Store(tmp_path, Coins()).results()
 
 

@@ -219,7 +219,7 @@ def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"results.jsonl, line 7 is malformed"):
         studies.run(Coins(), out=tmp_path)
     file.write_text(content.replace('"study": "coins"', '"study": "dice"', 1))
-    with pytest.raises(ValueError, match="a result of the study 'dice', not of 'coins'; give it another --out"):
+    with pytest.raises(ValueError, match=r"^studies: .*line 1: a result of the study 'dice', not of 'coins'; give it another --out"):
         studies.run(Coins(), out=tmp_path)
 
 
