@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,20 @@ def checkpoint_names(model: nn.Module, state: Mapping[str, Tensor], layers: Sequ
         return dict(state)
     from transformers.core_model_loading import revert_weight_conversion
 
-    for name in layers:
-        weight = {f"{name}.weight": model.get_submodule(name).get_parameter("weight")}
-        if list(revert_weight_conversion(model, dict(weight))) != list(weight):
-            raise ValueError(f"export: transformers stores the weight of {name} under another name or in pieces: exclude it")
+    for name, reason in renamed(model, layers).items():
+        raise ValueError(f"export: {name}: {reason}")
     return dict(revert_weight_conversion(model, dict(state)))
+
+
+def renamed(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
+    """The layers whose weights transformers stores differently, and how; they cannot be exported."""
+    if not is_hugging_face(model):
+        return {}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = {name: {f"{name}.weight": model.get_submodule(name).get_parameter("weight")} for name in layers}
+    changed = [name for name, weight in weights.items() if list(revert_weight_conversion(model, dict(weight))) != list(weight)]
+    return dict.fromkeys(changed, "transformers stores its weight under another name or in pieces: exclude it")
 
 
 #: The length of rows whose numbers are followed.

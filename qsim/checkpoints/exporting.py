@@ -8,11 +8,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 
 from qsim.checkpoints import architectures
+from qsim.checkpoints.dry_runs import DryRun, dry_run_of
 from qsim.checkpoints.examples import input_amaxes
 from qsim.checkpoints.folders import DESCRIPTION, check_free, whole_folder
 from qsim.checkpoints.layouts.plans import CheckpointLayout, LayerPlan
@@ -54,6 +55,7 @@ class Export:
         return aligned([row if row[2] else row[:2] for row in rows])
 
 
+@overload
 def export(
     model: nn.Module,
     folder: str | os.PathLike[str],
@@ -64,7 +66,37 @@ def export(
     example: Any = None,
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",
-) -> Export:
+    dry_run: Literal[False] = False,
+) -> Export: ...
+
+
+@overload
+def export(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    layout: str = "compressed-tensors",
+    *,
+    exclude: str | Iterable[str] = (),
+    weight_only: bool = False,
+    example: Any = None,
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+    dry_run: Literal[True],
+) -> DryRun: ...
+
+
+def export(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    layout: str = "compressed-tensors",
+    *,
+    exclude: str | Iterable[str] = (),
+    weight_only: bool = False,
+    example: Any = None,
+    overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+    dry_run: bool = False,
+) -> Export | DryRun:
     """Write the weights of converted layers as real low-precision numbers, and all other tensors unchanged.
 
     The numbers are those that the forward pass multiplies: the layout's library decodes them to the same weights, bit for bit. Weights with
@@ -83,14 +115,17 @@ def export(
         example: Inputs of the model, as in `convert`. NVFP4 needs them: servers read the scale of a whole input from the checkpoint.
         overwrite: Replace a folder that exists and is not empty.
         max_shard_size: The largest size of a file, in bytes or as a text such as `"500MB"`.
+        dry_run: Write nothing, and return what would be written and what cannot be. The model need not be trained for this: delayed scales
+            count as if they had a history.
 
     Returns:
-        The exported layers.
+        The exported layers; in a dry run the layers that would be exported, those that the layout cannot express, and all others.
 
     Raises:
         FileExistsError: If the folder is not empty, without `overwrite`.
         ImportError: If safetensors is not installed.
-        ValueError: If the layout cannot express a layer's points, or a weight is not finite. Nothing is written.
+        ValueError: If no layer rounds its weight or its input. If the layout cannot express a layer's points, or a weight is not finite:
+            a dry run lists the former and does not look at the latter. Nothing is written.
 
     Example:
         >>> import tempfile, torch, qsim
@@ -99,9 +134,11 @@ def export(
         >>> print(qsim.export(model, folder, "compressed-tensors"))
         0  weight=e4m3 tensor, act=e4m3 tensor
     """
-    largest, chosen = size_in_bytes("export", max_shard_size), chosen_layout(layout)
+    largest, chosen = size_in_bytes("export", max_shard_size), chosen_layout("export", layout)
     safetensors("export")
     check_free("export", Path(folder), overwrite=overwrite)
+    if dry_run:
+        return dry_run_of(model, layout, exclude=exclude, weight_only=weight_only, example=example)
     state = check_state("export", model.state_dict())
     excluded = excluded_modules(model, exclude)
     parts = contents(model, state, excluded, weight_only=weight_only)

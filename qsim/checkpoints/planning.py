@@ -14,9 +14,9 @@ from qsim.checkpoints.layouts.write_compressed_tensors import CompressedTensors
 from qsim.checkpoints.layouts.write_torchao import TorchAO
 from qsim.checkpoints.states import unshared
 from qsim.nn.calls.settings import call_points
+from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule
 from qsim.random.shards import is_distributed
-from qsim.recipes.five_point import FivePoint
 
 #: The layouts by name.
 LAYOUTS: dict[str, CheckpointLayout] = {layout.name: layout for layout in (CompressedTensors(), TorchAO())}
@@ -42,14 +42,18 @@ class Contents:
         return {expert.parameter for expert in self.experts.values()}
 
 
-def chosen_layout(name: str) -> CheckpointLayout:
+def chosen_layout(action: str, name: str) -> CheckpointLayout:
     """The layout with a name.
+
+    Args:
+        action: The function that uses it, for errors.
+        name: The name.
 
     Raises:
         ValueError: If there is none.
     """
     if name not in LAYOUTS:
-        raise ValueError(f"export: layout must be {' or '.join(map(repr, LAYOUTS))}, got {name!r}")
+        raise ValueError(f"{action}: layout must be {' or '.join(map(repr, LAYOUTS))}, got {name!r}")
     return LAYOUTS[name]
 
 
@@ -86,7 +90,10 @@ def check_any(model: nn.Module, parts: Contents, excluded: set[str]) -> None:
 
 
 def _why_none(model: nn.Module, excluded: set[str]) -> str:
-    points = {name: own for name, module in model.named_modules() if (own := _points(module)) is not None and not own.is_identity}
+    modules = dict(model.named_modules())
+    layers = {name: module.points for name, module in modules.items() if isinstance(module, FivePointModule)}
+    calls = {name: own.points for name, module in modules.items() if (own := call_points(module)) is not None}
+    points = {name: own for name, own in (layers | calls).items() if not own.is_identity}
     if not points:
         return "convert the model first"
     left = [name for name in points if name not in excluded]
@@ -94,11 +101,6 @@ def _why_none(model: nn.Module, excluded: set[str]) -> str:
         return f"exclude matches all {len(points)} modules that round"
     more = f" ({len(left)} modules in all)" if len(left) > 1 else ""
     return f"{left[0] or 'the model'} has the points {points[left[0]]}{more}, which leave no low-precision numbers to write"
-
-
-def _points(module: nn.Module) -> FivePoint | None:
-    calls = call_points(module)
-    return module.points if isinstance(module, FivePointModule) else None if calls is None else calls.points
 
 
 def _ties(state: Mapping[str, Tensor], layers: Mapping[str, FivePointModule]) -> dict[str, str]:
@@ -162,13 +164,14 @@ def _plan_of_expert(layout: CheckpointLayout, expert: Expert, input_amax: Tensor
 
 
 def notes(plan: LayerPlan, tied_to: str | None) -> list[str]:
-    """The facts about a layer's weight in a checkpoint.
+    """Facts about a layer's weight in a checkpoint that a user has to know.
 
     Args:
         plan: The layer's place in the layout.
         tied_to: The name of the tensor in high precision that is the weight in the model, if there is one.
     """
     return [
+        *(["for servers and qsim.load: transformers does not decode Conv1D"] if is_conv1d(plan.layer) else []),
         *(["nearest instead of stochastic rounding"] if plan.original.rounding.is_stochastic else []),
         *([f"untied from {tied_to}, which stays in high precision"] if tied_to is not None else []),
     ]

@@ -67,10 +67,8 @@ class CompressedTensors:
         named: dict[str, list[str]] = {}
         for name, plan in plans.items():
             named.setdefault(json.dumps(plan.scheme), []).append(name)
-        # Of Conv1D, servers know the name only, and transformers raises an error for it: it would take the numbers as they are for weights.
-        by_class = len(named) == 1 and not any(is_conv1d(plan.layer) for plan in plans.values())
         groups = {
-            f"group_{i}": {"targets": ["Linear"] if by_class else names, **json.loads(scheme)}
+            f"group_{i}": {"targets": ["Linear"] if len(named) == 1 else names, **json.loads(scheme)}
             for i, (scheme, names) in enumerate(named.items())
         }
         formats = {group["format"] for group in groups.values()}

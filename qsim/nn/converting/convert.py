@@ -14,6 +14,7 @@ from qsim import recipes
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
+from qsim.nn.converting import serving
 from qsim.nn.converting.calls import enter_calls, leave_calls, set_call_points
 from qsim.nn.converting.choosing import Chosen, choose
 from qsim.nn.converting.classes import kind, with_ancestor_replaced
@@ -49,6 +50,7 @@ def convert(
     calls: Calls = "parameters",
     verbose: bool = False,
     example: Any = None,
+    layout: str | None = None,
 ) -> Model:
     """Make a model's layers round at five points, in place.
 
@@ -79,6 +81,8 @@ def convert(
         example: Inputs of the model: a tuple of them, a dictionary of inputs by keyword, or one input. The converted model runs once with
             them, as in `qsim.coverage`. A layer that it never calls causes a warning, and `verbose` prints the share of the arithmetic that
             is rounded.
+        layout: A layout of checkpoints, as in `qsim.export`. A warning names a layer that rounds and that the layout cannot express, and
+            `verbose` prints what a checkpoint would hold.
 
     Returns:
         The model.
@@ -104,6 +108,7 @@ def convert(
     if isinstance(points, Quantizer):
         raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     check_calls(calls)
+    dry_run = None if layout is None else serving.dry_runner("convert", layout)
     choice = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
     fitting, before = _fitted(choice.layers), conversion(model) if verbose else None
     source, recipe = Drawn.of(fresh_seed()), points.name if isinstance(points, Recipe) else None
@@ -122,6 +127,8 @@ def convert(
         print(changes(before, conversion(model)))
     if example is not None:
         _try(model, example, verbose)
+    if layout is not None and dry_run is not None:
+        serving.report(layout, dry_run, model, example, verbose=verbose)
     return model
 
 

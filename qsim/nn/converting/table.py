@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from qsim.nn.calls.settings import call_points
-from qsim.nn.converting.layers import Layer, layers
-from qsim.nn.modules import FivePointModule
+from qsim.nn.converting.layers import Layer, is_conv1d, layers
+from qsim.nn.modules import FivePointModule, Linear
 from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Blocks, Tiles
 from qsim.text.blocks import shared_names
 from qsim.text.columns import aligned
 
@@ -119,9 +121,23 @@ def conversion(model: nn.Module) -> Conversion:
         else:
             assert isinstance(layer.module, FivePointModule)  # only these round
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
-            if "_without" in vars(layer.module):
-                notes.append((layer.title, vars(layer.module)["_without"]))
+            found = (vars(layer.module).get("_without"), uneven_blocks(layer.module))
+            notes += [(layer.title, note) for note in found if note]
     return Conversion(tuple(changed), tuple(calls), tuple(left), tuple(notes))
+
+
+def uneven_blocks(module: Any) -> str:
+    """A note on blocks that do not divide the rows of a linear layer's weight; empty if they do, or if there are none."""
+    point = module.points.weight
+    if point is None or not (isinstance(module, Linear) or is_conv1d(module)):
+        return ""
+    # Layouts have 8-bit numbers in tiles that are smaller at the edges.
+    tiles = point.scale.width if isinstance(point.scale, Tiles) and point.format.bits < 8 else 0
+    size = point.scale.size if isinstance(point.scale, Blocks) else tiles
+    inputs = module.in_features if isinstance(module, Linear) else module.weight.shape[0]
+    if not size or inputs % size == 0:
+        return ""
+    return f"blocks of {size} do not divide its {inputs} inputs: checkpoints for servers have no smaller block at the end of a row"
 
 
 def reason_left(layer: Layer) -> str | None:
