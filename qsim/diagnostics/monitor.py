@@ -38,7 +38,8 @@ class Monitor:
 
     A step is the time between two calls of `step()`, which should follow the optimizer's; given the `optimizer`, its steps are counted
     automatically. Counts are added up over the micro-batches of a step, and over the calls of a layer that is called several times.
-    Recomputation by activation checkpointing is not counted again. The first step is sampled. In distributed runs each process counts its
+    Recomputation by activation checkpointing is not counted again. Evaluation is not counted: passes under `torch.no_grad()` or
+    `torch.inference_mode()`, and those with all layers in eval mode. The first step is sampled. In distributed runs each process counts its
     own shard; if distributed tensors have per-tensor scales, all processes must sample the same steps, because they compute those together.
 
     A monitor does not change training by a single bit: what a layer rounds is rounded again for the monitor, with the same random bits, and
@@ -133,7 +134,7 @@ class Monitor:
         self._watch.end()
         if not collector.tallies:
             warnings.warn(
-                f"Monitor: no layer rounded anything in step {self._steps}; compiled code and replays of CUDA graphs are not watched",
+                f"Monitor: no layer rounded anything in step {self._steps}; compiled code, replays of CUDA graphs and evaluation are not watched",
                 RuntimeWarning,
                 stacklevel=3,
             )
