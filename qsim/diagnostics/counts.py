@@ -190,6 +190,8 @@ class Sample:
     def worst(self, by: str) -> tuple[Counts, ...]:
         """The counts, starting with the largest loss: by `"sqnr"`, or by a share such as `"underflowed"`.
 
+        Underflow is compared as a share of the numbers that are not zero: behind a ReLU half of the gradients are zero anyway.
+
         Raises:
             ValueError: If it is neither.
         """
@@ -197,6 +199,8 @@ class Sample:
             raise ValueError(f"by: must be one of sqnr, {', '.join(SHARES)}; got {by!r}")
         if by == "sqnr":
             return tuple(sorted(self.points, key=lambda counts: math.inf if math.isnan(counts.sqnr) else counts.sqnr))
+        if by == "underflowed":
+            return tuple(sorted(self.points, key=lambda counts: -counts.underflowed / max(counts.elements - counts.zero, 1)))
         return tuple(sorted(self.points, key=lambda counts: -counts.shares[by] if counts.elements else 0.0))
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
