@@ -19,7 +19,7 @@ from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import Writer, log, write_lines
 from qsim.formats import name_of
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
@@ -64,10 +64,12 @@ class Monitor:
         every: The sampling interval in steps.
         optimizer: The optimizer whose steps are counted.
         writer: The receiver of all samples: a TensorBoard writer, or any object with `add_scalar` and, to receive
-            histograms, `add_histogram_raw` or `add_histogram`.
+            histograms, `add_histogram_raw` or `add_histogram`. For each point it gets the counts of all layers together, and the worst
+            layer's shares and SQNR.
+        per_layer: Whether the writer also gets the counts of every layer.
 
     Raises:
-        TypeError: If `model` is not a module.
+        TypeError: If `model` is not a module, or another argument has the wrong type.
         ValueError: If it has no layer with points, is compiled, or is watched by another monitor.
 
     Example:
@@ -81,16 +83,23 @@ class Monitor:
     """
 
     def __init__(
-        self, model: nn.Module, every: int = 100, *, optimizer: torch.optim.Optimizer | None = None, writer: Writer | None = None
+        self,
+        model: nn.Module,
+        every: int = 100,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        writer: Writer | None = None,
+        per_layer: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Monitor: model must be a torch.nn.Module, got {model!r}")
         self.every = check_integer("Monitor", "every", every, 1, 2**62)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        check_flag("Monitor", "per_layer", per_layer)
         self._layers = _watched(model)
         self._watch = Watch([(layer.module, layer.call) for layer in self._layers])
-        self._writer, self._taken, self._has_warned = writer, 0, False
+        self._writer, self._per_layer, self._taken, self._has_warned = writer, per_layer, 0, False
         self._quantizers: dict[tuple[str, str, str], Quantizer] = {}
         self._samples: list[Sample] = []
         self._pending: list[Pending] = []
@@ -162,7 +171,7 @@ class Monitor:
         for sample in self._samples[self._taken :]:
             self._taken += 1
             if self._writer is not None:
-                log(self._writer, sample)
+                log(self._writer, sample, self._per_layer)
             if not self._has_warned:
                 self._warn(sample)
 

@@ -12,6 +12,7 @@ from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
+from qsim.diagnostics.gradients.range_checks import LARGER, check_falling_variance, check_underflow, may_underflow
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import flat_row, in_percent
 from qsim.formats import Float
@@ -132,8 +133,11 @@ def batch_for(
     That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
     falls as the reciprocal of its size if samples are rounded independently (Lemma 3). This holds for `act_bwd` and `grad`, unless samples
     share a scale. Weights are rounded once, not for each draw, because all samples of a batch share that rounding: its effect on the
-    gradient is counted as bias (Lemma 1), which no batch size removes. A loss that is a mean makes each sample's gradient smaller in a
-    larger batch, and formats with few exponent bits then underflow: give them a scale.
+    gradient is counted as bias (Lemma 1), which no batch size removes.
+
+    A loss that is a mean makes each sample's gradient smaller in a larger batch, and rounding errors near the smallest numbers of a format
+    do not shrink with it. So there is no factor, but an error, if half of the gradients at a point without a scale underflow, or if the
+    rounding variance for half the loss shows that it would not fall with the batch. For the latter, gradients are drawn once more.
 
     The requirements for batches and losses are those of `gradient_error`, which also leaves the model unchanged.
 
@@ -151,7 +155,7 @@ def batch_for(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the model has no points, a layer cannot round at those given, batches or draws are too few, batches differ in size,
-            gradients do not vary at all, or the loss is not a scalar or draws random numbers.
+            gradients do not vary at all, gradients underflow, the rounding variance does not fall with the batch, or the loss is not a scalar or draws random numbers.
 
     Example:
         >>> import torch, qsim
@@ -169,9 +173,15 @@ def batch_for(
     settings = [_settings(weights, given) for given in (points, like)]
     with borrowed(model, weights.layers, streams.stream("batch_for", seed)) as state:
         drawn = Gradients("batch_for", model, loss, listed_batches("batch_for", batches), weights, state)
+        for name, of_all in zip(("points", "like"), settings, strict=True):
+            check_underflow(drawn, weights, of_all, name)
         counts = [draws if draws_bits(of_all) else 1 for of_all in settings]
         found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
         norms = drawn.squared_norms()
+        for name, of_all, count, measured in zip(("points", "like"), settings, counts, (found, other), strict=True):
+            if count > 1 and may_underflow(of_all):
+                halved = drawn.moments(of_all, count, redraw_weights=False, smaller=LARGER)
+                check_falling_variance(measured.row(-1), halved.row(-1), level, name)
     factors = [
         _factor(title, found.row(k), other.row(k), norms.row(k), counts, level) for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
     ]
