@@ -137,7 +137,7 @@ class CancelledUpdates:
             rows = [row for counts, _ in copies for row in counts.read().tolist()]
             rates = [rate for _, needed in copies for rate in needed.read().tolist()]
             for (name, elements, unbiased), row, rate in zip(names, rows, rates, strict=True):
-                self._found.append(Updates(name, step, elements, *row, rate, unbiased))
+                self._found.append(Updates(name, step, elements, row[0], row[1], row[2], rate, unbiased))
 
     def in_step(self, step: int) -> tuple[Updates, ...]:
         """The counts of one step, those that have arrived."""

@@ -62,7 +62,8 @@ def _direction(optimizer: torch.optim.Optimizer, group: dict[str, Any], paramete
     if {"exp_avg", "exp_avg_sq"} <= tensors.keys() and "step" in states and "betas" in group:
         steps = torch.as_tensor(states["step"]).to(parameter.device, wide, non_blocking=True)
         first, second = (1 - torch.full_like(steps, float(beta)) ** steps for beta in group["betas"])
-        return tensors["exp_avg"] / first / ((tensors["exp_avg_sq"] / second).sqrt() + group["eps"])
+        found: Tensor = tensors["exp_avg"] / first / ((tensors["exp_avg_sq"] / second).sqrt() + group["eps"])
+        return found
     if tensors.keys() <= {"momentum_buffer"} and "exp_avg" not in states and not parameter.grad.is_sparse:
         return tensors.get("momentum_buffer", local(parameter.grad.detach()).to(wide))
     return None

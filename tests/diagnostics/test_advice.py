@@ -102,7 +102,7 @@ def test_gradients_that_overflow_and_the_loss_scale_that_fits() -> None:
     assert underflow(fixed, found.layer, "grad") < TARGET
 
 
-@pytest.mark.parametrize("recipe", ["weight_only", "fp8_hybrid", "mxfp8", "mxfp6", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["fp8_hybrid", "mxfp8", "mxfp6", "mxfp4", "nvfp4"])
 def test_recipes_with_scales_need_no_advice(recipe: str, recwarn: pytest.WarningsRecorder) -> None:
     advice = sampled(recipe).advice()
     assert (bool(advice), advice.rows(), str(advice)) == (False, [], "step 0: nothing to advise")

@@ -12,7 +12,7 @@ from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
-from qsim.diagnostics.gradients.range_checks import LARGER, check_falling_variance, check_underflow, may_underflow
+from qsim.diagnostics.gradients.range_checks import check_range
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import flat_row, in_percent
 from qsim.formats import Float
@@ -137,7 +137,8 @@ def batch_for(
 
     A loss that is a mean makes each sample's gradient smaller in a larger batch, and rounding errors near the smallest numbers of a format
     do not shrink with it. So there is no factor, but an error, if half of the gradients at a point without a scale underflow, or if the
-    rounding variance for half the loss shows that it would not fall with the batch. For the latter, gradients are drawn once more.
+    rounding variance for half the loss shows that it would not fall with the batch. Whether the loss is a mean is found by halving the
+    tensors of a batch, and gradients are drawn once more for half the loss.
 
     The requirements for batches and losses are those of `gradient_error`, which also leaves the model unchanged.
 
@@ -155,7 +156,8 @@ def batch_for(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the model has no points, a layer cannot round at those given, batches or draws are too few, batches differ in size,
-            gradients do not vary at all, gradients underflow, the rounding variance does not fall with the batch, or the loss is not a scalar or draws random numbers.
+            gradients do not vary at all, gradients underflow, rounding
+            variance does not fall with the batch, or the loss is not a scalar or draws random numbers.
 
     Example:
         >>> import torch, qsim
@@ -168,20 +170,33 @@ def batch_for(
         >>> found.factor.low > 1
         True
     """
+    return measured_factors(model, loss, batches, points, like, draws, seed, level, is_checked=True)
+
+
+def measured_factors(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    points: Points,
+    like: Points,
+    draws: int,
+    seed: int = 0,
+    level: float = 0.95,
+    *,
+    is_checked: bool = False,
+) -> BatchFactors:
+    """The result of `batch_for`; studies of what happens out of range take it unchecked."""
     check_arguments("batch_for", draws, seed, level)
     weights = weights_of("batch_for", model)
     settings = [_settings(weights, given) for given in (points, like)]
     with borrowed(model, weights.layers, streams.stream("batch_for", seed)) as state:
         drawn = Gradients("batch_for", model, loss, listed_batches("batch_for", batches), weights, state)
-        for name, of_all in zip(("points", "like"), settings, strict=True):
-            check_underflow(drawn, weights, of_all, name)
         counts = [draws if draws_bits(of_all) else 1 for of_all in settings]
         found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
         norms = drawn.squared_norms()
-        for name, of_all, count, measured in zip(("points", "like"), settings, counts, (found, other), strict=True):
-            if count > 1 and may_underflow(of_all):
-                halved = drawn.moments(of_all, count, redraw_weights=False, smaller=LARGER)
-                check_falling_variance(measured.row(-1), halved.row(-1), level, name)
+        if is_checked:
+            for name, of_all, measured in zip(("points", "like"), settings, (found, other), strict=True):
+                check_range(drawn, weights, of_all, measured.row(-1), draws, level, name)
     factors = [
         _factor(title, found.row(k), other.row(k), norms.row(k), counts, level) for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
     ]

@@ -107,6 +107,21 @@ class Gradients:
         self._state.set_points(points)
         self._pass(self._batches[0])
 
+    def is_mean(self) -> bool:
+        """Whether the loss is a mean over the samples of a batch, rather than a sum; taken for granted if batches cannot be halved."""
+        size = _size(self._batches[0])
+        if size is None or size < 2:
+            return True
+        self._state.set_points([FivePoint()] * len(self._weights.layers))
+        try:
+            both = [self._pass(_part(self._batches[0], size, part)) for part in (slice(size // 2), slice(size // 2, None))]
+        except (RuntimeError, ValueError, IndexError):
+            return True  # the model or the loss is for batches of one size
+        halves = torch.cat([(one + other).double() for one, other in zip(*both, strict=True)])
+        whole = torch.cat([rows[0].double() for rows in self.reference])
+        # The whole is the sum of both halves, or half of it.
+        return float(whole @ halves) < 0.75 * float(halves @ halves)
+
     def full_precision(self) -> Moments:
         """The same for gradients in full precision."""
         return self._by_layer(self.reference, torch.zeros(len(self.reference), len(self._batches), dtype=torch.float64))
@@ -201,6 +216,18 @@ def listed_batches(owner: str, batches: Iterable[Any]) -> list[Any]:
         if size != sizes[0]:
             raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: omit that one")
     return found
+
+
+def _part(batch: Any, size: int, part: slice) -> Any:
+    """A batch with a part of all tensors that have its size."""
+    if isinstance(batch, Tensor):
+        return batch[part] if batch.dim() and len(batch) == size else batch
+    if type(batch) is dict:
+        return {name: _part(value, size, part) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [_part(value, size, part) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
 
 
 def _size(batch: Any) -> int | None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending
 from qsim.diagnostics.counts import Counts
 from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
 from qsim.diagnostics.gradients.points import NAMES, quantizer_of
-from qsim.diagnostics.gradients.statistics import Moments, rounding_variance
+from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.remedies import loss_scale_up, underflow_share
 from qsim.functional.quantizer import GRADIENTS
@@ -25,25 +24,33 @@ LARGER = 2
 _SLACK = 1.2
 
 
-class Lost(NamedTuple):
-    """A point at which gradients underflow, and the factor for the loss that brings them into range, if there is one."""
-
-    counts: Counts
-    loss_scale: float | None
-
-
-def check_underflow(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint], argument: str) -> None:
-    """Raise an error if gradients that are rounded without a scale underflow in the first batch.
+def check_range(
+    drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint], found: Moments, draws: int, level: float, argument: str
+) -> None:
+    """Raise an error if gradients are rounded without a scale, and their errors do not shrink as the batch of a mean loss grows.
 
     Args:
         drawn: The source of gradients.
         weights: The weights, with their layers.
         points: The points of each layer.
+        found: The moments of all weights.
+        draws: The number of draws per batch.
+        level: The confidence level.
         argument: The name of the argument that the points come from.
     """
-    lost = [own for own in _lost(drawn, weights, points) if underflow_share(own.counts) >= _UNDERFLOW]
+    if not _may_underflow(points):
+        return
+    _check_underflow(_unscaled(drawn, weights, points), argument)
+    variance = rounding_variance(found)
+    if variance.value > 0 and drawn.is_mean():
+        halved = drawn.moments(points, draws, redraw_weights=False, smaller=LARGER).row(-1)
+        _check_falling(rounding_variance(halved).over(variance).ratio_estimate(level), argument)
+
+
+def _check_underflow(unscaled: Sequence[tuple[Counts, float | None]], argument: str) -> None:
+    lost = [(counts, factor) for counts, factor in unscaled if underflow_share(counts) >= _UNDERFLOW]
     if lost:
-        counts, factor = max(lost, key=lambda own: underflow_share(own.counts))
+        counts, factor = max(lost, key=lambda own: underflow_share(own[0]))
         what = f"{percent(underflow_share(counts))} of the gradients at {counts.point} of layer {counts.layer!r} underflow"
         scaled = "" if factor is None else f"multiply the loss by {factor:g} or more, or "
         raise ValueError(
@@ -52,39 +59,29 @@ def check_underflow(drawn: Gradients, weights: MeasuredWeights, points: Sequence
         )
 
 
-def check_falling_variance(found: Moments, halved: Moments, level: float, argument: str) -> None:
-    """Raise an error if the rounding variance of all weights would not fall as the reciprocal of the batch size.
+def _check_falling(ratio: Estimate, argument: str) -> None:
+    """Check the ratio of the rounding variance for the loss divided by `LARGER` to that for the loss.
 
     In a batch that is `LARGER` times larger, gradients of a mean loss are as many times smaller. If rounding errors are proportional to the
-    gradients, the variance for the loss divided by `LARGER` is `LARGER**2` times smaller, and that of the larger batch `LARGER` times.
-
-    Args:
-        found: The moments of the gradients.
-        halved: Those of the loss divided by `LARGER`.
-        level: The confidence level.
-        argument: The name of the argument that the points come from.
+    gradients, the ratio is `LARGER**-2`, and the variance of the larger batch, with as many more samples, is `LARGER` times smaller.
     """
-    before, after = rounding_variance(found), rounding_variance(halved)
-    if not before.value > 0:
-        return
-    ratio = after.over(before).ratio_estimate(level)
     if ratio.low * LARGER**2 > _SLACK:
         raise ValueError(
-            f"batch_for: under {argument}, the rounding variance does not fall with the batch: with {LARGER} times the batch of a mean loss "
-            f"it would be {ratio.value * LARGER:.2g} times as large, instead of {1 / LARGER:g}, because gradients are near the smallest "
-            "numbers of their format; multiply the loss by a constant, give gradients a scale, such as scale='tensor', or a format with more "
-            "exponent bits"
+            f"batch_for: under {argument}, the rounding variance does not fall with the batch: with {LARGER} times the batch of a mean "
+            f"loss it would be {ratio.value * LARGER:.2g} times as large, instead of {1 / LARGER:g}, because gradients are near the "
+            "smallest numbers of their format; multiply the loss by a constant, give gradients a scale, such as scale='tensor', or a "
+            "format with more exponent bits"
         )
 
 
-def may_underflow(points: Sequence[FivePoint]) -> bool:
+def _may_underflow(points: Sequence[FivePoint]) -> bool:
     """Whether any layer rounds gradients without a scale."""
     given = (quantizer_of(own, name) for own in points for name in NAMES if name in GRADIENTS)
     return any(quantizer is not None and quantizer.scale is None for quantizer in given)
 
 
-def _lost(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint]) -> list[Lost]:
-    """Gradient points without scales, with their counts in the first batch."""
+def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint]) -> list[tuple[Counts, float | None]]:
+    """The counts of gradient points without scales in the first batch, with the factor for the loss that would help, if any."""
     collector = Collector()
     watch = Watch([(layer, None) for layer in weights.layers], skips_eval=False)
     try:
@@ -98,5 +95,5 @@ def _lost(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FivePoint
         quantizer = quantizer_of(points[int(counts.layer)], counts.point) if counts.point in GRADIENTS else None
         if quantizer is not None and quantizer.scale is None:
             counts = replace(counts, layer=weights.names[int(counts.layer)])
-            found.append(Lost(counts, loss_scale_up(counts, quantizer)))
+            found.append((counts, loss_scale_up(counts, quantizer)))
     return found
