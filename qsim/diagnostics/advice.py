@@ -13,8 +13,10 @@ from qsim.diagnostics.updates import Updates
 from qsim.functional.quantizer import GRADIENTS, Quantizer
 from qsim.text.percentages import percent
 
-#: From this share of the numbers that are not zero, and below this SQNR in dB, underflow is reported; and warned about.
-UNDERFLOW, NOISY, RUINED_UNDERFLOW, RUINED = 0.5, 6.0, 0.9, 3.0
+#: Underflow is reported from the first share of the numbers that are not zero if SQNR is below `NOISY` dB, and always from the second; it
+#: is warned about from the second if SQNR is below `RUINED` dB.
+UNDERFLOW, MOST_UNDERFLOW = 0.5, 0.9
+NOISY, RUINED = 6.0, 3.0
 #: From this share of lost updates, they are reported; and warned about.
 LOST, RUINED_LOST = 0.9, 0.99
 
@@ -116,9 +118,9 @@ def advice(sample: Sample, quantizer: Callable[[Counts], Quantizer | None], upda
 
 def _of_point(counts: Counts, quantizer: Quantizer) -> Iterable[Problem]:
     lost, sqnr = underflow_share(counts), counts.sqnr
-    if lost >= UNDERFLOW and not sqnr >= NOISY:
+    if lost >= MOST_UNDERFLOW or (lost >= UNDERFLOW and not sqnr >= NOISY):
         factor = loss_scale_up(counts, quantizer)
-        ruins = lost >= RUINED_UNDERFLOW and not sqnr >= RUINED
+        ruins = lost >= MOST_UNDERFLOW and not sqnr >= RUINED
         yield Problem(counts.layer, counts.point, "underflow", lost, remedies(counts, quantizer, factor), factor, ruins=ruins)
     # An infinity was infinite before: it is the consequence of an overflow elsewhere.
     beyond = counts.saturated - counts.infinite

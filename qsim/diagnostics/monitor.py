@@ -47,7 +47,7 @@ class Monitor:
     own shard; if distributed tensors have per-tensor scales, all processes must sample the same steps, because they compute those together.
 
     `advice()` lists what ruins the run, with remedies. If a sampled step is that bad, one warning says so, once per monitor. Given the
-    `optimizer`, this includes updates that rounding to nearest cancels, for which the weights are stored twice in a sampled step.
+    `optimizer`, this includes updates that round-to-nearest cancels, for which the weights are stored twice in a sampled step.
 
     A monitor does not change training by a single bit: what a layer rounds is rounded again for the monitor, with the same random bits, and
     no others are drawn. Counts are summed on the device and copied to the host when a sample ends, and nothing waits for that until
@@ -247,9 +247,9 @@ class Monitor:
     def advice(self, step: int | None = None) -> Advice:
         """What ruins the run in one sample, the worst first, with remedies whose numbers follow from the counts.
 
-        It covers underflow of at least half of the numbers that are not zero and saturation, if the errors are more than a quarter of the
-        signal (SQNR below 6 dB); gradients that overflow; NaN; and, given the `optimizer`, updates of which rounding to nearest loses at
-        least 90 %. The numbers are those of the sample, so look again after a change.
+        It covers underflow of at least 90 % of the numbers that are not zero; underflow of at least half of them, and saturation, if the
+        errors are more than a quarter of the signal (SQNR below 6 dB); gradients that overflow; NaN; and, given the `optimizer`, updates
+        of which round-to-nearest loses at least 90 %. The numbers are those of the sample, so look again after a change.
 
         Args:
             step: The step of the sample; the last one by default.
