@@ -61,7 +61,7 @@ def export(
     folder: str | os.PathLike[str],
     layout: str = "compressed-tensors",
     *,
-    exclude: str | Iterable[str] = (),
+    exclude: str | Iterable[str] | None = None,
     weight_only: bool = False,
     example: Any = None,
     overwrite: bool = False,

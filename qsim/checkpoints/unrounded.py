@@ -8,13 +8,13 @@ from torch import nn
 
 from qsim.functional.arguments import warn
 from qsim.nn.calls.settings import call_points, own_matrices
-from qsim.nn.converting.patterns import matches
+from qsim.nn.converting.patterns import listed, matches
 
 
-def excluded_modules(model: nn.Module, exclude: str | Iterable[str]) -> set[str]:
+def excluded_modules(model: nn.Module, exclude: str | Iterable[str] | None) -> set[str]:
     """The names of the modules that patterns of names match, as in `convert`."""
     names = [name for name, _ in model.named_modules()]
-    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
+    patterns = listed("export", "exclude", exclude)
     for pattern in patterns:
         if not any(matches([name], [pattern]) for name in names):
             raise ValueError(f"export: exclude pattern {pattern!r} matches no module")

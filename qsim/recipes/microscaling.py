@@ -11,7 +11,7 @@ from qsim.recipes.five_point import Accumulate, FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.scaling import Tensor
-from qsim.scaling.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
+from qsim.scaling.block import MXFP6_E3M2, NVFP4, Block
 
 
 def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
@@ -34,22 +34,23 @@ def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
-def mxfp6(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
-    """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
+def mxfp6(forward: Spec | None = "mxfp6", *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+    """E3M2 in blocks of 32 with OCP's rule for scales: the format that the name `"mxfp6"` means, too.
 
-    Values get precision, gradients get range; the assignment of the two formats is this recipe's choice. With OCP's rule the largest
-    elements of a block may saturate.
+    OCP's other 6-bit format, E2M3, has more precision and less range: `mxfp6("mxfp6_e2m3")` rounds inputs and weights to it, and leaves
+    E3M2 to the backward pass. With OCP's rule the largest elements of a block may saturate.
 
     Args:
+        forward: The format to which inputs and weights are rounded in the forward pass. `None` keeps them in high precision.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
         chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
-        >>> print(qsim.recipes.mxfp6())
+        >>> print(qsim.recipes.mxfp6("mxfp6_e2m3"))
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 

@@ -299,6 +299,8 @@ def test_excluded_layers_are_written_in_high_precision(tmp_path: Path) -> None:
         qsim.export(model, tmp_path / "out")
     with pytest.raises(ValueError, match="export: exclude pattern 'conv' matches no module"):
         qsim.export(model, tmp_path / "out", exclude="conv")
+    with pytest.raises(TypeError, match="export: exclude must be a pattern of names, several patterns or None, got 0"):
+        qsim.export(model, tmp_path / "out", exclude=0)  # type: ignore[arg-type]
     assert [name for name, _, _ in qsim.export(model, tmp_path / "out", exclude=["0", "2"]).layers] == ["1"]
     loaded = qsim.load(nn.Sequential(nn.Conv1d(32, 32, 1), nn.Linear(32, 32), nn.Linear(32, 32)), tmp_path / "out")
     assert torch.equal(loaded[2].weight, model[2].weight)

@@ -24,7 +24,7 @@ MX4 = Quantizer("e2m1", scale=Blocks(32, format="e8m0", rule="floor"))
 MX4_NOISY = Quantizer("e2m1", "stochastic", scale=Blocks(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
 ROWS = Quantizer("e4m3", scale=Channel(0))
 WIDE = Quantizer("e4m3", scale=Blocks(128, format="e8m0", rule="ceil"))
-FORWARD_6, BACKWARD_6 = (Quantizer(name, scale=Blocks(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
+E2M3, E3M2 = (Quantizer(name, scale=Blocks(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
 NV = Blocks(16, format="e4m3", rule="fit", outer=Whole())
 NV_UP = Blocks(16, format="e4m3", rule="ceil", outer=Whole(rule="ceil"))
 INT = Quantizer(Int(8, symmetric=True), scale=Channel(0))
@@ -52,7 +52,8 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     ),
     (recipes.hfp8(), FivePoint(IBM, IBM, "same", "same", "e5m2")),
     (recipes.mxfp8(), FivePoint(MX8, MX8, MX8, MX8, MX8)),
-    (recipes.mxfp6(), FivePoint(FORWARD_6, FORWARD_6, BACKWARD_6, BACKWARD_6, BACKWARD_6)),
+    (recipes.mxfp6(), FivePoint(E3M2, E3M2, E3M2, E3M2, E3M2)),
+    (recipes.mxfp6("mxfp6_e2m3"), FivePoint(E2M3, E2M3, E3M2, E3M2, E3M2)),
     (recipes.mxfp4(), FivePoint(MX4, MX4, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
     (recipes.mxfp4(forward=None), FivePoint(None, None, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
     (recipes.mxfp4(forward="mxfp8"), FivePoint("mxfp8", "mxfp8", MX4_NOISY, MX4_NOISY, MX4_NOISY)),
@@ -94,6 +95,11 @@ class TestPoints:
         assert "range without scales: weight from 0.5 to 6" in recipes.weight_only("e2m1").describe()
         for recipe in (recipes.weight_only("e2m1", scale="tensor"), recipes.weight_only("bf16"), recipes.mxfp8()):
             assert "without scales" not in recipe.describe()
+
+    @pytest.mark.parametrize("name", sorted(set(recipes.NAMED) & set(qsim.block.NAMED)))
+    def test_a_name_means_the_same_numbers_as_a_recipe_and_as_a_format(self, name: str) -> None:
+        points = recipes.resolve(name).points
+        assert {point.format for point in (points.act, points.weight, points.grad)} == {qsim.block.NAMED[name].element}
 
     def test_every_recipe_is_among_these(self) -> None:
         assert {recipe.name for recipe, _ in EXPECTED} == set(recipes.NAMED)

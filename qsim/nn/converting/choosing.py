@@ -66,7 +66,7 @@ def choose(
     usable = [layer for layer, reason in zip(known, reasons, strict=True) if not reason]
     points_of = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
-    excluded = patterns_of_modules("exclude", exclude or (), model)
+    excluded = patterns_of_modules("exclude", exclude, model)
 
     def set_of(layers: Sequence[Layer]) -> _Set:
         meant = [layer for layer in layers if included is None or matches(layer.names, included)]

@@ -367,6 +367,10 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"include": "hed"}, ValueError, "convert: include pattern 'hed' matches no layer; did you mean 'head'"),
         ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
+        ({"exclude": 0}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 0"),
+        ({"exclude": 2}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 2"),
+        ({"exclude": False}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got False"),
+        ({"include": 0}, TypeError, "convert: include must be a pattern of names, several patterns or None, got 0"),
         (
             {"points": {"blocks": NEAREST, "head": OTHER, "blocks.1.up": OTHER}},
             ValueError,
