@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from qsim import recipes
@@ -17,7 +18,8 @@ from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_histories
 from qsim.nn.product.sums import multiplied_by
 from qsim.random import seeds, sources, streams
-from qsim.random.sources import GraphStream, Source, Stream
+from qsim.random.sources import GraphStream, Stream
+from qsim.random.streams import Source
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
 
@@ -85,7 +87,7 @@ class FivePointModule(RemembersAmaxes):
 
         In training, all processes of a distributed run use the one that rank 0 drew.
         """
-        return sources.stream_of(self.stream_source, self.training)
+        return streams.stream_of(self.stream_source, self.training)
 
     @stream.setter
     def stream(self, number: int) -> None:
@@ -95,7 +97,7 @@ class FivePointModule(RemembersAmaxes):
         """The stream where something is drawn; in compiled code as an input of the graph."""
         if not (points.is_stochastic or points.weight_is_stochastic):
             return 0
-        if sources.is_input():
+        if torch.compiler.is_compiling() and not sources.is_exporting():
             numbers: Any = self._stream_numbers
             return GraphStream(numbers, self.training)
         return self.stream

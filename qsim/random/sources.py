@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qsim.random.streams import Drawn, agreed_layer_stream, layer_stream
-
-Source = int | Drawn
+from qsim.random.streams import Source, stream_of
 
 _SOURCES: list[Source] = []
 
@@ -22,9 +20,8 @@ _SOURCES: list[Source] = []
 def numbers_of(source: Source) -> Tensor:
     """The tensor that stands for a source: its number in the list, and the stream that it has in this process alone."""
     _SOURCES.append(source)
-    own = source if isinstance(source, int) else layer_stream(*source)
     with _disable_current_modes():  # models may be created on no device
-        return torch.tensor([len(_SOURCES) - 1, own], dtype=torch.int64, device="cpu")
+        return torch.tensor([len(_SOURCES) - 1, stream_of(source, training=False)], dtype=torch.int64, device="cpu")
 
 
 class GraphStream(NamedTuple):
@@ -55,10 +52,10 @@ class GraphStream(NamedTuple):
 Stream = int | GraphStream
 
 
-def is_input() -> bool:
-    """Whether streams are inputs of a graph that is being traced; exported programs keep them as constants, for other processes."""
-    # Not `is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
-    return torch.compiler.is_compiling() and not torch.compiler._is_exporting_flag
+def is_exporting() -> bool:
+    """Whether an exported program is traced, which keeps streams as constants, for other processes."""
+    # Not `torch.compiler.is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
+    return torch.compiler._is_exporting_flag
 
 
 def varied(stream: Stream, variation: int) -> Stream:
@@ -69,11 +66,3 @@ def varied(stream: Stream, variation: int) -> Stream:
 def found(numbers: Tensor, training: bool, name: str, variation: int) -> int:
     """The stream that a `GraphStream` stands for."""
     return stream_of(_SOURCES[int(numbers[0])], training, name) ^ variation
-
-
-def stream_of(source: Source, training: bool, name: str = "") -> int:
-    """The stream of a source, on which processes agree in training."""
-    if isinstance(source, int):
-        return source
-    find = agreed_layer_stream if training else layer_stream
-    return int(find(source.seed, source.number, f"{source.name}.{name}" if name else source.name))

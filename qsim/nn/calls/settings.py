@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from qsim.functional.quantizer import Quantizer
-from qsim.random import sources
+from qsim.random import sources, streams
 from qsim.random.seeds import fresh_seed
 from qsim.random.sources import GraphStream, Stream
 from qsim.random.streams import Drawn
@@ -51,9 +52,9 @@ class CallPoints:
         """The stream of a parameter, or of the products of activations; see `FivePointModule.stream_in_use`."""
         if not (self.points.is_stochastic or self.points.weight_is_stochastic):
             return 0
-        if sources.is_input():
+        if torch.compiler.is_compiling() and not sources.is_exporting():
             return GraphStream(self._numbers, training, name)
-        return sources.stream_of(self.source, training, name)
+        return streams.stream_of(self.source, training, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallPoints:
         """A copy with its own random bits, as copied layers have."""

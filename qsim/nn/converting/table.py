@@ -91,10 +91,10 @@ def changes(before: Conversion, after: Conversion) -> Conversion | Changes:
 
     Example:
         >>> import torch, qsim
-        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), "mxfp8")
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), qsim.FivePoint(act="e4m3"))
         >>> first = qsim.nn.conversion(model)
         >>> print(qsim.nn.changes(first, qsim.nn.conversion(qsim.convert(model, {"1": None}))))
-        1  Linear  act=mxfp8, weight=mxfp8, act_bwd=mxfp8, weight_bwd=mxfp8, grad=mxfp8  →  not chosen
+        1  Linear  act=e4m3  →  not chosen
     """
     if not before.changed and not before.calls:
         return after
