@@ -64,7 +64,7 @@ def dry_run_of(
     model: nn.Module,
     layout: str = "compressed-tensors",
     *,
-    exclude: str | Iterable[str] = (),
+    exclude: str | Iterable[str] | None = None,
     weight_only: bool = False,
     example: Any = None,
 ) -> DryRun:
