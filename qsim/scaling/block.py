@@ -41,7 +41,7 @@ class Block:
         size: Number of elements that share a scale, along the dimension of the call; or the height and width of tiles of a matrix.
         scale: The scales' format; powers of two by default, as in OCP's MX formats.
         rule: How a scale follows from its elements: see `qsim.scaling.Scaling`.
-        outer: A scale of the whole tensor, which scales these scales, or its `repr`.
+        outer: A scale of the whole tensor, which scales these scales: `Tensor(…)`, its `repr`, or "tensor" for `Tensor()`.
 
     Example:
         >>> import torch, qsim
