@@ -10,7 +10,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "kernels"), str(HERE / "_ext
 # A page is a tree of many thousand objects that all stay: looking for garbage among them takes a third of the time to build the site.
 gc.disable()
 
-import qsim  # noqa: E402 (from the clone that this file lies in)
+import qsim  # noqa: E402 (from the clone that contains this file)
 
 project = "qsim"
 copyright = "2026, the qsim authors"  # noqa: A001 (Sphinx's name)
@@ -54,7 +54,7 @@ maximum_signature_line_length = 90
 add_module_names = False
 viewcode_line_numbers = True
 
-# Every reference must lead somewhere, but for words in docstrings' backticks that are no names, and types that are others' or internal.
+# Every reference must resolve, except words in docstrings' backticks that are not names, and types that are internal or external.
 nitpicky = True
 nitpick_ignore_regex = [(r"py:obj", r".*"), (r"py:(class|func|meth|exc|attr|data)", r"(?!qsim\.).*"), (r"py:class", r"qsim\.[\w.]*\._?\w+")]
 

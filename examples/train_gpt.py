@@ -7,7 +7,7 @@ The tokens are bytes. What it reads by default are the sources of Python's stand
     python examples/train_gpt.py --size small --compile --steps 200 --recipe "fp8_hybrid(accumulate='h100_fp8')"
     torchrun --nproc-per-node 2 examples/train_gpt.py --size large --method stochastic --checkpoint run --save-every 500
 
-With torchrun the model is sharded (FSDP2). A run that was saved goes on with --resume, on any number of processes, as if it had never
+With torchrun the model is sharded (FSDP2). A saved run continues with --resume, on any number of processes, as if it had never
 stopped. That is true to the last bit where sums are taken in the order that they were taken in: with the same number of processes, and on
 GPUs with --deterministic. It needs tqdm: `pip install -e '.[study]'`.
 """
@@ -66,11 +66,11 @@ def arguments() -> argparse.ArgumentParser:
         action="store_true",
         help="sums in one order on GPUs too, so that a run done again is the same",
     )
-    add("--evaluate-every", type=int, default=0, metavar="N", help="validate after every N steps (default: at the end alone)")
+    add("--evaluate-every", type=int, default=0, metavar="N", help="validate after every N steps (default: only at the end)")
     add("--validation", type=_positive, metavar="N", help="sequences of held-out text (default: 64, or more to fill what is taken at once)")
     add("--checkpoint", type=Path, metavar="DIR", help="where to save the run at its end")
     add("--save-every", type=int, default=0, metavar="N", help="save after every N steps too")
-    resume = "go on from the last checkpoint, or from that of a step"
+    resume = "continue from the last checkpoint, or from that of a step"
     add("--losses", type=Path, metavar="FILE", help="write the loss of every step to a file, to the last bit")
     add("--resume", type=int, nargs="?", const=checkpoints.LAST, metavar="STEP", help=resume)
     add("--json", type=Path, metavar="FILE", help="add a line of results to a file")

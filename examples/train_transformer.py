@@ -78,7 +78,7 @@ def main() -> None:
     torch.set_num_threads(1)  # tensors this small are not worth a second thread
     text = characters()
     print(f"{len(text)} characters; {steps} steps of {BATCH} times {CONTEXT}")
-    print(f"without looking at what stands before, a model can reach a loss of {entropy(text):.2f}\n")
+    print(f"without looking at the characters before, a model can reach a loss of {entropy(text):.2f}\n")
     print(f"{'':<10}  layers that round    loss  seconds")
     for name, recipe in RECIPES.items():
         begin = time.perf_counter()

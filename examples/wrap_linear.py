@@ -12,8 +12,8 @@ from qsim import FivePoint, Quantizer
 POINTS = {
     "input and weight, forward": FivePoint(act="e4m3", weight="e4m3"),
     "and the same backward": FivePoint(act="e4m3", weight="e4m3", act_bwd="same", weight_bwd="same"),
-    "gradient alone": FivePoint(grad="e5m2"),
-    "gradient alone, stochastic": FivePoint(grad=Quantizer("e5m2", "stochastic")),
+    "gradient only": FivePoint(grad="e5m2"),
+    "gradient only, stochastic": FivePoint(grad=Quantizer("e5m2", "stochastic")),
     "all five": FivePoint("e4m3", "e4m3", act_bwd="same", weight_bwd="same", grad="e5m2"),
 }
 

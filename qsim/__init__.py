@@ -17,10 +17,12 @@ from qsim.functional.matmul import matmul
 from qsim.functional.quantizer import Quantizer
 from qsim.functional.scaled_codes import ScaledCodes
 from qsim.nn import convert, revert
+from qsim.nn.converting import serving as _serving
 from qsim.recipes.five_point import FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.rounding import Rounding, Stochastic
 from qsim.scaling.block import Block
+from qsim.text.files import FileError
 
 if TYPE_CHECKING:
     from qsim import checkpoints, diagnostics, optim
@@ -33,6 +35,7 @@ __version__ = "0.2.0.dev0"
 __all__ = [
     "Backend",
     "Block",
+    "FileError",
     "FivePoint",
     "Fixed",
     "Float",
@@ -83,6 +86,14 @@ _LATER_FUNCTIONS = {
     "load": "checkpoints",
     "save": "checkpoints",
 }
+
+
+def _dry_runner(action: str, layout: str) -> Any:
+    return importlib.import_module(f"{__name__}.checkpoints.dry_runs").dry_runner(action, layout)
+
+
+#: `convert` asks for it, and checkpoints, which answer, are above it.
+_serving.dry_runner = _dry_runner
 
 
 def __getattr__(name: str) -> Any:

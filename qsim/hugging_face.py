@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -30,9 +31,10 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from qsim.nn.calls.attention import attention
 from qsim.nn.converting.configs import METHOD, note_in_configs
-from qsim.nn.converting.from_description import convert_as_described
+from qsim.nn.converting.from_description import check_description, convert_as_described
 from qsim.nn.converting.interfaces import OWN
 from qsim.nn.histories import RemembersAmaxes, histories_of
+from qsim.text.files import reading
 
 __all__: list[str] = []
 
@@ -68,7 +70,10 @@ class Converter(HfQuantizer):  # type: ignore[misc]
         return True
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
-        convert_as_described(model, _renamed(self.quantization_config.description, model))
+        description = self.quantization_config.description
+        with reading("from_pretrained", Path(getattr(model, "name_or_path", ""), "config.json")):
+            check_description(description)
+        convert_as_described(model, _renamed(description, model))
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in model.modules():

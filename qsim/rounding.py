@@ -183,6 +183,11 @@ def resolve(rounding: str | Rounding) -> Rounding:
         UP
     """
     if isinstance(rounding, Rounding):
+        if not hasattr(rounding, "spelling"):
+            raise TypeError(
+                f"rounding must be a name, a mode of qsim.rounding or a Stochastic, got {type(rounding).__name__}, a subclass of Rounding "
+                "without a mode: functions cannot be roundings"
+            )
         return rounding
     if not isinstance(rounding, str):
         raise TypeError(f"rounding must be a name or a Rounding, got {rounding!r}")

@@ -1,6 +1,6 @@
 """Tables of prose that become cards on a phone: those with the class `stacked`, and the claims in reports of studies.
 
-The first cell of a row is the heading of a card. Before the others stands the heading of their column, which wide pages hide.
+The first cell of a row is the heading of a card. Before each of the others is the heading of its column, which wide pages hide.
 """
 
 from __future__ import annotations

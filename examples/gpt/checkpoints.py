@@ -39,7 +39,7 @@ def claim(folder: Path, settings: dict[str, Any], resume: int | None, world: Wor
         if world.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
-                raise ValueError(f"--checkpoint: {folder} is not empty; --resume goes on with the run in it")
+                raise ValueError(f"--checkpoint: {folder} is not empty; --resume continues the run in it")
             path.write_text(json.dumps(settings))
         return 0
     if not path.exists():

@@ -149,8 +149,8 @@ def grid_bits(grid: Grid, wide: bool) -> GridBits:
         grid: The values.
         wide: Use float64 even if float32 is enough, because the input is float64.
     """
-    flat = is_flat(grid) and not wide
     carrier = DOUBLE if wide or not fits_single(grid) else SINGLE
+    flat = is_flat(grid) and carrier == SINGLE
     # A grid of integers may have one bit more than the carrier stores: its uppermost binade is spaced like the carrier's own.
     spare = max(0, grid.mantissa - carrier.mantissa)
     mantissa, exponent = grid.mantissa - spare, grid.exponent - spare

@@ -83,6 +83,11 @@ class Rule(NamedTuple):
     correction: bool
     saturate: bool
 
+    @property
+    def leaves_zero(self) -> bool:
+        """Whether some numbers round away from zero however small they are, so that none may underflow to zero before."""
+        return self.mode in (Mode.UP, Mode.DOWN, Mode.ODD)
+
 
 Numbers = TypeVar("Numbers", bound=tuple[Any, ...])
 

@@ -35,7 +35,7 @@ round-to-nearest; zero is +0.
 **BlockScaled.** An Aligned sum to float32, truncated, whose products have scales: those of the left and of the right operand, one for each
 `group` of consecutive products. They multiply the products exactly, and their exponents (`floor(log2)`, but at least `low_scale`) are added
 to those of the products. With `exact` the products of a group are added exactly first, and their sum counts as one product whose exponent
-is that of the scales alone. Products without scales have scales of 1. The widths of formats are such that float64 holds a product times its
+is that of their scales. Products without scales have scales of 1. The widths of formats are such that float64 holds a product times its
 scales, and the sum of a block in units of `2**(E - fraction)`.
 
 **Promoted.** A fresh `inner` sum for each `every` products, and a last one for the rest; their results are added in float32 with

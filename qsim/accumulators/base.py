@@ -45,7 +45,7 @@ class Accumulator:
         raise NotImplementedError
 
     def takes(self, fmt: Format) -> bool:
-        """Whether operands in a format are numbers of the unit, so that nobody need say which of its formats their values are in."""
+        """Whether operands in a format are numbers of the unit, so that it need not be given which of its formats their values are in."""
         return self.taken is None or taken_as(fmt, self.taken) is not None
 
     def spelled(self, a: Format, b: Format) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,20 @@ def checkpoint_names(model: nn.Module, state: Mapping[str, Tensor], layers: Sequ
         return dict(state)
     from transformers.core_model_loading import revert_weight_conversion
 
-    for name in layers:
-        weight = {f"{name}.weight": model.get_submodule(name).get_parameter("weight")}
-        if list(revert_weight_conversion(model, dict(weight))) != list(weight):
-            raise ValueError(f"export: transformers stores the weight of {name} under another name or in pieces: exclude it")
+    for name, reason in renamed(model, layers).items():
+        raise ValueError(f"export: {name}: {reason}")
     return dict(revert_weight_conversion(model, dict(state)))
+
+
+def renamed(model: nn.Module, layers: Iterable[str]) -> dict[str, str]:
+    """The layers whose weights transformers stores differently, and how; they cannot be exported."""
+    if not is_hugging_face(model):
+        return {}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = {name: {f"{name}.weight": model.get_submodule(name).get_parameter("weight")} for name in layers}
+    changed = [name for name, weight in weights.items() if list(revert_weight_conversion(model, dict(weight))) != list(weight)]
+    return dict.fromkeys(changed, "transformers stores its weight under another name or in pieces: exclude it")
 
 
 #: The length of rows whose numbers are followed.
@@ -75,8 +84,15 @@ def checkpoint_pieces(model: nn.Module, name: str, tensor: Tensor) -> dict[str, 
     return places
 
 
-def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any]) -> None:
-    """Write `config.json` with a quantization config, and what else Hugging Face's models have."""
+def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any], *, untied: bool = False) -> None:
+    """Write `config.json` with a quantization config, and what else Hugging Face's models have.
+
+    Args:
+        model: The model.
+        folder: The folder.
+        quantization: The quantization config.
+        untied: Whether the checkpoint has weights of their own for layers that share them in the model.
+    """
     config: dict[str, Any] = {}
     if is_hugging_face(model):
         own: Any = model
@@ -84,6 +100,13 @@ def write_config(model: nn.Module, folder: Path, quantization: Mapping[str, Any]
         if own.can_generate():
             own.generation_config.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = _with_own_weights(config) if untied else config
         config |= {"architectures": [type(model).__name__], "dtype": str(own.dtype).removeprefix("torch.")}
     config["quantization_config"] = dict(quantization)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _with_own_weights(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and those in it of parts of the model, of a model whose head has a weight of its own."""
+    inner = {name: _with_own_weights(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+    return {**inner, "tie_word_embeddings": False} if "tie_word_embeddings" in config or "vocab_size" in config else inner

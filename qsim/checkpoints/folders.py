@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: The file with everything that qsim knows about a model besides its tensors.
+#: The file with the configuration of the model: everything that qsim knows about it except its tensors.
 DESCRIPTION = "qsim.json"
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,11 @@ from qsim.checkpoints.shards import Shards
 from qsim.checkpoints.states import check_loads, load_in_turn, unshared
 from qsim.functional.arguments import warn
 from qsim.nn.converting.convert import convert as convert_layers, revert
+from qsim.nn.converting.from_description import check_description
+from qsim.nn.converting.layers import is_conv1d
 from qsim.recipes.five_point import FivePoint
 from qsim.scaling import Delayed
+from qsim.text.files import FileError, read_json, reading
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Shards], dict[str, StoredLayer]]] = {
     "compressed-tensors": read_compressed_tensors.layers,
@@ -44,8 +46,8 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
         folder: The folder.
 
     Raises:
+        FileError: If a file is malformed, or the checkpoint is in no layout that qsim reads, or has other numbers.
         FileNotFoundError: If the folder lacks a file.
-        ValueError: If the checkpoint is in no layout that qsim reads, or has other numbers.
 
     Example:
         >>> import tempfile, torch, qsim
@@ -58,10 +60,15 @@ def points(folder: str | os.PathLike[str]) -> dict[str, FivePoint]:
     place = Path(folder)
     config = _quantization_config(place)
     if config.get("quant_method") not in _READERS:
-        raise ValueError(f"points: {place / 'config.json'} has no quantization_config by {' or '.join(_READERS)}")
-    described = _description(place)
+        raise FileError(f"points: {place / 'config.json'} has no quantization_config by {' or '.join(_READERS)}")
+    described = _description("points", place)
+    return _points(described, {} if described is not None else _layers("points", place, config, Shards("points", place)))
+
+
+def _points(described: Mapping[str, Any] | None, layers: Mapping[str, StoredLayer]) -> dict[str, FivePoint]:
+    """The points of layers: those of the exported model, if there is its description, or what the checkpoint says."""
     if described is None:
-        return {layer.owner: layer.points for layer in _READERS[config["quant_method"]](config, Shards("points", place)).values()}
+        return {layer.owner: layer.points for layer in layers.values()}
     known = [FivePoint.from_dict(each) for each in described["conversion"]["points"]]
     modules = described["conversion"]["layers"] | {name: described["conversion"]["calls"][name] for name in described.get("experts", ())}
     return {name: known[facts["points"]] for name, facts in modules.items()}
@@ -76,7 +83,10 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
         convert: See `load`.
     """
     config, shards, own = _quantization_config(folder), Shards("load", folder), model.state_dict()
-    layers = _READERS[config["quant_method"]](config, shards)
+    conv1d = {name for name, module in model.named_modules() if is_conv1d(module)}
+    # Only weights that have scales are low-precision numbers, which are stored in the order that servers expect.
+    shards.transposed = {f"{name}.weight" for name in conv1d if f"{name}.weight_scale" in shards}
+    layers = {name: layer.transposed() if name in conv1d else layer for name, layer in _layers("load", folder, config, shards).items()}
     weights = {layer.parameter: layer for layer in layers.values()}
     packed = {name for layer in layers.values() for name in layer.tensors}
     stored = {name: shards.described(name) for name in shards if name not in packed}
@@ -84,9 +94,11 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
     wanted = _described(own, stored, weights, apart)
     # Tied weights are stored once.
     tied = {name: other for name, other in unshared(own)[1].items() if name not in wanted and other in wanted}
+    _check_ties(unshared(own)[1], weights, wanted)
     check_loads(model, wanted | {name: wanted[other] for name, other in tied.items()})
     owners = {part.removesuffix(".weight"): stack.rpartition(".")[0] for stack, parts in apart.items() for part in parts}
-    inputs = _inputs(folder, layers, owners)
+    with reading("load", folder):
+        inputs = _inputs(_points(_description("load", folder), layers), layers, owners)
     if convert:
         revert(model)
         if inputs:
@@ -105,8 +117,10 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
         for part, out in pieces.items():
             if part not in weights:
                 out.copy_(shards[part])
-            elif not weights[part].decode_into(out):
-                inexact.append(name)
+            else:
+                with reading("load", folder):
+                    is_exact = weights[part].decode_into(out)
+                inexact.extend([] if is_exact else [name])
         return found
 
     load_in_turn(model, {name: partial(value, name) for name in wanted} | {name: partial(value, other) for name, other in tied.items()})
@@ -114,6 +128,17 @@ def load_exported(model: nn.Module, folder: Path, *, convert: bool) -> None:
         dtype = own[inexact[0]].dtype
         names = list(dict.fromkeys(inexact))
         warn(f"load: {', '.join(names[:3])} were rounded to the model's dtype, {dtype}; a float32 model holds them exactly")
+
+
+def _check_ties(shared: Mapping[str, str], weights: Mapping[str, StoredLayer], stored: Collection[str]) -> None:
+    """Raise an error for a tensor of the model that a checkpoint has twice, with different numbers."""
+    for name, other in shared.items():
+        first, second = (weights[each].weight if each in weights else None for each in (name, other))
+        if name in stored and other in stored and first != second:
+            raise ValueError(
+                f"load: {name} is {other} in the model, and the checkpoint has two tensors, rounded differently: "
+                "untie them, as tie_word_embeddings=False does for transformers"
+            )
 
 
 def _described(
@@ -136,12 +161,11 @@ def _described(
     return found
 
 
-def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str, str]) -> dict[str, FivePoint]:
+def _inputs(described: Mapping[str, FivePoint], layers: Mapping[str, StoredLayer], owners: Mapping[str, str]) -> dict[str, FivePoint]:
     """The points of layers whose inputs are rounded, and of the modules that own experts.
 
     The checkpoint of qsim's own export knows the rules of scales. A delayed scale is one that the checkpoint stores.
     """
-    described = points(folder)
     found: dict[str, set[FivePoint]] = {}
     for name, layer in layers.items():
         owner = owners.get(name, layer.owner)
@@ -156,13 +180,29 @@ def _inputs(folder: Path, layers: Mapping[str, StoredLayer], owners: Mapping[str
     return {name: own.pop() for name, own in found.items() if len(own) == 1}
 
 
+def _layers(action: str, folder: Path, config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
+    """The layers with low-precision weights, by name."""
+    with reading(action, folder):
+        return _READERS[config["quant_method"]](config, shards)
+
+
 def _quantization_config(folder: Path) -> Mapping[str, Any]:
     path = folder / "config.json"
-    found = json.loads(path.read_text(encoding="utf-8")).get("quantization_config") if path.exists() else None
+    if not path.exists():
+        return {}
+    found: Mapping[str, Any] = read_json("load", path, {"quantization_config?": (None, {"quant_method?": str})}).get("quantization_config")
     return found or {}
 
 
-def _description(folder: Path) -> dict[str, Any] | None:
+def _description(action: str, folder: Path) -> dict[str, Any] | None:
     """The conversion of the exported model and the modules whose experts it has, if qsim wrote the checkpoint."""
     path = folder / DESCRIPTION
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    found: dict[str, Any] = read_json(action, path, {"conversion": {}, "experts?": [str]})
+    with reading(action, path):
+        check_description(found["conversion"])
+        unknown = [name for name in found.get("experts", ()) if name not in found["conversion"].get("calls", {})]
+        if unknown:
+            raise FileError(f"{action}: {path} is malformed: the experts {unknown[0]!r} have no points")
+    return found

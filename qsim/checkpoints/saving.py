@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Size, Tensor, distributed, nn
 
 from qsim.checkpoints.folders import DESCRIPTION, whole_folder
 from qsim.checkpoints.reading import is_exported, load_exported
 from qsim.checkpoints.shards import Shards, ShardWriter, safetensors, size_in_bytes
 from qsim.checkpoints.states import check_loads, check_state, gathered, load_in_turn, unshared
 from qsim.functional.arguments import warn
+from qsim.functional.quantizer import Quantizer
 from qsim.nn.converting.description import describe
-from qsim.nn.converting.from_description import convert_as_described
+from qsim.nn.converting.from_description import check_description, convert_as_described
+from qsim.nn.converting.layers import target
+from qsim.nn.modules import FivePointModule
 from qsim.random.streams import is_one_of_several, own_rank
+from qsim.recipes.five_point import POINTS, FivePoint
+from qsim.scaling import Delayed
+from qsim.text.files import FileError, read_json, reading
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -98,6 +104,7 @@ def load(model: Model, folder: str | os.PathLike[str], *, convert: bool = True) 
         The model.
 
     Raises:
+        FileError: If a file is malformed, or holds what qsim does not read. The model is unchanged.
         FileNotFoundError: If the folder lacks a file.
         ImportError: If safetensors is not installed.
         ValueError: If the saved model had another architecture or dtype. The model is unchanged.
@@ -123,13 +130,17 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     path = folder / DESCRIPTION
     if not path.exists():
         raise FileNotFoundError(f"load: there is no {path}, and no config.json of an exported model")
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = read_json("load", path, {"conversion": {}, "shared": {str: str}})
     description = facts["conversion"]
+    with reading("load", path):
+        check_description(description)
     shards = Shards("load", folder)
     saved = {name: name for name in shards} | facts["shared"]
     histories = _histories(description, saved)
-    check_loads(model, {name: shards.described(source) for name, source in saved.items() if name not in histories})
+    described = {name: shards.described(source) for name, source in saved.items()}
+    check_loads(model, {name: tensor for name, tensor in described.items() if name not in histories})
     if convert:
+        _check_histories(model, description["layers"], histories, described)
         convert_as_described(model, description)
     elif describe(model) != description:
         rounding = sum(1 for layer in description["layers"].values() if description["points"][layer["points"]])
@@ -139,21 +150,40 @@ def _load_saved(model: nn.Module, folder: Path, *, convert: bool) -> None:
     load_in_turn(model, {name: partial(shards.__getitem__, source) for name, source in saved.items()}, strict=convert)
 
 
-def _histories(description: Mapping[str, Any], saved: Iterable[str]) -> set[str]:
-    """The names of the buffers in which delayed scales keep their histories: those of layers, and of products with a saved parameter."""
-    delayed = {
-        (i, name)
-        for i, points in enumerate(description["points"])
-        for name, point in points.items()
-        if isinstance(point, Mapping) and str(point.get("scale", "")).startswith("Delayed(")
-    }
+def _check_histories(model: nn.Module, layers: Collection[str], histories: Mapping[str, Size], described: Mapping[str, Tensor]) -> None:
+    """Raise an error for delayed scales whose histories the files lack, or have in another length."""
+    for name, shape in sorted(histories.items()):
+        if name in described:
+            if described[name].shape != shape:
+                held = tuple(described[name].shape)
+                raise FileError(f"load: the files have {name} in shape {held}, and the delayed scale needs {tuple(shape)}")
+        elif _is_of_layer(name, model, layers):
+            raise FileError(f"load: the files have no tensor {name!r}, the history of a delayed scale")
+
+
+def _is_of_layer(name: str, model: nn.Module, layers: Collection[str]) -> bool:
+    """Whether a history is that of a layer's own point: an embedding, for example, has two of them only."""
+    layer, _, buffer = name.rpartition(".")
+    module = dict(model.named_modules()).get(layer) if layer in layers else None
+    kind = type(module) if isinstance(module, FivePointModule) else None if module is None else target(module)
+    return kind is not None and buffer.rpartition("_")[0] in kind.point_names
+
+
+def _histories(description: Mapping[str, Any], saved: Iterable[str]) -> dict[str, Size]:
+    """The buffers in which delayed scales keep their histories, with their shapes: those of layers, and of products with a parameter."""
+    delayed = [
+        (i, name, point.scale.history)
+        for i, points in enumerate(map(FivePoint.from_dict, description["points"]))
+        for name in POINTS
+        if isinstance(point := getattr(points, name), Quantizer) and isinstance(point.scale, Delayed)
+    ]
     owners = {(f"{layer}.", facts["points"]) for layer, facts in description["layers"].items()}
     called = {module: facts["points"] for module, facts in description.get("calls", {}).items()}
     owners |= {(f"{name}_", called[name.rpartition(".")[0]]) for name in saved if name.rpartition(".")[0] in called}
     return {
-        f"{owner}{name}_{suffix}".lstrip(".")
+        f"{owner}{name}_{suffix}".lstrip("."): shape
         for owner, own in owners
-        for i, name in delayed
+        for i, name, length in delayed
         if own == i
-        for suffix in ("amaxes", "recorded")
+        for suffix, shape in (("amaxes", Size([length])), ("recorded", Size()))
     }

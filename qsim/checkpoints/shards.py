@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from qsim.text.files import FileError, read_json
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _NAME, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -99,6 +101,13 @@ def _unnumbered(i: int) -> str:
     return f"part-{i}"
 
 
+def _in_folder(action: str, index: Path, name: str) -> str:
+    """A name in an index, which must be that of a file in the same folder."""
+    if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
+        raise FileError(f"{action}: {index} is malformed: it names {name!r}, which is not a file in its folder")
+    return name
+
+
 class Shards:
     """The tensors in a folder's safetensors files, read when they are requested.
 
@@ -106,23 +115,34 @@ class Shards:
         action: The function that reads, for errors.
         folder: The folder.
 
+    Attributes:
+        transposed: The names of matrices to return transposed.
+
     Raises:
+        FileError: If a file is malformed, or an index names one that is not in the folder.
         FileNotFoundError: If the folder has no such file, or lacks one that its index names.
     """
 
     def __init__(self, action: str, folder: Path) -> None:
-        self._package = safetensors(action)
+        self._package, self._action = safetensors(action), action
+        self.transposed: Collection[str] = ()
         index = folder / _INDEX
         if index.exists():
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            paths = [folder / name for name in dict.fromkeys(weight_map.values())]
+            weight_map = read_json(action, index, {"weight_map": {str: str}})["weight_map"]
+            paths = [folder / _in_folder(action, index, name) for name in dict.fromkeys(weight_map.values())]
         else:
             paths = [folder / _NAME]
         for path in paths:
             if not path.exists():
                 raise FileNotFoundError(f"{action}: there is no {path}")
-        self._files = [self._package.safe_open(path, framework="pt") for path in paths]
+        self._files = [self._opened(action, path) for path in paths]
         self._of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+
+    def _opened(self, action: str, path: Path) -> Any:
+        try:
+            return self._package.safe_open(path, framework="pt")
+        except (self._package.SafetensorError, OSError, ValueError) as error:
+            raise FileError(f"{action}: {path} is malformed: {error}") from error
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -137,10 +157,12 @@ class Shards:
 
     def described(self, name: str) -> Tensor:
         """A tensor of the shape and dtype of one in the files, on the meta device; its values are not read."""
+        if name not in self._of:
+            raise FileError(f"{self._action}: the files have no tensor {name!r}")
         part = self._of[name].get_slice(name)
         shape = part.get_shape()
         dtype = part[:0].dtype if shape else self[name].dtype
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return self._in_order(name, torch.empty(shape, dtype=dtype, device="meta"))
 
     def matrix(self, name: str, i: int) -> Tensor:
         """A matrix of a stack; no others are read."""
@@ -148,5 +170,7 @@ class Shards:
         return found
 
     def __getitem__(self, name: str) -> Tensor:
-        found: Tensor = self._of[name].get_tensor(name)
-        return found
+        return self._in_order(name, self._of[name].get_tensor(name))
+
+    def _in_order(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor.t() if name in self.transposed and tensor.dim() == 2 else tensor

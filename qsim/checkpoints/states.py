@@ -55,12 +55,12 @@ def unshared(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return tensors, shared
 
 
-#: Bytes that are in memory at a time, besides the model, if single tensors are not larger.
+#: Bytes that are in memory at a time, in addition to the model, if single tensors are not larger.
 _LOADED = 2**26
 
 
 def load_in_turn(model: nn.Module, state: Mapping[str, Callable[[], Tensor]], *, strict: bool = False) -> None:
-    """Load tensors into a model, some at a time, so that they are not all in memory besides those of the model.
+    """Load tensors into a model, some at a time, so that they are not all in memory together with those of the model.
 
     Args:
         model: The model.
@@ -86,7 +86,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def check_loads(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raise an error unless a model has exactly the saved tensors, in their shapes and dtypes, besides the histories of delayed scales."""
+    """Raise an error unless a model has exactly the saved tensors, in their shapes and dtypes, not counting histories of delayed scales."""
     own = model.state_dict()
     for module_name, module in model.named_modules():
         if isinstance(module, RemembersAmaxes):

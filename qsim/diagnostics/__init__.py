@@ -1,5 +1,6 @@
 """The effects of rounding: on a model in training, on weight updates, and on the gradients of a model."""
 
+from qsim.diagnostics.advice import Advice, Problem
 from qsim.diagnostics.cancelled import CancelledUpdates, cancelled_updates
 from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.gradients.batches import BatchFactor, BatchFactors, batch_for
@@ -9,6 +10,7 @@ from qsim.diagnostics.gradients.statistics import Estimate
 from qsim.diagnostics.monitor import Monitor
 
 __all__ = [
+    "Advice",
     "BatchFactor",
     "BatchFactors",
     "CancelledUpdates",
@@ -17,6 +19,7 @@ __all__ = [
     "GradientError",
     "GradientErrors",
     "Monitor",
+    "Problem",
     "Sample",
     "batch_for",
     "cancelled_updates",

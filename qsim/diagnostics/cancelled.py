@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from qsim.diagnostics.async_copy import HostCopy, is_capturing
 from qsim.diagnostics.collecting import aside
+from qsim.diagnostics.learning_rates import is_unbiased, needed_rate
 from qsim.diagnostics.updates import Before, Updates, counted, kept_beside
 from qsim.diagnostics.writing import write_lines
 from qsim.formats.base import check_integer
@@ -75,7 +76,7 @@ class CancelledUpdates:
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
         self._before: dict[Tensor, Before] = {}
-        self._pending: list[tuple[int, list[tuple[str, int]], list[HostCopy]]] = []
+        self._pending: list[_Pending] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
@@ -99,20 +100,24 @@ class CancelledUpdates:
         self._steps += 1
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        names, counts = [], []
+        names, counts, rates = [], [], []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 # A parameter without a gradient is left alone; one may have come with a closure.
                 before = self._before.get(parameter)
                 if parameter.grad is not None and before is not None:
-                    names.append((self._name(optimizer, parameter), before.weight.numel()))
+                    names.append((self._name(optimizer, parameter), before.weight.numel(), is_unbiased(optimizer, group)))
                     counts.append(counted(optimizer, group, parameter, before))
+                    rates.append(needed_rate(optimizer, group, parameter, before.weight))
         by_device: dict[torch.device, list[int]] = {}
         for number, count in enumerate(counts):
             by_device.setdefault(count.device, []).append(number)
         ordered = [names[number] for numbers in by_device.values() for number in numbers]
-        copies = [HostCopy(torch.stack([counts[number] for number in numbers])) for numbers in by_device.values()]
-        self._pending.append((self._steps, ordered, copies))
+        copies = [
+            (HostCopy(torch.stack([counts[number] for number in numbers])), HostCopy(torch.stack([rates[number] for number in numbers])))
+            for numbers in by_device.values()
+        ]
+        self._pending.append(_Pending(self._steps, ordered, copies))
         self._arrive(wait=False)
 
     def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
@@ -127,10 +132,16 @@ class CancelledUpdates:
         raise AssertionError("the parameter is one of the optimizer's")
 
     def _arrive(self, wait: bool) -> None:
-        while self._pending and (wait or all(copy.is_here for copy in self._pending[0][2])):
+        while self._pending and (wait or all(copy.is_here for copies in self._pending[0].copies for copy in copies)):
             step, names, copies = self._pending.pop(0)
-            rows = [row for copy in copies for row in copy.read().tolist()]
-            self._found += [Updates(name, step, elements, *row) for (name, elements), row in zip(names, rows, strict=True)]
+            rows = [row for counts, _ in copies for row in counts.read().tolist()]
+            rates = [rate for _, needed in copies for rate in needed.read().tolist()]
+            for (name, elements, unbiased), row, rate in zip(names, rows, rates, strict=True):
+                self._found.append(Updates(name, step, elements, row[0], row[1], row[2], rate, unbiased))
+
+    def in_step(self, step: int) -> tuple[Updates, ...]:
+        """The counts of one step, those that have arrived."""
+        return tuple(entry for entry in self._found if entry.step == step)
 
     @property
     def updates(self) -> Sequence[Updates]:
@@ -192,6 +203,14 @@ class CancelledUpdates:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Pending(NamedTuple):
+    """A step's counts on their way to the host: names, numbers of elements, whether rounding is unbiased; for each device, both results."""
+
+    step: int
+    names: list[tuple[str, int, bool]]
+    copies: list[tuple[HostCopy, HostCopy]]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

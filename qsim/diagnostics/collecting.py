@@ -106,7 +106,19 @@ class LayerObserver:
 
     def _counts(self, name: str) -> bool:
         """Whether this is not a forward pass that is recomputed for a backward pass."""
-        return self._collector.is_open and not (name in _FORWARD and torch._C._current_graph_task_id() != -1)
+        return self._collector.is_open and not (name in _FORWARD and _is_counted_already())
+
+
+def _is_counted_already() -> bool:
+    """Whether this is a forward pass for a backward pass, whose first run was counted.
+
+    Activation checkpointing recomputes a pass when the backward pass needs a tensor of it. If it is reentrant, the first run had no
+    gradients, so it looked like evaluation; it is recomputed by the node of an autograd function that is named after checkpoints.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    node = torch._C._current_autograd_node()
+    return node is None or "Checkpoint" not in node.name()
 
 
 def _in_own_units(before: Tensor, after: Tensor, scales: Tensor) -> Tensor:

@@ -102,15 +102,12 @@ class Counts:
     @property
     def shares(self) -> dict[str, float]:
         """The shares of all elements that saturated, underflowed to zero, are exact, are NaN."""
-        whole = self.elements or math.nan
-        return {name: getattr(self, name) / whole for name in SHARES}
+        return shares_of([self])
 
     @property
     def sqnr(self) -> float:
         """The ratio of signal to rounding errors in dB: infinite without errors, NaN without a signal."""
-        if not self.signal > 0:
-            return math.nan
-        return 10 * math.log10(self.signal / self.noise) if self.noise > 0 else math.inf
+        return sqnr_of([self])
 
     @property
     def exponents(self) -> dict[int, int]:
@@ -190,6 +187,8 @@ class Sample:
     def worst(self, by: str) -> tuple[Counts, ...]:
         """The counts, starting with the largest loss: by `"sqnr"`, or by a share such as `"underflowed"`.
 
+        Underflow is compared as a share of the numbers that are not zero: behind a ReLU half of the gradients are zero anyway.
+
         Raises:
             ValueError: If it is neither.
         """
@@ -197,6 +196,8 @@ class Sample:
             raise ValueError(f"by: must be one of sqnr, {', '.join(SHARES)}; got {by!r}")
         if by == "sqnr":
             return tuple(sorted(self.points, key=lambda counts: math.inf if math.isnan(counts.sqnr) else counts.sqnr))
+        if by == "underflowed":
+            return tuple(sorted(self.points, key=lambda counts: -counts.underflowed / max(counts.elements - counts.zero, 1)))
         return tuple(sorted(self.points, key=lambda counts: -counts.shares[by] if counts.elements else 0.0))
 
     def table(self, by: str | None = None, rows: int | None = None) -> str:
@@ -212,6 +213,20 @@ def _cells(counts: Counts) -> tuple[str, ...]:
     shares = [percent(of_all[name]) for name in ("saturated", "underflowed", "exact", "zero", "nan")]
     sqnr = "-" if math.isnan(counts.sqnr) else "no errors" if math.isinf(counts.sqnr) else f"{counts.sqnr:.1f} dB"
     return (counts.layer, counts.point, counts.quantizer, str(counts.elements), *shares, sqnr)
+
+
+def shares_of(points: Sequence[Counts]) -> dict[str, float]:
+    """The shares of some points together."""
+    whole = sum(counts.elements for counts in points) or math.nan
+    return {name: sum(getattr(counts, name) for counts in points) / whole for name in SHARES}
+
+
+def sqnr_of(points: Sequence[Counts]) -> float:
+    """The ratio of signal to rounding errors of some points together, in dB."""
+    signal, noise = sum(counts.signal for counts in points), sum(counts.noise for counts in points)
+    if not signal > 0:
+        return math.nan
+    return 10 * math.log10(signal / noise) if noise > 0 else math.inf
 
 
 def by_place(samples: Iterable[Sample]) -> Mapping[tuple[str, str], list[tuple[int, Counts]]]:

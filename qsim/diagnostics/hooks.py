@@ -24,6 +24,10 @@ class Watch:
     Args:
         layers: The layers, and the modules with the names of the parameters of such products, or no name for those of two activations. No
             other watcher is allowed at the same time.
+        skips_eval: Whether passes in eval mode are not watched.
+
+    Evaluation is not watched: passes that keep nothing for a backward pass, and those while all layers are in eval mode. The first pass of
+    reentrant activation checkpointing keeps nothing either; its recomputation does, and is watched instead.
 
     Attributes:
         called: The layers that were called since the last `begin`.
@@ -32,12 +36,12 @@ class Watch:
         ValueError: If another watcher is active.
     """
 
-    def __init__(self, layers: Sequence[tuple[nn.Module, str | None]]) -> None:
+    def __init__(self, layers: Sequence[tuple[nn.Module, str | None]], skips_eval: bool = True) -> None:
         if any(layer in _watched for layer, _ in layers):
             raise ValueError("Monitor: another monitor watches the model: close that one first")
         _watched.update(layer for layer, _ in layers)
         self.called: set[nn.Module] = set()
-        self._layers = layers
+        self._layers, self._skips_eval = layers, skips_eval
         self._handles: list[RemovableHandle] = []
         self._running: list[tuple[nn.Module, Observer | None]] = []
         self._observers: dict[tuple[nn.Module, str | None], Observer] = {}
@@ -55,20 +59,28 @@ class Watch:
             self._handles += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]
 
     def _enter(self, observer: Observer, layer: nn.Module) -> None:
-        self.called.add(layer)
-        self._running.append((layer, observers.exchange(observer if _looks() else None)))
+        if self._trains():
+            self.called.add(layer)
+        self._running.append((layer, observers.exchange(observer if self._looks() else None)))
 
     def _of_call(self, module: nn.Module, name: str) -> Observer | None:
         """The observer of a product outside of layers, which may be one with the weight of a layer."""
         found = self._observers.get((module, name)) or self._observers.get((module, None))
-        if found is not None:
+        if found is not None and self._trains():
             self.called.add(module)
-        return found if _looks() else None
+        return found if self._looks() else None
 
     def _leave(self, layer: nn.Module) -> None:
         # A hook before ours may have failed, so that the layer was never entered.
         if self._running and self._running[-1][0] is layer:
             observers.exchange(self._running.pop()[1])
+
+    def _looks(self) -> bool:
+        return self._trains() and not torch._C._are_functorch_transforms_active() and not is_capturing()
+
+    def _trains(self) -> bool:
+        """Whether a pass belongs to training: a backward pass can follow, and not all layers are in eval mode."""
+        return torch.is_grad_enabled() and (not self._skips_eval or any(layer.training for layer, _ in self._layers))
 
     def end(self) -> None:
         """End observation."""
@@ -86,10 +98,6 @@ class Watch:
         self.end()
         for layer, _ in self._layers:
             _watched.discard(layer)
-
-
-def _looks() -> bool:
-    return not torch._C._are_functorch_transforms_active() and not is_capturing()
 
 
 class _Hook:

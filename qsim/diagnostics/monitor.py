@@ -11,12 +11,16 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from qsim.diagnostics.advice import RUINED_LOST, Advice, advice
+from qsim.diagnostics.cancelled import CancelledUpdates
 from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Source
-from qsim.diagnostics.counts import NO_SAMPLE, Sample
+from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
 from qsim.diagnostics.hooks import Watch
+from qsim.diagnostics.updates import Updates
 from qsim.diagnostics.writing import Writer, log, write_lines
 from qsim.formats import name_of
-from qsim.formats.base import check_integer
+from qsim.formats.base import check_flag, check_integer
+from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer, short
 from qsim.nn import Quantize
 from qsim.nn.calls.settings import call_points, own_matrices
@@ -38,8 +42,12 @@ class Monitor:
 
     A step is the time between two calls of `step()`, which should follow the optimizer's; given the `optimizer`, its steps are counted
     automatically. Counts are added up over the micro-batches of a step, and over the calls of a layer that is called several times.
-    Recomputation by activation checkpointing is not counted again. The first step is sampled. In distributed runs each process counts its
+    Recomputation by activation checkpointing is not counted again. Evaluation is not counted: passes under `torch.no_grad()` or
+    `torch.inference_mode()`, and those with all layers in eval mode. The first step is sampled. In distributed runs each process counts its
     own shard; if distributed tensors have per-tensor scales, all processes must sample the same steps, because they compute those together.
+
+    `advice()` lists what ruins the run, with remedies. If a sampled step is that bad, one warning says so, once per monitor. Given the
+    `optimizer`, this includes updates that round-to-nearest cancels, for which the weights are stored twice in a sampled step.
 
     A monitor does not change training by a single bit: what a layer rounds is rounded again for the monitor, with the same random bits, and
     no others are drawn. Counts are summed on the device and copied to the host when a sample ends, and nothing waits for that until
@@ -56,10 +64,12 @@ class Monitor:
         every: The sampling interval in steps.
         optimizer: The optimizer whose steps are counted.
         writer: The receiver of all samples: a TensorBoard writer, or any object with `add_scalar` and, to receive
-            histograms, `add_histogram_raw` or `add_histogram`.
+            histograms, `add_histogram_raw` or `add_histogram`. For each point it gets the counts of all layers together, and the worst
+            layer's shares and SQNR.
+        per_layer: Whether the writer also gets the counts of every layer.
 
     Raises:
-        TypeError: If `model` is not a module.
+        TypeError: If `model` is not a module, or another argument has the wrong type.
         ValueError: If it has no layer with points, is compiled, or is watched by another monitor.
 
     Example:
@@ -73,21 +83,30 @@ class Monitor:
     """
 
     def __init__(
-        self, model: nn.Module, every: int = 100, *, optimizer: torch.optim.Optimizer | None = None, writer: Writer | None = None
+        self,
+        model: nn.Module,
+        every: int = 100,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        writer: Writer | None = None,
+        per_layer: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Monitor: model must be a torch.nn.Module, got {model!r}")
         self.every = check_integer("Monitor", "every", every, 1, 2**62)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"Monitor: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        check_flag("Monitor", "per_layer", per_layer)
         self._layers = _watched(model)
         self._watch = Watch([(layer.module, layer.call) for layer in self._layers])
-        self._writer, self._logged = writer, 0
+        self._writer, self._per_layer, self._taken, self._has_warned = writer, per_layer, 0, False
+        self._quantizers: dict[tuple[str, str, str], Quantizer] = {}
         self._samples: list[Sample] = []
         self._pending: list[Pending] = []
         self._collector: Collector | None = None
         self._steps, self._is_closed = 0, False
         self._handle: RemovableHandle | None = None
+        self._cancelled = None if optimizer is None else CancelledUpdates(optimizer, every, model)
         if optimizer is not None:
             self._handle = optimizer.register_step_post_hook(lambda *_: self.step())
         self._begin()
@@ -114,6 +133,8 @@ class Monitor:
         self._watch.close()
         if self._handle is not None:
             self._handle.remove()
+        if self._cancelled is not None:
+            self._cancelled.close()
         if self._collector is not None:
             self._collector.is_open, self._collector = False, None
         self._arrive(wait=True)
@@ -133,7 +154,8 @@ class Monitor:
         self._watch.end()
         if not collector.tallies:
             warnings.warn(
-                f"Monitor: no layer rounded anything in step {self._steps}; compiled code and replays of CUDA graphs are not watched",
+                f"Monitor: no layer rounded anything in step {self._steps}; "
+                "compiled code, replays of CUDA graphs and evaluation are not watched",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -146,18 +168,46 @@ class Monitor:
         """Take over the samples that have arrived, and pass them on."""
         while self._pending and (wait or self._pending[0].has_arrived):
             self._samples.append(self._pending.pop(0).read())
-        if self._writer is not None:
-            for sample in self._samples[self._logged :]:
-                log(self._writer, sample)
-            self._logged = len(self._samples)
+        for sample in self._samples[self._taken :]:
+            self._taken += 1
+            if self._writer is not None:
+                log(self._writer, sample, self._per_layer)
+            if not self._has_warned:
+                self._warn(sample)
+
+    def _warn(self, sample: Sample) -> None:
+        """Warn about the worst problem of a sample, if it ruins the run."""
+        given = self._advice(sample)
+        ruinous = [problem for problem in given.problems if problem.ruins and (problem.point != "update" or self._lost_before(sample))]
+        if ruinous:
+            self._has_warned = True
+            warn(f"Monitor: step {sample.step}: {ruinous[0]}; monitor.advice() lists {len(given.problems)} in all")
+
+    def _lost_before(self, sample: Sample) -> bool:
+        """Whether almost all updates were lost in the sample before as well: in one step a warm-up may have only begun."""
+        before = [entry for entry in self._rounded_updates(sample.step - self.every) if entry.updates]
+        return bool(before) and all(entry.lost >= RUINED_LOST for entry in before)
+
+    def _rounded_updates(self, step: int) -> list[Updates]:
+        """The counts of updates in a step whose weights are not rounded stochastically."""
+        return [] if self._cancelled is None else [entry for entry in self._cancelled.in_step(step) if not entry.is_unbiased]
+
+    def _advice(self, sample: Sample) -> Advice:
+        def quantizer(counts: Counts) -> Quantizer | None:
+            return self._quantizers.get((counts.layer, counts.point, counts.quantizer))
+
+        return advice(sample, quantizer, self._rounded_updates(sample.step))
 
     def _label(self, source: Source) -> Label:
         name, module, call = self._layers[source.layer]
         point = POINTS[source.point]
         own: Any = getattr(module, f"{point}_point") if isinstance(module, Quantize) else getattr(_points(module, call), point, None)
         # Points may have been replaced meanwhile.
-        fits = isinstance(own, Quantizer) and own.format == source.format
-        return Label(name, point, short(own) if fits else name_of(source.format))
+        if not isinstance(own, Quantizer) or own.format != source.format:
+            return Label(name, point, name_of(source.format))
+        label = Label(name, point, short(own, point))
+        self._quantizers[label] = own
+        return label
 
     @property
     def steps(self) -> int:
@@ -167,6 +217,8 @@ class Monitor:
     @property
     def samples(self) -> Sequence[Sample]:
         """All samples of finished steps; this waits for the device."""
+        if self._cancelled is not None:
+            self._cancelled.updates  # noqa: B018 (waits for its counts)
         self._arrive(wait=True)
         return tuple(self._samples)
 
@@ -189,13 +241,42 @@ class Monitor:
         Raises:
             ValueError: If that step was not sampled, or the share does not exist.
         """
+        chosen = self._sample(step)
+        return NO_SAMPLE if chosen is None else chosen.table(by, rows)
+
+    def advice(self, step: int | None = None) -> Advice:
+        """What ruins the run in one sample, the worst first, with remedies whose numbers follow from the counts.
+
+        It covers underflow of at least 90 % of the numbers that are not zero; underflow of at least half of them, and saturation, if the
+        errors are more than a quarter of the signal (SQNR below 6 dB); gradients that overflow; NaN; and, given the `optimizer`, updates
+        of which round-to-nearest loses at least 90 %. The numbers are those of the sample, so look again after a change.
+
+        Args:
+            step: The step of the sample; the last one by default.
+
+        Raises:
+            ValueError: If that step was not sampled.
+
+        Example:
+            >>> import torch, qsim
+            >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(2, 1)), qsim.FivePoint(grad="e2m1"))
+            >>> monitor = qsim.diagnostics.Monitor(model)
+            >>> model(torch.ones(64, 2)).mean().backward()
+            >>> monitor.close()
+            >>> print(monitor.advice())
+            no sample yet: a sample ends with its step, at monitor.step() or at the step of the optimizer given to Monitor
+        """
+        chosen = self._sample(step)
+        return Advice(None, ()) if chosen is None else self._advice(chosen)
+
+    def _sample(self, step: int | None) -> Sample | None:
+        """The sample of a step; the last one by default, if any."""
         samples = {sample.step: sample for sample in self.samples}
-        if step is None and not samples:
-            return NO_SAMPLE
-        chosen = max(samples) if step is None else step
-        if chosen not in samples:
-            raise ValueError(f"step {chosen} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")
-        return samples[chosen].table(by, rows)
+        if step is None:
+            return samples[max(samples)] if samples else None
+        if step not in samples:
+            raise ValueError(f"step {step} was not sampled; sampled were {', '.join(map(str, samples)) or 'none'}")
+        return samples[step]
 
     def __str__(self) -> str:
         return self.table()

@@ -27,6 +27,8 @@ class Updates:
         updates: Number of elements whose exact update is not zero.
         cancelled: Number of these updates whose weight did not change.
         carried: Number of cancelled updates that are stored next to the weight: in Kahan's compensation, or in an accumulator.
+        needed_rate: The learning rate at which half of the updates would change their weight with round-to-nearest; NaN if not known.
+        is_unbiased: Whether weights are rounded stochastically, so that updates have the right mean although many are cancelled.
     """
 
     parameter: str
@@ -35,6 +37,8 @@ class Updates:
     updates: int
     cancelled: int
     carried: int
+    needed_rate: float = math.nan
+    is_unbiased: bool = False
 
     @property
     def share(self) -> float:

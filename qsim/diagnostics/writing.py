@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from qsim.diagnostics.counts import Counts, Sample
+from qsim.diagnostics.counts import Counts, Sample, shares_of, sqnr_of
 
 #: The approximate number of values in a histogram for writers that only take lists of values.
 _VALUES = 10_000
+#: The shares whose largest value over all layers is written.
+_LOSSES = ("saturated", "underflowed", "nan")
 
 
 class Writer(Protocol):
@@ -23,24 +26,49 @@ class Writer(Protocol):
         """Take a number of a step."""
 
 
-def log(writer: Writer, sample: Sample) -> None:
-    """Write a sample to a writer: the shares, SQNR if it is finite, and the histogram of exponents, under `layer/point/…`."""
+def log(writer: Writer, sample: Sample, per_layer: bool = False) -> None:
+    """Write a sample to a writer: for each point, over all layers, shares, SQNR and exponents, and the values of the worst layer.
+
+    Args:
+        writer: The writer.
+        sample: The sample.
+        per_layer: Whether to write the shares, SQNR and exponents of each layer as well, under `layer/point/…`.
+    """
+    by_point: dict[str, list[Counts]] = {}
     for counts in sample.points:
-        tag = f"{counts.layer}/{counts.point}"
-        scalars = counts.shares | {"sqnr_db": counts.sqnr}
-        for name, value in scalars.items():
-            if math.isfinite(value):
-                writer.add_scalar(f"{tag}/{name}", value, sample.step)
-        if counts.histogram:
-            _log_exponents(writer, f"{tag}/exponents", counts, sample.step)
+        by_point.setdefault(counts.point, []).append(counts)
+    for point, all_counts in by_point.items():
+        _log_counts(writer, f"all layers/{point}", all_counts, sample.step)
+        worst = {name: max((counts.shares[name] for counts in all_counts), default=math.nan) for name in _LOSSES}
+        worst["sqnr_db"] = min((counts.sqnr for counts in all_counts if math.isfinite(counts.sqnr)), default=math.nan)
+        _log_scalars(writer, f"worst layer/{point}", worst, sample.step)
+    for counts in sample.points if per_layer else ():
+        _log_counts(writer, f"{counts.layer}/{counts.point}", [counts], sample.step)
 
 
-def _log_exponents(writer: Any, tag: str, counts: Counts, step: int) -> None:
+def _log_counts(writer: Writer, tag: str, counts: Sequence[Counts], step: int) -> None:
+    """Write the shares, SQNR and exponents of some points together."""
+    _log_scalars(writer, tag, shares_of(counts) | {"sqnr_db": sqnr_of(counts)}, step)
+    exponents: Counter[int] = Counter()
+    for own in counts:
+        exponents.update(own.exponents)
+    if exponents:
+        _log_exponents(writer, f"{tag}/exponents", exponents, step)
+
+
+def _log_scalars(writer: Writer, tag: str, scalars: Mapping[str, float], step: int) -> None:
+    for name, value in scalars.items():
+        if math.isfinite(value):
+            writer.add_scalar(f"{tag}/{name}", value, step)
+
+
+def _log_exponents(writer: Any, tag: str, counted: Mapping[int, int], step: int) -> None:
     """Write the histogram over exponents: exactly if the writer takes counts, otherwise as a proportional list of values."""
-    exponents = list(range(counts.lowest, counts.lowest + len(counts.histogram)))
-    number = sum(counts.histogram)
+    exponents = list(range(min(counted), max(counted) + 1))
+    histogram = [counted.get(exponent, 0) for exponent in exponents]
+    number = sum(histogram)
     if hasattr(writer, "add_histogram_raw"):
-        pairs = list(zip(exponents, counts.histogram, strict=True))
+        pairs = list(zip(exponents, histogram, strict=True))
         writer.add_histogram_raw(
             tag,
             min=exponents[0],
@@ -49,11 +77,11 @@ def _log_exponents(writer: Any, tag: str, counts: Counts, step: int) -> None:
             sum=sum(exponent * count for exponent, count in pairs),
             sum_squares=sum(exponent * exponent * count for exponent, count in pairs),
             bucket_limits=[exponent + 1 for exponent in exponents],
-            bucket_counts=list(counts.histogram),
+            bucket_counts=histogram,
             global_step=step,
         )
     elif hasattr(writer, "add_histogram"):
-        repeats = [math.ceil(count * min(1.0, _VALUES / number)) for count in counts.histogram]
+        repeats = [math.ceil(count * min(1.0, _VALUES / number)) for count in histogram]
         writer.add_histogram(tag, torch.tensor(exponents).repeat_interleave(torch.tensor(repeats)), step)
 
 

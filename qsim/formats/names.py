@@ -130,6 +130,11 @@ def format(spec: str | torch.dtype | Format) -> Format:  # noqa: A001 (the word 
         (Float(4, 3, specials='fn'), Float(4, 1))
     """
     if isinstance(spec, Format):
+        if not hasattr(spec, "spelling"):
+            raise TypeError(
+                f"a format must be a name, a torch dtype or a Float, Fixed, Int or PowerOfTwo, got {type(spec).__name__}, a subclass of "
+                "Format without a grid and codes: codebooks and functions cannot be formats"
+            )
         return spec
     if isinstance(spec, str):
         return _FOUND.get(spec) or _FOUND.setdefault(spec, _by_name(spec))

@@ -22,12 +22,12 @@ def applied(function: type[Function], ops: Operators) -> Callable[..., Any]:
 
 
 def not_a_view(x: Tensor) -> Tensor:
-    """A result in memory of its own, without the view that it is of: torch refuses to change views that autograd functions return."""
+    """Return a result that owns its memory as a tensor that is not a view: torch forbids changing views that autograd functions return."""
     if torch.compiler.is_compiling() or not x._is_view():
         return x
     return torch.ops.aten._unsafe_view.default(x, x.shape)  # type: ignore[no-any-return]
 
 
 def changeable(x: Tensor) -> Tensor:
-    """The same in compiled code, for what an autograd function has returned."""
+    """Do the same in compiled code, for a result of an autograd function."""
     return torch.ops.aten._unsafe_view.default(x, x.shape) if torch.compiler.is_compiling() else x

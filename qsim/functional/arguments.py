@@ -47,8 +47,8 @@ def spelling(format: str | torch.dtype | Format, how: str | Rounding, overflow: 
         return _spelling(format, how, overflow)
     try:
         return _known_spelling(format, how, overflow)
-    except TypeError:
-        # Unhashable arguments are invalid; without the cache they raise a clear error.
+    except (TypeError, AttributeError):
+        # Arguments without a hash are invalid; without the cache they raise a clear error.
         return _spelling(format, how, overflow)
 
 

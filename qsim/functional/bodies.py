@@ -1,4 +1,4 @@
-"""Bodies of torch's Python functions, so that function modes see the calls inside them and not the outermost alone."""
+"""Bodies of torch's Python functions, so that function modes see the calls inside them and not only the outermost one."""
 
 from __future__ import annotations
 

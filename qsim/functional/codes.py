@@ -142,7 +142,8 @@ def decode(
     Raises:
         IndexError: If the codes lack the dimension of the blocks.
         TypeError: If codes or scales are of another dtype.
-        ValueError: If `dtype` cannot hold the format, or shapes do not match.
+        ValueError: If `dtype` cannot hold the format, shapes do not match, or a code has more bits than the format. Codes are checked on
+            the CPU only, outside of compiled code and `vmap`; elsewhere the values of such codes are arbitrary.
 
     Example:
         >>> import torch, qsim

@@ -70,7 +70,7 @@ def _chance_above(x: Tensor, below: Tensor, above: Tensor, rounding: Stochastic)
 
 
 def corners(values: Sequence[float], low: float, high: float) -> Tensor:
-    """Numbers between which all that is expected is straight, float64: 64 in each gap between values, and the numbers next to each.
+    """Return points between which expected values are linear, float64: 64 in each gap between values, and the neighbours of each.
 
     Args:
         values: The values of a format between two limits, sorted.
@@ -83,7 +83,7 @@ def corners(values: Sequence[float], low: float, high: float) -> Tensor:
 
 
 def within_a_binade(fmt: Format) -> Tensor:
-    """Numbers from 1 to 2, float64, among which is, but for next to nothing, the one that a format rounds worst, in whichever binade."""
+    """Return numbers from 1 to 2, float64, that include, almost exactly, the one that a format rounds worst in any of its binades."""
     coarse = torch.arange(1024, dtype=torch.float64, device="cpu") / 1024
     # The worst gaps are the lowest; in them the last random bits count too.
     fine = 2.0 ** -torch.arange(1, fmt.grid.mantissa + 34, dtype=torch.float64, device="cpu")

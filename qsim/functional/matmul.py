@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from qsim import accumulators
@@ -20,7 +18,7 @@ from qsim.formats import Float, Format, format as resolve_format, name_of
 from qsim.functional import quantize
 from qsim.functional.applying import applied, not_a_view
 from qsim.functional.arguments import draw_seed
-from qsim.functional.tracing import not_scriptable, refuse_tracing
+from qsim.functional.tracing import is_readable, not_scriptable, refuse_tracing
 from qsim_kernels.ops.accumulate import OPERANDS
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
@@ -136,29 +134,20 @@ def _format_of(name: str, x: Tensor, given: Spec | None, accumulator: Accumulato
     own = resolve_format(x.dtype)
     if given is not None:
         fmt = resolve_format(given)
-        if check and fmt != own and _can_look(x) and not _has_all(fmt, x):
+        if check and fmt != own and is_readable(x) and not _has_all(fmt, x):
             raise ValueError(f"matmul: {name} has values that are not in {name_of(fmt)}: quantize it first")
         return fmt
     if text_takes(accumulator.text, own.__repr__()) if torch.compiler.is_compiling() else accumulator.takes(own):
         return own
     taken = accumulator.taken or ()
     units = f"{accumulators.name_of(accumulator)} takes {' or '.join(map(brief, taken))}"
-    if not check or not _can_look(x):
+    if not check or not is_readable(x):
         why = "with check=False" if not check else "in compiled code, under CUDA graphs or vmap, and on the meta device"
         raise ValueError(f"matmul: {units}, and {name} is {x.dtype}: {why} formats= must say which of these its values are")
     found = next((fmt for fmt in taken if _has_all(fmt, x)), None)
     if found is None:
         raise ValueError(f"matmul: {units}, and {name} is {x.dtype} with other values: quantize it first")
     return found
-
-
-def _can_look(x: Tensor) -> bool:
-    """Whether a tensor's values can be read now."""
-    if torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor):
-        return False
-    if any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack() or []):
-        return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _has_all(fmt: Format, x: Tensor) -> bool:

@@ -25,8 +25,8 @@ def resolved(
     if scale is None and not torch.compiler.is_dynamo_compiling():
         try:
             return _known(format, rounding, overflow, None, dim, clip_gradient)
-        except TypeError:
-            pass  # unhashable: the checks below raise a clearer error than the cache
+        except (TypeError, AttributeError):
+            pass  # it has no hash: the checks below raise a clearer error than the cache
     return _found(format, rounding, overflow, scale, dim, clip_gradient)
 
 

@@ -101,7 +101,7 @@ def quantize_scaled(
         noise: The random bits.
         dtype: The dtype of the values.
         restore: The factors that the elements are multiplied by again.
-        layout: How scales lie in the tensor, if not as the scaling says.
+        layout: The arrangement of scales in the tensor, if not that of the scaling.
         share: How the largest magnitude of the whole tensor is found, if this is a share of it.
         known: The scales, if they were made before.
     """

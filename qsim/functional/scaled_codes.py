@@ -11,6 +11,7 @@ from qsim.formats import FP32, Format
 from qsim.functional import packing
 from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
+from qsim.functional.tracing import is_readable
 from qsim.scaling import Scaling
 from qsim_kernels.encoding import code_dtype
 from qsim_kernels.ops.direct import operators
@@ -87,7 +88,20 @@ def check_codes(codes: object, fmt: Format, packed: bool) -> Tensor:
         raise TypeError(f"decode: codes must be dense, got layout {codes.layout}; call codes.to_dense() first")
     if codes.dtype != expected:
         raise TypeError(f"decode: {fmt!r} has codes in {expected}, got {codes.dtype}")
-    return packing.unpack(codes, fmt) if packed else codes
+    if packed:
+        return packing.unpack(codes, fmt)
+    _check_range("codes", codes, fmt)
+    return codes
+
+
+def _check_range(name: str, codes: Tensor, fmt: Format) -> None:
+    """Raise an error for codes of more bits than a format has, where looking is cheap: on a GPU the host would wait."""
+    if fmt.bits == 8 * codes.dtype.itemsize or codes.device.type != "cpu" or type(codes) is not Tensor or not is_readable(codes):
+        return
+    least, largest = (int(end) for end in torch.aminmax(codes)) if codes.numel() else (0, 0)
+    if least < 0 or largest >= 1 << fmt.bits:
+        wrong = least if least < 0 else largest
+        raise ValueError(f"decode: {name} of {fmt!r} must be in 0…{(1 << fmt.bits) - 1}, as it has {fmt.bits} bits, got {wrong}")
 
 
 def check_scaled_codes(given: ScaledCodes, fmt: Format, scaling: Scaling, packed: bool) -> Tensor:
@@ -110,6 +124,8 @@ def _check_scales(codes: Tensor, scales: object, scaling: Scaling) -> None:
     shape = scaling.counts(codes.shape)
     if tuple(scales.shape) != shape:
         raise ValueError(f"decode: codes of shape {tuple(codes.shape)} have scales of shape {shape}, got {tuple(scales.shape)}")
+    if _are_coded(scaling):
+        _check_range("scales", scales, scaling.format)
 
 
 def _check_outer(outer: object, scaling: Scaling) -> None:

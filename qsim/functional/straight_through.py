@@ -29,7 +29,7 @@ def rounded(
     dtype: torch.dtype,
     limits: tuple[float, float] | None,
 ) -> Tensor:
-    """Round a tensor; its gradient is zero where a value lies beyond `limits`. The other arguments are those of the operator."""
+    """Round a tensor; its gradient is zero where a value is beyond `limits`. The other arguments are those of the operator."""
     forward_mode = forward_ad._current_level >= 0
     if forward_mode or (x.requires_grad and torch.is_grad_enabled()):
         function = _ForwardStraightThrough if forward_mode else _StraightThrough
@@ -49,7 +49,7 @@ def rounded_under_scales(
 
 
 def _laid_out(x: Tensor, values: Tensor) -> Tensor:
-    """Values as `x` lies in memory: what rounds under scales writes them in their order."""
+    """Values in the memory layout of `x`: kernels that round under scales write them in logical order."""
     if x.is_contiguous():
         return values
     room = torch.empty_like(x, dtype=values.dtype)

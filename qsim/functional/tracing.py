@@ -1,7 +1,7 @@
-"""Clear errors for torch.jit and torch.fx.symbolic_trace, which cannot record qsim's operations.
+"""Recorded calls: clear errors for torch.jit and torch.fx.symbolic_trace, and whether a tensor has values yet.
 
-Roundings depend on dtypes, shapes and seeds that are drawn at every call. torch.compile and torch.export handle these; the others fail
-somewhere inside torch, or freeze what should be drawn again.
+Roundings depend on dtypes, shapes and seeds that are drawn at every call. torch.compile and torch.export handle these; torch.jit and
+torch.fx.symbolic_trace fail somewhere inside torch, or freeze what should be drawn again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch import Tensor
+from torch._C._functorch import TransformType
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -47,3 +50,12 @@ def not_scriptable(function: Function) -> Function:
 
     function.__prepare_scriptable__ = refuse  # type: ignore[attr-defined]
     return function
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether a tensor's values can be read now."""
+    if torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor):
+        return False
+    if any(level.key() == TransformType.Vmap for level in torch._C._functorch.get_interpreter_stack() or []):
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -3,7 +3,7 @@
 from qsim.nn import functional
 from qsim.nn.attention import MultiheadAttention
 from qsim.nn.converting.convert import convert, revert
-from qsim.nn.converting.table import Conversion, conversion
+from qsim.nn.converting.table import Conversion, changes, conversion
 from qsim.nn.coverage.report import CountedProduct, Coverage
 from qsim.nn.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, Embedding, Linear
 from qsim.nn.quantize import Quantize
@@ -22,6 +22,7 @@ __all__ = [
     "Linear",
     "MultiheadAttention",
     "Quantize",
+    "changes",
     "conversion",
     "convert",
     "functional",

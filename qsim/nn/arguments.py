@@ -101,13 +101,23 @@ def operands(
         devices = ", ".join(str(x.device) for x in (a, b, bias) if x is not None)
         raise ValueError(f"the operands of a product must be on one device, got {devices}")
     if not autocasts(a.device):
+        _check_one_dtype(*(x.dtype for x in (a, b, bias) if x is not None))
         return a, b, bias, None
     lower = torch.get_autocast_dtype(a.device.type)
-    of_a, of_b = (torch.float64 if x.dtype == torch.float64 else lower for x in (a, b))
-    a = a.to(of_a) if points.act is None else a
-    b = b.to(of_b) if (points.act if two_inputs else points.weight) is None else b
-    bias = bias.to(lower) if bias is not None and bias.dtype != torch.float64 else bias
-    return a, b, bias, torch.promote_types(of_a, of_b)
+    _check_one_dtype(*(torch.float64 if x.dtype == torch.float64 else lower for x in (a, b, bias) if x is not None))
+    dtype = torch.float64 if a.dtype == torch.float64 else lower
+    a = a.to(dtype) if points.act is None else a
+    b = b.to(dtype) if (points.act if two_inputs else points.weight) is None else b
+    return a, b, None if bias is None else bias.to(dtype), dtype
+
+
+def _check_one_dtype(*dtypes: torch.dtype) -> None:
+    """Raise an error for operands of several dtypes, which torch's own products refuse, too."""
+    if len(set(dtypes)) > 1:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(
+            f"the operands of a product, and its bias, must be of one dtype, as in torch, got {names}: cast them, or use autocast"
+        )
 
 
 def check_bias(name: str, bias: Tensor | None, features: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from qsim.functional.tracing import refuse_tracing
 from qsim.nn import functional
 from qsim.nn.modules import FivePointModule
 from qsim.random import streams
+from qsim.random.sources import varied
 from qsim.recipes.five_point import FivePoint
 
 # Streams of the weights, which may have the same values.
 _IN = tuple(streams.stream("attention", name) for name in ("query", "key", "value"))
-_OUT = streams.stream("attention", "out")
+_OUT, _SCORES, _MIXED = (streams.stream("attention", name) for name in ("out", "scores", "mixed"))
 
 
 class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
@@ -54,19 +56,25 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
         if is_causal and attn_mask is None:
             raise ValueError("MultiheadAttention: is_causal is a hint and needs attn_mask")
         self._check_inputs(query, key, value)
+        stream = self.stream_in_use(self.points)
         batched = query.dim() == 3
         q, k, v = (self._batch_first(x) for x in self._project(query, key, value))
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         k, v = self._extended(k, v)
+        if is_causal and key_padding_mask is None and not need_weights:  # torch believes the hint there, also about added keys
+            mask = _additive(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu_(1), q.dtype)
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
-        scores = functional.matmul(q, k.mT, self.points) / self.head_dim**0.5
+        if need_weights:  # torch scales the queries themselves there, and in the other case their products
+            scores = functional.matmul(q * math.sqrt(1.0 / self.head_dim), k.mT, self.points, stream=varied(stream, _SCORES))
+        else:
+            scores = functional.matmul(q, k.mT, self.points, stream=varied(stream, _SCORES)) / self.head_dim**0.5
         if mask is not None:
             scores = scores + nn.functional.pad(mask, (0, k.shape[-2] - mask.shape[-1]))
         # A query with all keys masked: torch gives NaN with need_weights, and zeros without.
         weights = scores.softmax(-1) if need_weights else torch.ops.aten._safe_softmax.default(scores, -1)
         weights = nn.functional.dropout(weights, self.dropout, self.training)
-        mixed = functional.matmul(weights, v, self.points).transpose(1, 2).flatten(2)
-        result = functional.linear(mixed, self.out_proj.weight, self.out_proj.bias, self.points, stream=self.stream ^ _OUT)
+        mixed = functional.matmul(weights, v, self.points, stream=varied(stream, _MIXED)).transpose(1, 2).flatten(2)
+        result = functional.linear(mixed, self.out_proj.weight, self.out_proj.bias, self.points, stream=varied(stream, _OUT))
         if not batched:
             result, weights = result.squeeze(0), weights.squeeze(0)
         elif not self.batch_first:
@@ -98,8 +106,9 @@ class MultiheadAttention(FivePointModule, nn.MultiheadAttention):
             weights = module.in_proj_weight.split([count * self.embed_dim for count in counts])
         bias = module.in_proj_bias
         biases = [None] * len(counts) if bias is None else bias.split([count * self.embed_dim for count in counts])
+        stream = self.stream_in_use(self.points)
         projected = [
-            functional.linear(x, weight, own_bias, self.points, stream=self.stream ^ own)
+            functional.linear(x, weight, own_bias, self.points, stream=varied(stream, own))
             for x, weight, own_bias, own in zip(inputs, weights, biases, _IN, strict=False)
         ]
         return [part for x in projected for part in x.split(self.embed_dim, -1)]

@@ -13,6 +13,7 @@ from qsim.nn.arguments import check_bias, plan_for, rounds
 from qsim.nn.dispatch import planned
 from qsim.nn.product.convolution import ConvolutionProduct
 from qsim.nn.product.scaled_checks import check_groups
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
 Sizes = int | tuple[int, ...]
@@ -29,7 +30,7 @@ def conv1d(
     groups: int = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv1d` with its operands and gradients rounded.
 
@@ -51,7 +52,7 @@ def conv2d(
     groups: int = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv2d` with its operands and gradients rounded.
 
@@ -74,7 +75,7 @@ def conv3d(
     groups: int = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv3d` with its operands and gradients rounded.
 
@@ -98,7 +99,7 @@ def conv_transpose1d(
     dilation: Sizes = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv_transpose1d` with its operands and gradients rounded.
 
@@ -122,7 +123,7 @@ def conv_transpose2d(
     dilation: Sizes = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv_transpose2d` with its operands and gradients rounded.
 
@@ -146,7 +147,7 @@ def conv_transpose3d(
     dilation: Sizes = 1,
     points: FivePoint | None = None,
     *,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.conv_transpose3d` with its operands and gradients rounded.
 
@@ -169,7 +170,7 @@ def _conv(
     dilation: Sizes,
     groups: int,
     points: FivePoint | None,
-    stream: int,
+    stream: Stream,
     output_padding: Sizes | None = None,
 ) -> Tensor:
     transposed = output_padding is not None

@@ -9,13 +9,14 @@ from qsim.nn.product.autograd import planned_product
 from qsim.nn.product.embedding import five_point_embedding
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.transforms import transformed_lookup, transformed_product
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import DISPATCHED
 
 _WHOLE = (Tensor, nn.Parameter)
 
 
-def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
+def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
     """The product of a plan, of whole tensors or of distributed ones."""
     if plan.casts is not None:
         a, w, bias = plan.cast(a, w, bias)
@@ -29,7 +30,7 @@ def planned(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream
     return planned_product(a, w, bias, plan, stream)
 
 
-def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+def lookup_of(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: Stream) -> Tensor:
     """The rows of a whole table, or of a distributed one."""
     if _is_distributed(x, weight):
         from qsim.nn.sharded.embedding import sharded_embedding

@@ -13,6 +13,7 @@ from qsim.nn.convolutions import conv1d, conv2d, conv3d, conv_transpose1d, conv_
 from qsim.nn.dispatch import lookup_of, planned
 from qsim.nn.product import bilinear
 from qsim.nn.product.scaled_checks import check_lookup
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: int = 0) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePoint | None = None, *, stream: Stream = 0) -> Tensor:
     """`torch.nn.functional.linear` with its operands and gradients rounded.
 
     Args:
@@ -38,7 +39,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
         weight: Of shape (out_features, in_features).
         bias: Of shape (out_features,); it is not rounded, and its gradient sums the unrounded gradient of the output.
         points: Where to round; nowhere by default.
-        stream: Distinguishes weights that have the same values, where weights are rounded stochastically.
+        stream: Distinguishes layers with the same weights, or that are seeded alike, where anything is rounded stochastically.
 
     Example:
         >>> import torch, qsim
@@ -56,8 +57,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, points: FivePo
     return planned(x, weight, bias, plan, stream)
 
 
-def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
+def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None, *, stream: Stream = 0) -> Tensor:
     """`torch.matmul` of two inputs: both are rounded at `act` in the forward pass and at `act_bwd` in the backward pass.
+
+    Layers that are seeded alike draw independent noise if each gives a `stream` of its own.
 
     Example:
         >>> import torch, qsim
@@ -73,7 +76,7 @@ def matmul(a: Tensor, b: Tensor, points: FivePoint | None = None) -> Tensor:
         return torch.matmul(a, b)
     if not a.dim() or not b.dim() or a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"matmul: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-    result = planned(left, right, None, plan)
+    result = planned(left, right, None, plan, stream)
     result = result.squeeze(-2) if a.dim() == 1 else result
     return result.squeeze(-1) if b.dim() == 1 else result
 
@@ -101,7 +104,7 @@ def embedding(
     points: FivePoint | None = None,
     *,
     scale_grad_by_freq: bool = False,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.embedding` with the weight rounded forward and the gradient rounded backward.
 
@@ -135,6 +138,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     points: FivePoint | None = None,
+    *,
+    stream: Stream = 0,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` with both of its products rounded; the softmax is not.
 
@@ -156,11 +161,11 @@ def scaled_dot_product_attention(
             raise ValueError(f"scaled_dot_product_attention: the heads of key and value must divide the query's {heads}")
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = matmul(query, key.mT, points) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = matmul(query, key.mT, points, stream=stream) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     # As in torch, a query with all keys masked gets zeros.
     weights = F.dropout(torch.ops.aten._safe_softmax.default(scores, -1), dropout_p)
-    return matmul(weights, value, points)
+    return matmul(weights, value, points, stream=stream)

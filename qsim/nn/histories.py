@@ -81,7 +81,7 @@ class History:
             raise RuntimeError(f"the delayed scale of {self.point} has no history yet: run a training step first, or load one")
 
     def mark(self) -> tuple[bool, Tensor | None]:
-        """The host state besides the buffers, for `return_to`."""
+        """The state on the host, apart from the buffers, for `return_to`."""
         return self.has_recorded, self._last
 
     def return_to(self, mark: tuple[bool, Tensor | None]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from qsim import recipes
@@ -16,7 +17,9 @@ from qsim.nn.calls.running import paused, running
 from qsim.nn.calls.settings import delayed_calls
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_histories
 from qsim.nn.product.sums import multiplied_by
-from qsim.random import seeds, streams
+from qsim.random import seeds, sources, streams
+from qsim.random.sources import GraphStream, Stream
+from qsim.random.streams import Source
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.recipes.recipe import Recipe
 
@@ -34,7 +37,6 @@ class FivePointModule(RemembersAmaxes):
     point_names: ClassVar[tuple[str, ...]] = POINTS
 
     points: FivePoint
-    stream_source: int | streams.Drawn
 
     def __init__(
         self, *args: Any, points: FivePoint | Recipe | str | Mapping[str, Any] | None = None, stream: int | None = None, **options: Any
@@ -70,28 +72,48 @@ class FivePointModule(RemembersAmaxes):
         """Raise an error for points that a layer of this kind cannot have."""
 
     @property
+    def stream_source(self) -> Source:
+        """The stream that the layer was given, or the source of the one that it draws."""
+        source: Source = self.__dict__["_stream_source"]
+        return source
+
+    @stream_source.setter
+    def stream_source(self, source: Source) -> None:
+        self.__dict__["_stream_source"], self.__dict__["_stream_numbers"] = source, sources.numbers_of(source)
+
+    @property
     def stream(self) -> int:
         """The stream that separates the weight's random bits from those of other weights with the same values.
 
         In training, all processes of a distributed run use the one that rank 0 drew.
         """
-        source = self.stream_source
-        if isinstance(source, int):
-            return source
-        found: int = streams.agreed_layer_stream(*source) if self.training else streams.layer_stream(*source)
-        return found
+        return streams.stream_of(self.stream_source, self.training)
 
     @stream.setter
     def stream(self, number: int) -> None:
         self.stream_source = number
 
+    def stream_in_use(self, points: FivePoint) -> Stream:
+        """The stream where something is drawn; in compiled code as an input of the graph."""
+        if not (points.is_stochastic or points.weight_is_stochastic):
+            return 0
+        if torch.compiler.is_compiling() and not sources.is_exporting():
+            numbers: Any = self._stream_numbers
+            return GraphStream(numbers, self.training)
+        return self.stream
+
     def __deepcopy__(self, memo: dict[int, Any]) -> FivePointModule:
         copied = self.__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
-        if isinstance(self.stream_source, streams.Drawn):
-            copied.stream_source = streams.Drawn.of(seeds.fresh_seed())
+        drawn = isinstance(self.stream_source, streams.Drawn)
+        copied.stream_source = streams.Drawn.of(seeds.fresh_seed()) if drawn else self.stream_source
         return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Numbers of sources are those of a process.
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.stream_source = self.stream_source
 
     @property
     def points_in_use(self) -> FivePoint:
@@ -110,7 +132,7 @@ class FivePointModule(RemembersAmaxes):
         keep_histories(self, {name: getattr(self.points, name) for name in self.point_names} | delayed_calls(self))
 
     def extra_repr(self) -> str:
-        """The layer's parameters, its points, and who computes products of its size if they have an accumulator."""
+        """The layer's parameters, its points, and what computes its products if they have an accumulator."""
         weight = getattr(self, "weight", None)
         by = multiplied_by(self.points_in_use, weight) if isinstance(weight, Tensor) else ""
         return ", ".join(
@@ -145,7 +167,7 @@ class Linear(FivePointModule, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """The rounded product."""
         points = self.points_in_use if self.points.is_delayed else self.points
-        return functional.linear(input, self.weight, self.bias, points, stream=self.stream if points.weight_is_stochastic else 0)
+        return functional.linear(input, self.weight, self.bias, points, stream=self.stream_in_use(points))
 
 
 class _ConvolutionModule(FivePointModule):
@@ -160,7 +182,7 @@ class _ConvolutionModule(FivePointModule):
             padding = 0
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(module.kernel_size) - 1]
         numbers = (module.stride, padding, module.dilation, module.groups)
-        stream = self.stream if self.points.weight_is_stochastic else 0
+        stream = self.stream_in_use(self.points)
         return convolve(padded, weight, bias, *numbers, self.points_in_use, stream=stream)
 
 
@@ -213,7 +235,7 @@ class _TransposedConvolution(FivePointModule):
         )
         convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[dims - 1]
         numbers = (module.stride, module.padding, output_padding, module.groups, module.dilation)
-        stream = self.stream if self.points.weight_is_stochastic else 0
+        stream = self.stream_in_use(self.points)
         return convolve(input, module.weight, module.bias, *numbers, self.points_in_use, stream=stream)
 
 
@@ -282,6 +304,6 @@ class Embedding(FivePointModule, nn.Embedding):
             return super().forward(input)
         if self.max_norm is not None or self.sparse:
             raise ValueError("Embedding: max_norm and sparse=True cannot be combined with points")
-        return functional.embedding(
-            input, self.weight, self.padding_idx, self.points_in_use, scale_grad_by_freq=self.scale_grad_by_freq, stream=self.stream
-        )
+        stream = self.stream_in_use(self.points)
+        options: dict[str, Any] = {"scale_grad_by_freq": self.scale_grad_by_freq, "stream": stream}
+        return functional.embedding(input, self.weight, self.padding_idx, self.points_in_use, **options)

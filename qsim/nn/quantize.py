@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.applying import applied, changeable, not_a_view
-from qsim.functional.quantizer import Point, Quantizer, short
+from qsim.functional.quantizer import Point, Quantizer, check_call, short
 from qsim.nn.histories import RemembersAmaxes, keep_histories, with_history
 from qsim.nn.product import observers
 from qsim.nn.product.carriers import can_hold
@@ -26,7 +26,7 @@ class Quantize(RemembersAmaxes):
 
     Args:
         forward: How values are rounded: a `Quantizer`, anything that `qsim.format` takes, or `None`.
-        backward: The same for gradients.
+        backward: The same for gradients, which overflow to infinity or NaN if they have no scale; see `FivePoint`.
 
     Example:
         >>> import torch, qsim
@@ -40,7 +40,10 @@ class Quantize(RemembersAmaxes):
     def __init__(self, forward: Point = None, backward: Point = None) -> None:
         super().__init__()
         self.forward_point = _resolve("forward", forward)
-        self.backward_point = _resolve("backward", backward)
+        gradient = _resolve("backward", backward)
+        if gradient is not None:
+            check_call("Quantize: backward", gradient)
+        self.backward_point = None if gradient is None else gradient.as_gradient()
         keep_histories(self, {"forward_point": self.forward_point, "backward_point": self.backward_point})
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,7 +71,7 @@ class Quantize(RemembersAmaxes):
     def extra_repr(self) -> str:
         """The two points."""
         points = {"forward": self.forward_point, "backward": self.backward_point}
-        return ", ".join(f"{name}={short(point)}" for name, point in points.items() if point is not None)
+        return ", ".join(f"{name}={short(point, name)}" for name, point in points.items() if point is not None)
 
 
 def _resolve(name: str, point: Point) -> Quantizer | None:

@@ -18,7 +18,7 @@ from qsim_kernels.grid import Grid, Mode, Rule, read, spell
 
 
 class Adam(LowPrecisionOptimizer):
-    """Adam whose weights are rounded to a format after each update: stochastically, to nearest, or with Kahan summation.
+    """Adam that rounds weights to a format after each update: stochastically, to the nearest value, or with Kahan summation.
 
     The same arguments and states as `torch.optim.Adam`, plus the arguments after `*`. Between reading and writing, arithmetic is float32,
     in an order that is part of the contract: a step gives the same bits on every device, in any number of processes and for any sharding
@@ -66,7 +66,7 @@ class Adam(LowPrecisionOptimizer):
         >>> for _ in range(64):
         ...     w.grad = torch.ones_like(w)
         ...     optimizer.step()
-        >>> abs(w.double().mean().item() - (1 - 64 * 2**-12)) < 1e-3  # to nearest, no weight would have moved
+        >>> abs(w.double().mean().item() - (1 - 64 * 2**-12)) < 1e-3  # with round-to-nearest, no weight would have moved
         True
     """
 

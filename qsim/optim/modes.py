@@ -16,7 +16,7 @@ class SwitchesModes(Wrapper):
         """Switch the optimizer to training, if it has such a method: its weights are those at which gradients are taken.
 
         The optimizer computes the unrounded weights again. In a dtype with more bits than the format of the weights, or of the accumulator,
-        rounding that to nearest restores the weights from before `eval()`; otherwise the optimizer's rounding errors remain, as without
+        round-to-nearest restores the weights from before `eval()`; otherwise the optimizer's rounding errors remain, as without
         this class.
 
         Raises:

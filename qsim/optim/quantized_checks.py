@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qsim.formats.dtypes import FLOATS
 from qsim.functional.arguments import overlaps, refuse_dtype, spelling
-from qsim.functional.quantizer import Point, Quantizer
+from qsim.functional.quantizer import Point, Quantizer, check_call
 from qsim.random import seeds, shards
 from qsim.rounding import NEAREST
 
@@ -30,6 +30,7 @@ def quantizer_of(name: str, point: Point) -> Quantizer | None:
         found = point if isinstance(point, Quantizer) else Quantizer(point)
     except (TypeError, ValueError) as error:
         raise type(error)(f"Quantized: {name}: {error}") from error
+    check_call(f"Quantized: {name}", found)
     for given in (found.scale, found.transform):
         if given is not None:
             raise ValueError(f"Quantized: {name}: optimizers round element by element, without scales and transforms, got {given!r}")
@@ -87,7 +88,7 @@ def check_gradient(number: int, gradient: Tensor, quantizer: Quantizer | None) -
 
 def check_holds(name: str, x: Tensor, quantizer: Quantizer) -> None:
     """Raise an error for a tensor whose dtype cannot hold its target format."""
-    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.overflow)
+    spelt = spelling(quantizer.format, quantizer.rounding, quantizer.usual_overflow)
     if x.dtype not in spelt.holders:
         refuse_dtype(spelt, x.dtype, f"Quantized: {name}")
 

@@ -38,13 +38,13 @@ def round_into(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, s
 def _round_columns(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, place: Place) -> None:
     """Round a shard that has a piece of every row."""
     rows, offset = widened(x, place)
-    how, overflow = quantizer.rounding, quantizer.overflow
+    how, overflow = quantizer.rounding, quantizer.usual_overflow
     rounded = quantize(rows, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset, dtype=out.dtype)
     out.copy_(narrowed(rounded, place).reshape(x.shape))
 
 
 def _round(out: Tensor, x: Tensor, quantizer: Quantizer, seed: int | None, stream: int, offset: int) -> None:
-    how, overflow = quantizer.rounding, quantizer.overflow
+    how, overflow = quantizer.rounding, quantizer.usual_overflow
     if out is x:
         quantize_(x, quantizer.format, rounding=how, overflow=overflow, seed=seed, stream=stream, offset=offset)
     else:

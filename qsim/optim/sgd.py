@@ -16,7 +16,7 @@ from qsim_kernels.grid import spell
 
 
 class SGD(LowPrecisionOptimizer):
-    """Gradient descent whose weights are rounded to a format after each update: stochastically, to nearest, or with Kahan summation.
+    """Gradient descent that rounds weights to a format after each update: stochastically, to the nearest value, or with Kahan summation.
 
     The same arguments and states as `torch.optim.SGD`, plus the arguments after `*`; see `Adam`. With `arithmetic="format"` it is
     Algorithms 1 to 3 of *Revisiting BFloat16 Training*.

@@ -189,7 +189,7 @@ def _how(rounding: Rounding) -> str:
 
 
 def _limits(values: tuple[float, ...]) -> tuple[float, float]:
-    """A range in which single steps can be seen, with what lies a little beyond."""
+    """A range in which single steps can be seen, with a little beyond it."""
     positive = [v for v in values if v > 0][:STEPS]
     margin = positive[-1] / 8
     negative = [0.0, *(v for v in values if v < 0)][-STEPS:]

@@ -1,4 +1,4 @@
-"""Places: where the elements of a shard lie in the whole tensor, whose indices random bits are keyed on."""
+"""Places: where the elements of a shard are in the whole tensor, whose indices determine the random bits."""
 
 from __future__ import annotations
 

@@ -9,12 +9,15 @@ from torch import Tensor, distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qsim.random.places import WHOLE, Place
+from qsim.random.sources import Stream, found
 from qsim.random.streams import LARGEST, stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 # Passed explicitly in every call, because torch's default device may be another; a `torch.device`, because parsing a string is slower.
 _CPU = torch.device("cpu")
 _MAY_BE_DISTRIBUTED = distributed.is_available()
+#: As many streams as seeds fit 64 signed bits together.
+_HALF = LARGEST >> 1
 
 
 def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, device: torch.device) -> Tensor:
@@ -43,9 +46,19 @@ def seed_tensor(seed: int | Tensor | None, generator: torch.Generator | None, de
     return seed if isinstance(seed, Tensor) else torch.tensor(seed, dtype=torch.int64, device=_CPU)
 
 
-def drawn(device: torch.device, ops: Operators = DISPATCHED) -> Tensor:
-    """A seed from torch's own generator, for a product with some operators; see `seed_tensor`."""
-    return torch.randint(LARGEST, (), device=device if _repeats(device, ops) else _CPU)
+def drawn(device: torch.device, ops: Operators = DISPATCHED, stream_number: Stream = 0) -> Tensor:
+    """A seed from torch's own generator, for a product with some operators; see `seed_tensor`.
+
+    Args:
+        device: The device of the product.
+        ops: Its operators.
+        stream_number: The stream of the layer: layers for which the generator is in the same state get different seeds.
+    """
+    where = device if _repeats(device, ops) else _CPU
+    if not isinstance(stream_number, int):
+        return torch.randint(LARGEST, (), device=where) + stream_number.summand
+    first = stream_number & _HALF  # an addition would take a call of its own
+    return torch.randint(first, first + _HALF, (), device=where) if first else torch.randint(LARGEST, (), device=where)
 
 
 def _repeats(device: torch.device, ops: Operators = DISPATCHED) -> bool:
@@ -93,7 +106,7 @@ def shared_seed() -> int:
     return _shared(torch.initial_seed())
 
 
-def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE, ops: Operators | None = None) -> Tensor:
+def weight_seed(weight: Tensor, stream_number: Stream, place: Place = WHOLE, ops: Operators | None = None) -> Tensor:
     """A seed for a weight's rounding that stays the same until a step changes the weight.
 
     It is computed from the shared seed, the weight's bits and their positions in the weight. So replicas with the same weight round it
@@ -109,6 +122,8 @@ def weight_seed(weight: Tensor, stream_number: int, place: Place = WHOLE, ops: O
     Returns:
         A 0-d int64 tensor on the weight's device.
     """
+    if not isinstance(stream_number, int):
+        return torch.ops.qsim.weight_seed_in_graph.default(weight, *stream_number, *place)  # type: ignore[no-any-return]
     if ops is None:
         ops = operators(weight)
     if ops is DISPATCHED:
@@ -137,6 +152,17 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("weight_seed", _weight_seed, "CompositeExplicitAutograd")
+_library.define(
+    "weight_seed_in_graph(Tensor weight, Tensor stream, bool training, str name, int variation, "
+    "int offset, int row, int stride, bool first) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl(
+    "weight_seed_in_graph",
+    lambda weight, numbers, training, name, variation, *place: _weight_seed(weight, found(numbers, training, name, variation), *place),
+    "CompositeExplicitAutograd",
+)
+torch.library.register_fake("qsim::weight_seed_in_graph", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
 torch.library.register_fake("qsim::weight_seed", lambda weight, *_: weight.new_empty((), dtype=torch.int64), lib=_library)
 
 

@@ -75,7 +75,7 @@ def place_of(x: DTensor) -> Place:
         x: The distributed tensor.
 
     Raises:
-        ValueError: If the share is a summand, or its elements do not lie in rows at equal distances.
+        ValueError: If the share is a summand, or its elements are not in rows at equal distances.
     """
     _check_cuts(x)
     inner = max([0, *(how.dim for how in x.placements if _is_cut(how))])  # type: ignore[attr-defined]

@@ -109,20 +109,23 @@ _DRAWS = count()
 _AGREED: dict[tuple[int, int], int] = {}
 
 
-def layer_stream(seed: int, number: int, name: str) -> int:
-    """The stream of a layer that was created with a drawn seed."""
-    return _hashed(("layer", _AGREED.get((seed, number), seed), name))
+#: What a layer's stream follows from: a stream that it was given, or a draw.
+Source = int | Drawn
 
 
-def agreed_layer_stream(seed: int, number: int, name: str) -> int:
-    """`layer_stream` of the seed that rank 0 drew instead of this one: all processes must call this in the same order."""
-    if (seed, number) not in _AGREED and is_one_of_several():
-        found = [seed]
-        distributed.broadcast_object_list(found, src=0)
-        _AGREED[seed, number] = found[0]
-    return _hashed(("layer", _AGREED.get((seed, number), seed), name))
+def stream_of(source: Source, training: bool, name: str = "") -> int:
+    """The stream of a layer.
 
-
-# The same as torch.compiler.assume_constant_result, which would import the compiler with this module.
-for _constant in (layer_stream, agreed_layer_stream):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    Args:
+        source: What it follows from.
+        training: Whether processes agree on rank 0's: all of them must then call this in the same order.
+        name: What is added to the name of the source, if there are several streams.
+    """
+    if isinstance(source, int):
+        return source
+    drawn = source.seed, source.number
+    if training and drawn not in _AGREED and is_one_of_several():
+        seeds = [source.seed]
+        distributed.broadcast_object_list(seeds, src=0)
+        _AGREED[drawn] = seeds[0]
+    return _hashed(("layer", _AGREED.get(drawn, source.seed), f"{source.name}.{name}" if name else source.name))

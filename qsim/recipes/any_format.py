@@ -35,7 +35,7 @@ def stochastic_backward(format: Spec, *, scale: Scaling | str | None = None, acc
 
 
 def weight_only(format: Spec, *, scale: Scaling | str | None = None, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
-    """The weight alone is rounded, to nearest, once for both passes.
+    """Round only the weight, with round-to-nearest, once for both passes.
 
     Args:
         format: The weight's format. Its scales, if any, must be those of square tiles.

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal
 from qsim import accumulators
 from qsim.accumulators import Accumulator
 from qsim.accumulators.chips import Chip, check_chip
-from qsim.functional.quantizer import Point, Quantizer, is_stochastic, short
+from qsim.functional.quantizer import GRADIENTS, Point, Quantizer, check_call, is_stochastic, short
 from qsim.scaling import Blocks, Channel, Delayed, Tensor, Tiles
+from qsim.text.files import reading
 
 #: The names of the points, in the order of Algorithms 1 and 2.
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
@@ -28,7 +29,8 @@ class FivePoint:
 
     A point is a `Quantizer`, anything that `qsim.format` takes (with round-to-nearest), or `None` for full precision. With `"same"` a
     backward point reuses the tensor that the forward pass rounded. `FivePoint()` is the identity. A quantizer's `clip_gradient` applies to
-    `act` and `weight`, the points that gradients pass through.
+    `act` and `weight`, the points that gradients pass through. Gradients that are rounded without a scale overflow to infinity, or to NaN
+    in a format without one, so that a `torch.amp.GradScaler` takes a smaller scale; with `overflow="saturate"` their quantizer saturates.
 
     In a layer every operand is scaled, and transformed, along the dimension over which its product sums, regardless of its quantizer's
     dimension: with scales per block or per channel the gradient is rounded once for each of its products. A transform must be set for both
@@ -196,12 +198,17 @@ class FivePoint:
 
     @classmethod
     def from_json(cls, text: str) -> FivePoint:
-        """Create points from a JSON string."""
-        return cls.from_dict(json.loads(text))
+        """Create points from a JSON string.
+
+        Raises:
+            FileError: If the text is not JSON, or does not describe points.
+        """
+        with reading("FivePoint.from_json", "the text"):
+            return cls.from_dict(json.loads(text))
 
     def __str__(self) -> str:
         """A short description of the points that round."""
-        shown = {name: point if isinstance(point, str) else short(point) for name, point in self._given().items()}
+        shown = {name: point if isinstance(point, str) else short(point, name) for name, point in self._given().items()}
         if self.accumulate is not None:
             named = self._named_sums()
             shown["accumulate"] = named if isinstance(named, str) else f"({', '.join(map(str, named))})"
@@ -273,6 +280,14 @@ def _reached(point: Quantizer | None) -> float:
 
 
 def _resolve(name: str, point: Any) -> Quantizer | str | None:
+    found = _resolved(name, point)
+    if not isinstance(found, Quantizer):
+        return found
+    check_call(f"FivePoint: {name}", found)
+    return found.as_gradient() if name in GRADIENTS else found
+
+
+def _resolved(name: str, point: Any) -> Quantizer | str | None:
     if point is None or isinstance(point, Quantizer):
         return point
     if isinstance(point, str) and point == "same":

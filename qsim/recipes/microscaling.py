@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qsim import scaling
 from qsim.accumulators.chips import Chip
 from qsim.formats import E2M1, E4M3
 from qsim.functional.hadamard import Hadamard
@@ -10,7 +11,7 @@ from qsim.recipes.five_point import Accumulate, FivePoint
 from qsim.recipes.recipe import Recipe
 from qsim.recipes.spec import Spec
 from qsim.scaling import Tensor
-from qsim.scaling.block import MXFP6_E2M3, MXFP6_E3M2, NVFP4, Block
+from qsim.scaling.block import MXFP6_E3M2, NVFP4, Block
 
 
 def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
@@ -33,22 +34,23 @@ def mxfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     return Recipe("mxfp8", points, source="Mishra et al., Recipes for Pre-training LLMs with MXFP8, arXiv 2506.08027")
 
 
-def mxfp6(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
-    """OCP's two 6-bit formats in blocks of 32 with OCP's rule for scales: E2M3 forward, E3M2 backward.
+def mxfp6(forward: Spec | None = "mxfp6", *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+    """E3M2 in blocks of 32 with OCP's rule for scales: the format that the name `"mxfp6"` means, too.
 
-    Values get precision, gradients get range; the assignment of the two formats is this recipe's choice. With OCP's rule the largest
-    elements of a block may saturate.
+    OCP's other 6-bit format, E2M3, has more precision and less range: `mxfp6("mxfp6_e2m3")` rounds inputs and weights to it, and leaves
+    E3M2 to the backward pass. With OCP's rule the largest elements of a block may saturate.
 
     Args:
+        forward: The format to which inputs and weights are rounded in the forward pass. `None` keeps them in high precision.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
         chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
     Example:
         >>> import qsim
-        >>> print(qsim.recipes.mxfp6())
+        >>> print(qsim.recipes.mxfp6("mxfp6_e2m3"))
         mxfp6: act=mxfp6_e2m3, weight=mxfp6_e2m3, act_bwd=mxfp6, weight_bwd=mxfp6, grad=mxfp6
     """
-    points = FivePoint(MXFP6_E2M3, MXFP6_E2M3, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
+    points = FivePoint(forward, forward, MXFP6_E3M2, MXFP6_E3M2, MXFP6_E3M2, accumulate=accumulate, chip=chip)
     return Recipe("mxfp6", points, source="Rouhani et al., Microscaling Data Formats for Deep Learning, arXiv 2310.10537")
 
 
@@ -75,7 +77,7 @@ def mxfp4(forward: Spec | None = "mxfp4", *, accumulate: Accumulate = None, chip
     return Recipe("mxfp4", points, source="Tseng et al., Training LLMs with MXFP4, arXiv 2502.20586")
 
 
-def nvfp4(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
+def nvfp4(last: int = 1, *, outer: Tensor | str | None = None, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """FP4 in blocks of 16 with E4M3 scales and one scale per tensor; weights in tiles of 16 × 16, gradients stochastic.
 
     A square tile is the same in both directions, so that the backward pass reuses the rounded weight of the forward pass. Both operands of
@@ -86,6 +88,9 @@ def nvfp4(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") 
 
     Args:
         last: Number of final layers left in high precision. The paper leaves out about 15 % of the linear layers, most of them at the end.
+        outer: The scale of each whole weight: `Tensor()`, the default, or another `Tensor`, or the `repr` of one. Servers compute
+            several layers in one product, such as the projections of queries, keys and values, with one such scale for all of them.
+            `Tensor("e8m0", "ceil")` gives powers of two, which `qsim.export` can make equal without changing a weight.
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.
         chip: Whether the GPU itself may multiply where it has the accumulator's bits, as `FivePoint` takes it.
 
@@ -95,7 +100,10 @@ def nvfp4(last: int = 1, *, accumulate: Accumulate = None, chip: Chip = "auto") 
         >>> points.weight.scale.extent((64, 64)), points.grad.rounding, points.grad_w.transform.size
         ((16, 16), Stochastic(), 16)
     """
-    weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=Tensor())
+    whole = scaling.resolve(outer) or Tensor()
+    if not isinstance(whole, Tensor):
+        raise TypeError(f"nvfp4: outer must be a qsim.scaling.Tensor or the repr of one, got {outer!r}")
+    weight = Block(E2M1, (16, 16), scale=E4M3, rule="fit", outer=whole)
     unsaturated = Block(E2M1, 16, scale=E4M3, rule="ceil", outer=Tensor(rule="ceil"))
     transformed = Quantizer(NVFP4, transform=Hadamard(16))
     grad, grad_w = (Quantizer(unsaturated, "stochastic", transform=transform) for transform in (None, Hadamard(16)))

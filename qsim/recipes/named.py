@@ -43,7 +43,7 @@ def resolve(name: str, format: Spec | None = None) -> Recipe:
     """Return a recipe by its name, or by the call that creates it.
 
     Args:
-        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name alone may be in capitals.
+        name: For example `"mxfp4"` or `"nvfp4(last=4)"`; a name without arguments may be in capitals.
         format: The format for a recipe for any format that is given by name only.
 
     Raises:

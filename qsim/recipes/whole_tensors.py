@@ -84,9 +84,9 @@ def deepseek_v3(last: int = 1, *, accumulate: Accumulate = "h100_fp8_promoted", 
 def hfp8(*, accumulate: Accumulate = None, chip: Chip = "auto") -> Recipe:
     """IBM's hybrid: four exponent bits with a bias of 4 forward, five for gradients; the first and the last layer in high precision.
 
-    There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss. The paper adds
-    in FP16 with six exponent bits and in chunks of 64, which `accumulate="Rounded('e6m9', chunk=64)"` comes close to: within a chunk its
-    sums are narrow, too.
+    There are no scales: the bias moves E4M3's range to the magnitudes of inputs and weights. Scale gradients with the loss, by hand or with
+    a `torch.amp.GradScaler`, which notices when E5M2 overflows. The paper adds in FP16 with six exponent bits and in chunks of 64, which
+    `accumulate="Rounded('e6m9', chunk=64)"` comes close to: within a chunk its sums are narrow, too.
 
     Args:
         accumulate: The accumulator of all products, or three, as `FivePoint` takes them; torch's float32 sums by default.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qsim.studies import named
+from qsim.studies import named, names
 from qsim.studies.looks import ONE_LOOK, Looks
 from qsim.studies.processes import Processes, default_count
 from qsim.studies.report import Report, provenance
@@ -185,7 +185,8 @@ def plan(
             the CPU.
         workers: The number of processes; None: one for each core or GPU. With several, the calling script must be safe to import.
         scheduler: The address of a Dask scheduler whose workers measure the runs, instead of processes of this machine.
-        command: The command that the report gives as its origin.
+        command: The command that the report gives as its origin; by default `qsim study NAME`, or the call of `qsim.studies.run` where the
+            command line has no such study.
         settings: Values that override those of the form, by the names of the study's settings.
         most_seeds: Add seeds until every claim is decided, but not more than this: the number is doubled each time, beginning with the
             setting `seeds`, and intervals are wider, so that they stay valid.
@@ -217,7 +218,7 @@ def plan(
         chosen,
         folder,
         engine,
-        command or f"qsim study {shlex.quote(found.name)}{'' if form == 'default' else f' --{form}'}",
+        command or _origin(found, form, settings, most_seeds),
         form,
         ONE_LOOK if most_seeds is None else Looks.doubling(chosen.seeds, most_seeds),
     )
@@ -246,6 +247,17 @@ def run(study: str | Study[Any, Any], **options: Any) -> Report:
     reached = plan(study, **options).decided()
     reached.write()
     return reached.report()
+
+
+def _origin(study: Study[Any, Any], form: str, settings: Mapping[str, Any] | None, most_seeds: int | None) -> str:
+    """The command that repeats a study, or the call if the command line does not have the study, or was not given its settings."""
+    is_known = study.name in names() and type(study) is type(named(study.name))
+    if is_known and not settings and most_seeds is None:
+        return f"qsim study {shlex.quote(study.name)}{'' if form == 'default' else f' --{form}'}"
+    options = {"form": None if form == "default" else form, "settings": dict(settings or {}) or None, "most_seeds": most_seeds}
+    given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    chosen = repr(study.name) if is_known else f"{type(study).__name__}()"
+    return f"qsim.studies.run({', '.join([chosen, *given])})"
 
 
 def _local(device: str | torch.device | None, form: str, workers: int | None, *, timed: bool) -> Engine:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
 from qsim.studies.result import Result
 from qsim.studies.study import Study
+from qsim.text.files import FileError, check_shape, reading
+
+#: The shape of a line; see `text.files.check_shape`.
+_MACHINE = {"device": str, "torch": str, "qsim": str, "date": str, "commit?": str, "python?": str}
+_LINE = {"study": str, "version": int, "run": {}, "values": {}, "seconds": (float, int), "machine": _MACHINE}
+
+
+class _MeasuredValues(dict[str, Any]):
+    """The values in a line; a report that misses one names the line."""
+
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), where: str = "a copy") -> None:
+        super().__init__(values)
+        self._where = where
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise FileError(f"studies: {self._where} is malformed: its values lack {name!r}")
 
 
 class Store:
@@ -32,17 +49,18 @@ class Store:
 
     def results(self) -> dict[str, Result[Any]]:
         """All results of this version of the study, by their runs' keys."""
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        with reading("studies", self._file):
+            lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
         read = [self._read(line, f"{self._file}, line {number}") for number, line in enumerate(lines, 1)]
         return {self.study.key(result.run): result for result in read if result is not None}
 
     def add(self, result: Result[Any]) -> None:
         """Store one more result; it is on disk when this returns."""
         line = {"study": self.study.name, "version": self.study.version, **asdict(result)}
-        before = self._file.read_text() if self._file.exists() else ""
+        before = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
         temporary = self._file.with_suffix(".tmp")
-        with temporary.open("w") as out:
-            out.write(before + json.dumps(line, allow_nan=True) + "\n")
+        with temporary.open("w", encoding="utf-8") as out:
+            out.write(before + ("\n" if before and not before.endswith("\n") else "") + json.dumps(line, allow_nan=True) + "\n")
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(self._file)
@@ -62,12 +80,17 @@ class Store:
             lock.release()
 
     def _read(self, line: str, where: str) -> Result[Any] | None:
-        try:
+        with reading("studies", where):
             fields = json.loads(line)
+            check_shape(fields, _LINE, "it")
             if fields["study"] != self.study.name:
-                raise ValueError(f"{where}: a result of the study {fields['study']!r}, not of {self.study.name!r}; give it another --out")
+                other = f"a result of the study {fields['study']!r}, not of {self.study.name!r}; give it another --out"
+                raise FileError(f"studies: {where}: {other}")
             if fields["version"] != self.study.version:
                 return None
-            return Result(self.study.read(fields["run"]), fields["values"], fields["seconds"], fields["machine"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{where}: not a result of the study {self.study.name!r} ({error})") from error
+            seconds = float(fields["seconds"])
+            if not 0 <= seconds < math.inf:
+                raise FileError(f"studies: {where} is malformed: it took {seconds} seconds")
+            run = self.study.read(fields["run"])
+            hash(run)  # results are found by their runs
+            return Result(run, _MeasuredValues(fields["values"], where), seconds, fields["machine"])

@@ -1,4 +1,4 @@
-"""Names of layers in a model's repeated blocks: one name for layers about which the same is to be said."""
+"""Names of layers in a model's repeated blocks: one name for layers about which the same is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
 
 
 def shared_names(facts: Mapping[str, Hashable]) -> dict[str, tuple[str, int]]:
-    """For each layer the name to show, and how many layers it stands for.
+    """For each layer the name to show, and how many layers share it.
 
     Layers whose names differ only in the numbers of blocks share a name, with `*` for the numbers, if the facts about all are equal.
 

@@ -15,7 +15,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None, indent: str 
     Args:
         rows: The cells. A row that is shorter than the first one ends in a remark, which may be of any length.
         left: How many columns begin at the left; the others end at the right. All of them by default.
-        indent: What stands before each row.
+        indent: The text before each row.
         width: Wrap cells between words so that no line is longer, if the longest words allow it. Only for rows without remarks.
 
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -108,6 +109,40 @@ def test_bf16_at_the_ends_of_float32(length: int) -> None:
         a = values((ROWS, length), torch.bfloat16, 2.0, scale_a)
         b = values((length, COLUMNS), torch.bfloat16, 2.0, scale_b)
         assert differing("h100_bf16", plain, a, b) == 0, (scale_a, scale_b)
+
+
+def half_zeros(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Values of which half are zeros, the others spread over 120 powers of two, or over as many as the dtype has."""
+    facts, to = torch.finfo(dtype), torch.float32
+    low, high = max(-60.0, math.log2(facts.smallest_normal)), min(60.0, math.floor(math.log2(facts.max)) - 1.0)
+    x = (1 + torch.rand(shape, device=DEVICE)) * torch.exp2(torch.empty(shape, device=DEVICE, dtype=to).uniform_(low, high).floor())
+    signs = torch.randint(0, 2, shape, device=DEVICE) * 2 - 1
+    x = (x * signs).to(dtype)
+    return torch.where(torch.rand(shape, device=DEVICE) < 0.5, torch.zeros((), device=DEVICE, dtype=to), x.to(to)).to(dtype)
+
+
+@pytest.mark.parametrize("unit", ["bf16", "fp16", "tf32", "fp8"])
+def test_zeros_beside_huge_operands(unit: str) -> None:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp8": E4M3}[unit]
+    multiply, formats = {"fp8": fp8(True), "tf32": tf32}.get(unit, plain), "tf32" if unit == "tf32" else None
+    compared = 0
+    for length in LENGTHS:
+        a, b = half_zeros((ROWS, length), dtype), half_zeros((length, COLUMNS), dtype)
+        if unit == "tf32":
+            a, b = qsim.quantize(a, "tf32"), qsim.quantize(b, "tf32")
+        assert differing(f"h100_{unit}", multiply, a, b, formats) == 0, length
+        compared += ROWS * COLUMNS
+    assert compared > 3_000_000
+
+
+@pytest.mark.parametrize("unit", ["bf16", "tf32"])
+def test_one_zero_beside_one_huge_operand(unit: str) -> None:
+    # MMA-Sim aligns 1 * 2**-25 with the exponent that 0 * 2**127 seems to have, and gives 0.
+    dtype, multiply, formats = (torch.bfloat16, plain, None) if unit == "bf16" else (torch.float32, tf32, "tf32")
+    a, b = torch.zeros(16, 16, device=DEVICE, dtype=dtype), torch.zeros(16, 16, device=DEVICE, dtype=dtype)
+    a[:, 1], b[0], b[1] = 1.0, 2.0**127, 2.0**-25
+    assert (multiply(a, b).float() == 2.0**-25).all()
+    assert differing(f"h100_{unit}", multiply, a, b, formats) == 0
 
 
 def with_specials(x: Tensor) -> Tensor:

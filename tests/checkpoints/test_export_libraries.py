@@ -127,3 +127,18 @@ def test_transformers_loads_an_exported_model(layout: str, package: str, tmp_pat
             found = weight.dequantize() if layout == "torchao" else weight
             assert torch.equal(found.float(), exported.expected(layer)), name
     assert torch.equal(loaded.lm_head.weight, model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(("layout", "package"), [("compressed-tensors", "compressed_tensors"), ("torchao", "torchao")])
+def test_transformers_loads_a_tied_head_that_was_rounded(layout: str, package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    from transformers import AutoModelForCausalLM
+
+    model, tokens = qsim.convert(exported.tiny_llama(), exported.FP8["channel"]), torch.arange(12).view(1, 12)
+    qsim.export(model, tmp_path / "out", layout)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+    head = loaded.lm_head.weight
+    assert torch.equal((head.dequantize() if layout == "torchao" else head).float(), exported.expected(model.lm_head))
+    assert torch.equal(loaded.model.embed_tokens.weight, model.model.embed_tokens.weight)

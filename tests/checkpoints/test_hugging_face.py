@@ -4,8 +4,10 @@ import copy
 import json
 import logging
 import pickle
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,28 @@ def test_from_pretrained_converts_again_and_computes_the_same_bits(tmp_path: Pat
     assert loaded.half().dtype == torch.float16
     loaded.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"] == config
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 2}, "the description of the conversion has version 2; this release reads 1"),
+        ({"points": []}, r"model\.layers\.0.* has the points number \d, of 0 that are listed"),
+        ({"layers": []}, r"the conversion\['layers'\] must be an object, got \[\]"),
+        ({"layers": {"lm_head": {"class": "Linear", "points": -1, "stream": 0}}}, "lm_head has the points number -1, of 2 that are listed"),
+        (
+            {"layers": {"lm_head": {"class": "Linear", "points": 0, "stream": "0"}}},
+            r"\['stream'\] must be an integer or an object, got '0'",
+        ),
+    ],
+)
+def test_from_pretrained_refuses_a_malformed_conversion(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    converted().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(qsim.FileError, match=rf"from_pretrained: .*config\.json is malformed: .*{message}"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_base_model_finds_its_layers_in_the_checkpoint_of_a_head(tmp_path: Path) -> None:
@@ -264,6 +288,28 @@ def test_layers_that_servers_merge_have_a_common_scale(tmp_path: Path) -> None:
     fp8 = qsim.convert(exported.tiny_llama(), FivePoint(weight=Quantizer("e4m3", scale="tensor")), exclude=["lm_head"])
     with pytest.warns(UserWarning, match=r"round their weights again, to a common scale; scales per row are kept, as in fp8_hybrid\("):
         qsim.export(fp8, tmp_path / "fp8")
+
+
+def test_the_recipe_for_nvfp4_has_scales_that_merged_layers_share(tmp_path: Path) -> None:
+    tokens = torch.arange(8)[None]
+    with pytest.warns(UserWarning, match=r"take one scale of the whole weight .* as in nvfp4\(outer=Tensor\('e8m0', 'ceil'\)\)"):
+        qsim.export(qsim.convert(exported.tiny_llama(), "nvfp4"), tmp_path / "out", example=tokens)
+    recipe = qsim.recipes.nvfp4(outer=scaling.Tensor("e8m0", "ceil"))
+    assert qsim.recipes.resolve("""nvfp4(outer="Tensor('e8m0', 'ceil')")""") == recipe
+    model = qsim.convert(exported.tiny_llama(), recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qsim.export(model, tmp_path / "out", example=tokens, overwrite=True)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (group,) = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["config_groups"].values()
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, qsim.nn.Linear) and name != "lm_head"}
+    for name, layer in layers.items():
+        own = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+        assert torch.equal(layout_decoders.compressed_tensors(group, own), exported.expected(layer)), name
+    for i in (0, 1):
+        scales = [tensors[f"model.layers.{i}.self_attn.{each}_proj.weight_global_scale"] for each in "qkv"]
+        assert scales[0] == scales[1] == scales[2]
 
 
 def test_servers_merge_the_projections_of_latent_attention(tmp_path: Path) -> None:

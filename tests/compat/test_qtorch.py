@@ -89,7 +89,7 @@ def test_backward_block_and_float(number: Number, device: torch.device) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rounding", BOTH)
 def test_device(rounding: str) -> None:
-    """Bit for bit, also with stochastic rounding; their test allows a squared error of 1e-15, to nearest."""
+    """Bit for bit, also with stochastic rounding; their test allows a squared error of 1e-15, with nearest."""
     x = torch.randn(20, 50)
     calls: list[Callable[[Tensor], Tensor]] = [
         *[lambda x, wl=wl: fixed_point_quantize(x, wl=wl, fl=wl - 1, rounding=rounding) for wl in (5, 3)],  # type: ignore[misc]

@@ -96,7 +96,7 @@ def test_every_point_of_a_layer(device: torch.device) -> None:
     for (layer, point), value in seen.items():
         spec = getattr(nearest, point)
         assert told(sample[layer, point]) == direct(value, spec(value), spec.format)
-        assert sample[layer, point].quantizer == short(spec)
+        assert sample[layer, point].quantizer == short(spec, point)
 
 
 def test_gradients_of_their_own_and_reused_operands() -> None:

@@ -266,3 +266,40 @@ def test_capture_of_a_sampled_step_counts_nothing() -> None:
         graph.replay()
         monitor.step()
     assert monitor.samples[0]["0", "act"].elements == 64 * 32
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_evaluation_between_two_steps_is_not_counted(reentrant: bool) -> None:
+    found = []
+    for evaluated in (False, True):
+        torch.manual_seed(0)
+        model = net(FivePoint(act="e4m3", weight="e4m3", act_bwd="e5m2", grad="e5m2"))
+        x = torch.randn(8, 32).requires_grad_()
+        with Monitor(model, every=1) as monitor:
+            for _ in range(2):
+                checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
+                monitor.step()
+                if evaluated:
+                    model.eval()
+                    model(torch.randn(400, 32))
+                    with torch.no_grad():
+                        model(torch.randn(400, 32))
+                    model.train()
+                    with torch.inference_mode():
+                        model(torch.randn(400, 32))
+        found.append([sample.to_dict() for sample in monitor.samples])
+    assert found[0] == found[1]
+    assert found[0][1]["points"][0]["elements"] == 8 * 32
+
+
+def test_a_part_in_eval_mode_is_counted_while_the_rest_trains() -> None:
+    model = net()
+    model[0].eval()
+    with Monitor(model, every=1) as monitor:
+        model(torch.randn(2, 32)).sum().backward()
+        monitor.step()
+        with torch.no_grad():
+            model(torch.randn(2, 32))
+        with pytest.warns(RuntimeWarning, match="no layer rounded anything in step 1; compiled code, .* and evaluation are not watched"):
+            monitor.step()
+    assert monitor.samples[0]["0", "act"].elements == 64

@@ -57,7 +57,7 @@ def sampled(**options: Any) -> tuple[nn.Module, Monitor]:
 @pytest.mark.parametrize("kind", [Writer, RawWriter, ValuesWriter])
 def test_writers_get_every_sample_once(kind: type[Any]) -> None:
     writer = kind()
-    _, monitor = sampled(writer=writer)
+    _, monitor = sampled(writer=writer, per_layer=True)
     counts = monitor.samples[1]["2", "grad"]
     assert writer.scalars["2/grad/underflowed", 2] == counts.shares["underflowed"]
     assert writer.scalars["2/grad/sqnr_db", 2] == counts.sqnr
@@ -70,6 +70,23 @@ def test_writers_get_every_sample_once(kind: type[Any]) -> None:
         }
     if kind is ValuesWriter:
         assert Counter(writer.values["2/grad/exponents", 2].tolist()) == counts.exponents
+
+
+def test_writers_get_aggregates_of_all_layers_by_default() -> None:
+    writer = RawWriter()
+    _, monitor = sampled(writer=writer)
+    points = [counts for counts in monitor.samples[1].points if counts.point == "grad"]
+    assert len(points) == 2
+    elements = sum(counts.elements for counts in points)
+    assert writer.scalars["all layers/grad/exact", 2] == sum(counts.exact for counts in points) / elements
+    assert writer.scalars["worst layer/grad/underflowed", 2] == max(counts.shares["underflowed"] for counts in points)
+    assert writer.scalars["worst layer/grad/sqnr_db", 2] == min(counts.sqnr for counts in points)
+    assert writer.histograms["all layers/grad/exponents", 2]["num"] == elements - sum(counts.zero for counts in points)
+    assert {tag.split("/")[0] for tag, _ in writer.scalars} == {"all layers", "worst layer"}
+    assert len([tag for tag, step in writer.scalars if step == 2]) <= 5 * 9, "independent of the number of layers"
+    assert len([tag for tag, step in writer.histograms if step == 2]) == 5
+    with pytest.raises(TypeError, match="Monitor: per_layer must be True or False, got 1"):
+        Monitor(net(), per_layer=1)  # type: ignore[arg-type]
 
 
 def test_lines_of_json_and_plain_dictionaries(tmp_path: Path) -> None:

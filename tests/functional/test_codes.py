@@ -129,6 +129,17 @@ def test_integers_of_more_bits_than_float32_saturate_on_their_own_side(fmt: Form
     assert qsim.decode(lost, fmt, dtype=torch.float64).tolist() == [fmt.max]
 
 
+def test_wide_formats_below_float32s_normal_range(device: torch.device) -> None:
+    # With eight exponent bits and no infinity the largest value needs float64's bits, and so do the subnormals that are rounded.
+    fmt = Float(8, 3)
+    x = torch.tensor([0.75, 0.5, 1.5, -1.25, 2.5, 7.9, 0.49], dtype=torch.float64) * 2.0**-129
+    for rounding in oracle.DETERMINISTIC:
+        expected = [oracle.encode_exact(oracle.round_exact(number, fmt, rounding, "saturate"), fmt) for number in x.tolist()]
+        for source in (x, x.float()):
+            codes = qsim.encode(source.to(device), fmt, rounding=rounding)
+            assert plain(codes.cpu(), fmt).tolist() == expected, rounding
+
+
 @pytest.mark.parametrize("dtype", inputs.DTYPES)
 def test_result_dtype_of_decode(dtype: torch.dtype) -> None:
     codes = torch.arange(16, dtype=torch.uint8)

@@ -226,6 +226,11 @@ def test_formats_that_are_not_packed(name: str, x: Tensor) -> None:
         (torch.ones(3, dtype=torch.int16), "tf32", False, TypeError, "has codes in torch.int32, got torch.int16"),
         (3, "e4m3", False, TypeError, "codes must be a tensor, got int"),
         ([3], "e4m3", True, TypeError, "codes must be a tensor, got list"),
+        (torch.tensor([3, 200], dtype=torch.uint8), "e2m1", False, ValueError, "must be in 0…15, as it has 4 bits, got 200"),
+        (torch.tensor(16, dtype=torch.uint8), "int4", False, ValueError, "must be in 0…15, as it has 4 bits, got 16"),
+        (torch.tensor([-1, 3], dtype=torch.int16), "e5m6", False, ValueError, "must be in 0…4095, as it has 12 bits, got -1"),
+        (torch.tensor([1 << 20]), "int20", False, TypeError, "has codes in torch.int32, got torch.int64"),
+        (torch.tensor([1 << 20], dtype=torch.int32), "int20", False, ValueError, "must be in 0…1048575, as it has 20 bits, got 1048576"),
         (
             torch.ones(4, dtype=torch.uint8),
             "e3m2",
@@ -240,6 +245,72 @@ def test_formats_that_are_not_packed(name: str, x: Tensor) -> None:
 def test_codes_that_cannot_be_read(codes: Any, name: str, packed: bool, error: type[Exception], message: str) -> None:
     with refused(error, message):
         qsim.decode(codes, name, packed=packed)
+
+
+def test_scaled_codes_beyond_their_format() -> None:
+    scaling = qsim.scaling.Blocks(2, format=qsim.Float(3, 2, specials="fn"), rule="ceil")
+    given = qsim.encode(torch.ones(4), "e2m1", scale=scaling)
+    with refused(ValueError, "decode: codes of Float(2, 1) must be in 0…15, as it has 4 bits, got 16"):
+        qsim.decode(given._replace(codes=torch.full_like(given.codes, 16)), "e2m1", scale=scaling)
+    with refused(ValueError, "decode: scales of Float(3, 2, specials='fn') must be in 0…63, as it has 6 bits, got 255"):
+        qsim.decode(given._replace(scales=torch.full_like(given.scales, 255)), "e2m1", scale=scaling)
+
+
+def test_codes_are_not_read_where_there_are_none() -> None:
+    codes = torch.full((2, 3), 2, dtype=torch.uint8)
+    assert qsim.decode(codes.to("meta"), "e2m1").shape == codes.shape
+    assert torch.vmap(lambda x: qsim.decode(x, "e2m1"))(codes).tolist() == [[1.0] * 3] * 2
+    assert qsim.decode(codes[:0], "e2m1").shape == (0, 3)
+
+
+class OwnFormat(qsim.Format):
+    """A format that a user wrote, with values but without the grid and the codes that kernels need."""
+
+    bits = 4
+
+    def values(self) -> tuple[float, ...]:
+        return (0.0, 1.0)
+
+
+class OwnRounding(qsim.Rounding):
+    """A rounding that a user wrote, without any of the modes."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        qsim.format,
+        qsim.Quantizer,
+        lambda fmt: qsim.quantize(torch.ones(1), fmt),
+        lambda fmt: qsim.encode(torch.ones(1), fmt),
+        lambda fmt: qsim.decode(torch.ones(1, dtype=torch.uint8), fmt),
+        lambda fmt: qsim.FivePoint(act=fmt),
+        lambda fmt: qsim.block.Block(fmt, 32),
+        lambda fmt: qsim.accumulators.Rounded(fmt),
+    ],
+)
+def test_formats_of_other_classes(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        TypeError, match="a format must be a name, a torch dtype or a Float, Fixed, Int or PowerOfTwo, got OwnFormat, a subclass"
+    ):
+        use(OwnFormat())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        qsim.rounding.resolve,
+        lambda rounding: qsim.Quantizer("e4m3", rounding),
+        lambda rounding: qsim.quantize(torch.ones(1), "e4m3", rounding=rounding),
+        lambda rounding: qsim.encode(torch.ones(1), "e4m3", rounding=rounding),
+    ],
+)
+def test_roundings_of_other_classes(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"rounding must be a name, a mode of qsim\.rounding or a Stochastic, got OwnRounding, a subclass"):
+        use(OwnRounding())
 
 
 @pytest.mark.parametrize(

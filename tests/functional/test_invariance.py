@@ -142,6 +142,25 @@ class TestLayout:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
+def test_views_that_hold_their_numbers_negated(values: Tensor, device: torch.device, option: str) -> None:
+    # torch.conj is lazy: the imaginary part of its result is a view of memory with the other signs.
+    values = values.float()
+    whole = torch.complex(torch.full_like(values, 77), -values).to(device)
+    x = whole.conj().imag
+    assert x.is_neg()
+    expected = qsim.quantize(values, E4M3, **OPTIONS[option])
+    assert same_bits(qsim.quantize(x, E4M3, **OPTIONS[option]).cpu(), expected)
+    out = torch.full_like(whole, 55.0).conj().imag
+    assert qsim.quantize(x, E4M3, out=out, **OPTIONS[option]) is out
+    assert same_bits(out.cpu(), expected)
+    version = x._version
+    assert qsim.quantize_(x, E4M3, **OPTIONS[option]) is x
+    assert same_bits(x.cpu(), expected)
+    assert x._version > version
+    assert (whole.real == 77).all()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
 def test_expanded(values: Tensor, device: torch.device, option: str) -> None:
     # One memory location, many logical indices: each has its own noise.
     x = values.to(device)[:1, :, :, 3:4].expand(SHAPE)

@@ -165,6 +165,33 @@ def test_a_unit_truncates_below_the_largest_product() -> None:
     assert qsim.matmul(a, b, "h100_fp8").item() == 16.0
 
 
+#: Units of NVIDIA's chips, one for each format that they take.
+ZEROS = {"h100_bf16": BF16, "a100_bf16": BF16, "b200_bf16": BF16, "h100_fp16": FP16, "h100_tf32": TF32, "h100_fp8": E4M3, "ada_fp8": E5M2}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_zero_beside_a_huge_operand_does_not_count(name: str) -> None:
+    # Were the exponent of the zero product that of its factors, all others would be truncated away.
+    accumulator, fmt = NAMED[name], ZEROS[name]
+    largest, least = 2.0 ** math.floor(math.log2(fmt.max)), max(2.0**-25, fmt.smallest)
+    a = torch.tensor([[0.0, largest, -0.0, least]])
+    b = torch.tensor([[largest], [0.0], [largest], [1.0]])
+    for found in implementations(a, b, accumulator.spelled(fmt, fmt)):
+        assert found.tolist() == [[least]]
+    spread = random_powers((6, 40), fmt, seed=1), random_powers((40, 5), fmt, seed=2)
+    check(accumulator, *spread, (fmt, fmt))
+
+
+def random_powers(shape: tuple[int, int], fmt: Format, seed: int) -> Tensor:
+    """Numbers of a format, half of them zeros, the others spread over 120 powers of two or as many as it has."""
+    generator = torch.Generator().manual_seed(seed)
+    low, high = max(-60, math.ceil(math.log2(fmt.smallest_normal))), min(60, math.floor(math.log2(fmt.max)))
+    exponents = torch.randint(low, high + 1, shape, generator=generator)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).clamp(-1, 1) * exponents.exp2()
+    x = torch.where(torch.rand(shape, generator=generator) < 0.5, 0.0, x)
+    return qsim.quantize(x, fmt, rounding="toward_zero", dtype=torch.float64).float()
+
+
 def test_subnormal_operands_count_with_the_smallest_exponent_of_their_format() -> None:
     # 2**-9 * 2**-9 as E4M3: exponent -12, so 13 bits reach down to 2**-25 and 2**-18 is kept; all of it is in E5M2, too.
     for fmt, fraction, kept in (("e4m3", 6, True), ("e4m3", 5, False), ("e5m2", 5, True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ SETTINGS = {
     "fp8, promoted": (Promoted("h100_fp8", 32), "e5m2", "e4m3"),
     "bf16 unit": ("h100_bf16", "bf16", "bf16"),
     "fp16 unit": ("a100_fp16", "fp16", "fp16"),
-    "odd block, to nearest": (Aligned(5, 13, "fp16", rounding="nearest"), "bf16", "bf16"),
-    "float32, to nearest": (Aligned(4, 30, rounding="nearest"), "bf16", "bf16"),
+    "odd block, nearest": (Aligned(5, 13, "fp16", rounding="nearest"), "bf16", "bf16"),
+    "float32, nearest": (Aligned(4, 30, rounding="nearest"), "bf16", "bf16"),
     "short in float64": (Aligned(32, 13, "e8m13ieee"), "bf16", "bf16"),
     "wide fraction": (Aligned(64, 40), "fp32", "fp32"),
     "groups": (BlockScaled(6, 20, 3), "bf16", "fp32"),
@@ -177,6 +178,19 @@ def test_kernels_are_the_reference(setting: str) -> None:
         # The interpreter's time grows with tiles and steps: one tile, and more than one block, chunk or short sum.
         length = 37 if "promoted" in setting else 19
         compare(kernels, setting, 8.0, 0.003, (), length, tile=kernels.ResultTile(8, 8, 1))
+
+
+@pytest.mark.parametrize("setting", ["fp8", "bf16 unit", "fp16 unit", "tf32 unit"])
+def test_zeros_beside_huge_operands_do_not_count_in_kernels(setting: str) -> None:
+    accumulator, fmt = {"tf32 unit": ("h100_tf32", "tf32")}.get(setting) or SETTINGS[setting][:2]
+    how, dtype = resolve(accumulator).sum_of(*[resolve_format(fmt)] * 2), DTYPES.get(fmt, torch.float32)
+    largest = 2.0 ** math.floor(math.log2(torch.finfo(dtype).max))
+    least = max(2.0**-25, torch.finfo(dtype).smallest_normal)
+    a = torch.tensor([[0.0, largest, -0.0, least]] * 4, dtype=torch.float64).to(dtype).to(DEVICE)
+    b = torch.tensor([[largest], [0.0], [largest], [1.0]], dtype=torch.float64).to(dtype).to(DEVICE).expand(4, 4)
+    kernels = _kernels()
+    options = {} if DEVICE.type == "cuda" else {"tile": kernels.ResultTile(4, 4, 1)}
+    assert computed(kernels, a, b, how, **options).tolist() == [[least] * 4] * 4
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

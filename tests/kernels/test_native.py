@@ -69,14 +69,6 @@ def test_a_broken_file_is_compiled_again(compiled: list[str], code: bytes, conte
     assert file.read_bytes().endswith(code)
 
 
-def test_a_folder_that_cannot_be_written(compiled: list[str], code: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    native.folder.cache_clear()
-    assert native._machine_code(*NAME) == code
-    assert compiled == ["scales"]
-
-
 @pytest.mark.parametrize("changed", ["NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"])
 def test_processors_do_not_share_code(compiled: list[str], monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     before = native.folder()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import qsim
 from qsim import FivePoint
 from qsim.nn import functional
 from support.comparing import same_bits
@@ -77,6 +78,30 @@ def test_autocast_gives_bfloat16_and_gradients_of_the_parameters_dtype(function:
     assert [x.grad.dtype for x in leaves if x.grad is not None] == [torch.float32] * len(leaves)
     # The operands are rounded once, from float32; the bias is added as autocast would add it.
     assert same_bits(value, case.own(points, *leaves[:2], *(bias.bfloat16().float() for bias in leaves[2:])).bfloat16())
+
+
+@pytest.mark.parametrize("function", ["linear", "conv2d", "conv_transpose1d", "matmul"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.bfloat16, False), (torch.float64, False), (torch.float64, True)])
+def test_operands_of_several_dtypes_are_refused_as_by_torch(function: str, which: int, dtype: torch.dtype, autocast: bool) -> None:
+    case = {"linear": LINEAR[2], "conv2d": CONV[3], "conv_transpose1d": TRANSPOSED[0], "matmul": MATMUL[3]}[function]
+    leaves = list(operands(case, torch.device("cpu")))
+    if which >= len(leaves):
+        return
+    leaves[which] = leaves[which].detach().to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with pytest.raises(RuntimeError, match="type"):
+            case.torchs(*leaves)
+        kept = "bfloat16" if autocast else "float32"
+        names = ", ".join(str(dtype).removeprefix("torch.") if i == which else kept for i in range(len(leaves)))
+        with pytest.raises(TypeError, match=f"must be of one dtype, as in torch, got {names}: cast them, or use autocast"):
+            case.own(POINTS["hybrid"], *leaves)
+
+
+def test_layers_refuse_inputs_of_another_dtype() -> None:
+    layer = qsim.convert(torch.nn.Linear(4, 4), FivePoint(act="e4m3"))
+    with pytest.raises(TypeError, match="must be of one dtype, as in torch, got bfloat16, float32, float32"):
+        layer(torch.ones(2, 4, dtype=torch.bfloat16))
 
 
 def test_autocast_hides_no_small_change_of_a_weight() -> None:

@@ -101,7 +101,7 @@ def test_equation_6(net: str, weight: str) -> None:
     """The stochastic backward pass is unbiased: its mean is the full-precision gradient at the quantized weights.
 
     No input is rounded forward and the weights are rounded once, so every draw sees the same forward values. The derivatives of all layers
-    without points follow from these alone: going back, a gradient only meets maps that are linear in it and the same in all draws. So
+    without points follow from these: going back, a gradient only meets maps that are linear in it and the same in all draws. So
     rounding it without bias leaves it without bias from layer to layer, and as A is rounded with other random bits than ∇A, the mean of
     their product is the product of their means. With rounding to nearest, nothing cancels.
 
@@ -152,7 +152,7 @@ def two_layers() -> nn.Module:
 def quantization_errors(model: nn.Module, mantissas: Sequence[int], batch: int, draws: int) -> list[Errors]:
     """The errors of two layers, the loss averaged over the batch, in the mean over samples and random bits; for each width.
 
-    Eight bits of exponent: averaging divides the gradients by the batch, which then changes their exponents alone. All widths see the same
+    Eight bits of exponent: averaging divides the gradients by the batch, which then changes only their exponents. All widths see the same
     samples, and random bits that are the same too.
     """
     formats = [noisy(Float(8, mantissa)) for mantissa in mantissas]
@@ -265,7 +265,7 @@ def bias_of_weights(w: Tensor, x: Tensor, loss: str, fraction: int, rounding: st
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("loss", SMOOTH)
 def test_lemma_1(loss: str, rounding: str) -> None:
-    """Rounded weights change the gradient by at most L√dΔ if they are rounded stochastically, and by half of that to nearest.
+    """Rounded weights change the gradient by at most L√dΔ if they are rounded stochastically, and by half of that with nearest.
 
     No weight moves by more than a step, or half of one; the loss is L-smooth.
     """

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 E4M0, E4M1 = Float(4, 0), Float(4, 1)
 POINTS = {
     "native": FivePoint(),
-    # FP8 as in hardware: E4M3 in the forward pass, E5M2 for gradients, everything to nearest.
+    # FP8 as in hardware: E4M3 in the forward pass, E5M2 for gradients, everything rounded to nearest.
     "hybrid": FivePoint("e4m3", "e4m3", "same", "same", "e5m2"),
     # Figure 3 of *Training with Fewer Bits*.
     "stochastic": FivePoint(None, E4M1, Quantizer(E4M1, "stochastic"), "same", Quantizer(E4M1, "stochastic")),

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def test_every_example_is_tested() -> None:
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_examples*.py"))
     names = [path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".ipynb")]
-    assert len(names) == 13
+    assert len(names) == 14
     assert [name for name in names if f'"{name}"' not in tests] == []
 
 
@@ -49,13 +49,26 @@ def test_first_steps(run: RunExample) -> None:
     assert float(sums["stochastic"]) == pytest.approx(3, abs=0.02)
 
 
+def test_loss_scaling(run: RunExample) -> None:
+    rows = re.findall(r"^(\S+(?:, \w+)?) +([\d. ]+)   ([\d^ ]+)$", run("loss_scaling.py"), flags=re.MULTILINE)
+    accuracy, power = ({row[0]: float(row[i].split()[0].removeprefix("2^")) for row in rows} for i in (1, 2))
+    assert len(accuracy) == 8
+    for name in ("e4m3", "e5m2", "hfp8"):
+        assert accuracy[name] >= 90
+        assert power[name] < 30
+    for name in ("e4m3", "e5m2"):
+        assert (accuracy[name], power[name]) == (accuracy[f"{name}, nonfinite"], power[f"{name}, nonfinite"])
+        assert power[f"{name}, saturate"] > 40, "nothing stops the scale"
+    assert accuracy["e4m3, saturate"] < 50
+
+
 def test_train_digits(run: RunExample) -> None:
     rows = re.findall(r"^(.+?) +(\d+\.\d)% +\d+\.\d$", run("train_digits.py", STEPS=100), flags=re.MULTILINE)
     accuracy = {name: float(percent) for name, percent in rows}
     assert list(accuracy) == [
         "float32 everywhere",
         "E4M3 forward, E5M2 gradients",
-        "E4M0 backward, to nearest",
+        "E4M0 backward, nearest",
         "E4M0 backward, stochastic",
     ]
     native, hybrid, nearest, stochastic = accuracy.values()
@@ -210,7 +223,7 @@ def test_train_gpt_takes_no_other_runs_folder(main: Any, tmp_path: Path, capsys:
     options = ["--method", "o1", "--checkpoint", tmp_path]
     main(*options)
     for more, words in [
-        ([], "is not empty; --resume goes on with the run in it"),
+        ([], "is not empty; --resume continues the run in it"),
         (["--resume", "5"], r"holds the steps \[6\], not 5"),
         (["--resume", "--method", "o2", "--seed", "1"], "has method o1, not o2; seed 0, not 1"),
         (["--resume", "--text", *TEXT[1:]], r"has text \d+, not \d+"),

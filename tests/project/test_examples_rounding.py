@@ -140,7 +140,7 @@ def few_bits(x, fmt, seed):
 
 
 def hardly(x, fmt, seed):
-    \"\"\"Right, but for a twentieth of all elements.\"\"\"
+    \"\"\"Right except for a twentieth of all elements.\"\"\"
     right = qsim.quantize(x, fmt, rounding="stochastic", seed=seed)
     return torch.where(torch.arange(len(x)) % 20 == 0, qsim.quantize(x, fmt, rounding="down"), right)
 

@@ -78,14 +78,14 @@ def test_bf16_adamw(run: RunExample) -> None:
     nearest, stochastic, kahan, copy = rows.values()
     # Weight and two moments of two bytes; two more for Kahan's compensation; or a weight of two, and a copy and moments of four.
     assert [row[2] for row in rows.values()] == [6, 6, 8, 14]
-    # While gradients keep their sign an update is as large as the rate, 3e-4, and otherwise smaller; to nearest, what is less than 1/512 of
+    # While gradients keep their sign an update is as large as the rate, 3e-4, and otherwise less; with nearest, what is less than 1/512 of
     # a weight is lost. Of the first layer's weights, which lie evenly within 1/4, two fifths are larger than 512 times the rate.
     unmoved = (1 - 512 * 3e-4 / 0.25) * 17 * 128 / (18 * 128 + 1)
     assert nearest[1] > 100 * unmoved
     # In float32 updates below 2**-24 of a weight are lost.
     assert copy[1] < 0.5
-    # Three methods that lose nothing on average agree: over seeds 0 to 5 they differed by 0.2 % at most, and the loss to nearest was 4.3 to
-    # 6.3 % higher.
+    # Three methods that lose nothing on average agree: over seeds 0 to 5 they differed by 0.2 % at most, and the loss of nearest
+    # was 4.3 to 6.3 % higher.
     assert [stochastic[0], kahan[0]] == pytest.approx([copy[0]] * 2, rel=0.01)
     assert nearest[0] > 1.025 * max(stochastic[0], kahan[0], copy[0])
 
@@ -100,7 +100,7 @@ def test_made_up_chip(run: RunExample) -> None:
     assert [chip[2], kept[2], stochastic[2]] == [100, 100, 100]
     assert bf16[2] == pytest.approx(25, abs=6)
     assert wide[2] < 0.5
-    # Guessing gets a tenth right. Over seeds 0 to 2 the chip's loss was 1.48 to 1.61 times that of float32 to nearest, and 0.96 to 1.04
+    # Guessing gets a tenth right. Over seeds 0 to 2 the chip's loss was 1.48 to 1.61 times that of float32 with nearest, and 0.96 to 1.04
     # times that of float32 stochastically.
     assert all(row[1] > 80 for row in rows.values())
     assert stochastic[0] < 1.2 * wide[0]

@@ -1,4 +1,4 @@
-"""The README's code prints the output shown, its numbers match the site, and its links work."""
+"""The README's code prints the output shown, its commands exist, and its links work."""
 
 import contextlib
 import io
@@ -36,15 +36,6 @@ def test_code_prints_what_is_said(code: str, text: str) -> None:
     with contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
         exec(compile(code, "README.md", "exec"), {})
     assert printed.getvalue() == text
-
-
-def test_the_figures_are_those_of_the_sites_tables() -> None:
-    rows = [line for line in section("Four figures").splitlines() if line.startswith("|")][2:]
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    held = set(re.findall(r"\d+(?:\.\d+)*", page))
-    shown = [number for row in rows for number in re.findall(r"\d+(?:\.\d+)+", row)]
-    assert len(shown) > 5
-    assert [number for number in shown if number not in held] == []
 
 
 def test_commands_of_the_figures_are_measurements_that_there_are() -> None:

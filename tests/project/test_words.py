@@ -33,6 +33,13 @@ PHRASES = {
     r"\b(tokens|images|bytes|bits|sequences|samples|steps|ms) an? (second|step|update|batch)\b": "per second, per step, per update",
     r"\b[Ii]ntervals hold\b": "intervals are",
     r"\bmultiplied with\b": "multiplied by",
+    r"\bbesides\b": "in addition to, apart from",
+    r"\bbut for (?!it\b)": "except for, apart from",
+    r"\bnext to nothing\b": "almost nothing",
+    r"\b(somebody|nobody|whoever)\b": "users who, code that, nothing",
+    r"\b(gradients?|weights?|inputs?|end) alone\b": "only",
+    r", to nearest\b(?! (even|value|with ties))": "with round-to-nearest, rounded to nearest",
+    r"\bgo(es)? on (with|from)\b": "continues, resumes",
 }
 
 #: The first words of a docstring: it starts with a verb, or with a noun that names the thing.

@@ -19,7 +19,7 @@ from qsim.rounding import NAMED as ROUNDINGS
 from support.catalogue import NAMED, VARIETY
 
 POINTS = ("act", "weight", "act_bwd", "weight_bwd", "grad", "grad_w")
-#: The published recipe: weights to nearest in both passes, full-precision activations forward, the backward pass stochastic.
+#: The published recipe: weights rounded to nearest in both passes, full-precision activations forward, the backward pass stochastic.
 RECIPE = FivePoint(
     weight=E2M1, weight_bwd="same", act_bwd=Quantizer(E4M3, Stochastic(bits=6, correction=True)), grad=Quantizer(E5M2, "stochastic")
 )
@@ -31,14 +31,27 @@ def test_a_point_is_whatever_names_a_format(point: str, given: Any) -> None:
     # grad_w requires grad.
     others = {"grad": None} if point != "grad_w" else {"grad": "e5m2"}
     points = FivePoint(**{**others, point: given})
-    assert getattr(points, point) == Quantizer(E4M3)
+    assert getattr(points, point) == Quantizer(E4M3, overflow="nonfinite" if point in ("grad", "grad_w") else None)
     assert [name for name in POINTS if getattr(points, name) is not None] == [name for name in POINTS if name == point or others.get(name)]
 
 
 def test_positions_are_those_of_the_algorithms() -> None:
     points = FivePoint("int8", "int4", "e4m3", "e3m2", "e5m2", "e2m1")
     expected = [Int(8), Int(4), E4M3, qsim.format("e3m2"), E5M2, E2M1]
-    assert [getattr(points, name) for name in POINTS] == [Quantizer(fmt) for fmt in expected]
+    assert [getattr(points, name).format for name in POINTS] == expected
+
+
+def test_gradients_without_a_scale_overflow() -> None:
+    for given in ("e5m2", "e2m1", Quantizer("e4m3", "stochastic"), Quantizer("int8")):
+        points = FivePoint(given, given, given, given, given, given)
+        assert [getattr(points, name).usual_overflow for name in POINTS] == ["saturate"] * 4 + ["nonfinite"] * 2
+        assert str(points).count("nonfinite") == 0, "it is the usual thing"
+    for given in (Quantizer("e5m2", overflow="saturate"), "mxfp8", Quantizer("e4m3", scale="tensor")):
+        assert FivePoint(grad=given).grad.usual_overflow == "saturate"
+    assert str(FivePoint(grad=Quantizer("e5m2", overflow="saturate"))) == "grad=e5m2 saturate"
+    assert qsim.nn.Quantize("e5m2", "e5m2").backward_point.overflow == "nonfinite"
+    assert repr(qsim.nn.Quantize("e5m2", "e5m2")) == "Quantize(forward=e5m2, backward=e5m2)"
+    assert FivePoint.from_dict({"grad": {"format": "e5m2", "overflow": "saturate"}}).grad.overflow == "saturate"
 
 
 def test_a_quantizer_is_kept_with_all_that_it_says() -> None:
@@ -131,12 +144,12 @@ def test_dictionary_in_full() -> None:
     assert FivePoint(
         weight="e2m1", weight_bwd="same", grad=Quantizer(Float(4, 1, bias=9, subnormals=False), Stochastic(6, True))
     ).to_dict() == {
-        "weight": {"format": "e2m1", "rounding": "nearest", "overflow": "saturate", "clip_gradient": False},
+        "weight": {"format": "e2m1", "rounding": "nearest", "clip_gradient": False},
         "weight_bwd": "same",
         "grad": {
             "format": "Float(4, 1, bias=9, subnormals=False)",
             "rounding": "Stochastic(bits=6, correction=True)",
-            "overflow": "saturate",
+            "overflow": "nonfinite",
             "clip_gradient": False,
         },
     }
@@ -154,7 +167,7 @@ def test_a_configuration_may_be_short() -> None:
         (FivePoint(act="e4m3"), "act=e4m3"),
         (FivePoint(act="e4m3", weight=Int(4), act_bwd="same"), "act=e4m3, weight=int4, act_bwd=same"),
         (RECIPE, "weight=e2m1, act_bwd=e4m3 Stochastic(bits=6, correction=True), weight_bwd=same, grad=e5m2 Stochastic()"),
-        (FivePoint(grad=Quantizer(Float(4, 1, bias=9), "up", "nonfinite", True)), "grad=Float(4, 1, bias=9) up nonfinite clip_gradient"),
+        (FivePoint(grad=Quantizer(Float(4, 1, bias=9), "up", "saturate", True)), "grad=Float(4, 1, bias=9) up saturate clip_gradient"),
     ],
 )
 def test_prints_in_short(points: FivePoint, text: str) -> None:
@@ -214,7 +227,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(given: Any, error: type[
 
 @pytest.mark.parametrize("text", ["null", '"e4m3"', "[1]"])
 def test_a_configuration_is_a_dictionary(text: str) -> None:
-    with pytest.raises(TypeError, match="FivePoint: a configuration is a dictionary of points, got"):
+    with pytest.raises(qsim.FileError, match="FivePoint: a configuration is a dictionary of points, got"):
         FivePoint.from_json(text)
 
 

@@ -142,7 +142,7 @@ class TestUnbiased:
         assert ((near_w[0] - upstream.T @ x).abs() / error_w).max() > 3 * ERRORS
 
     def test_nvfp4(self) -> None:
-        # The gradient's rounding is unbiased; weight and input are rounded as in the forward pass, and to nearest after a transform.
+        # The gradient's rounding is unbiased; weight and input are rounded as in the forward pass, or to nearest after a transform.
         x, w, upstream = setting()
         points = recipes.nvfp4().points
         assert isinstance(points.weight, Quantizer)

@@ -24,7 +24,7 @@ MX4 = Quantizer("e2m1", scale=Blocks(32, format="e8m0", rule="floor"))
 MX4_NOISY = Quantizer("e2m1", "stochastic", scale=Blocks(32, format="e8m0", rule="ceil"), transform=Hadamard(32))
 ROWS = Quantizer("e4m3", scale=Channel(0))
 WIDE = Quantizer("e4m3", scale=Blocks(128, format="e8m0", rule="ceil"))
-FORWARD_6, BACKWARD_6 = (Quantizer(name, scale=Blocks(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
+E2M3, E3M2 = (Quantizer(name, scale=Blocks(32, format="e8m0", rule="floor")) for name in ("e2m3", "e3m2"))
 NV = Blocks(16, format="e4m3", rule="fit", outer=Whole())
 NV_UP = Blocks(16, format="e4m3", rule="ceil", outer=Whole(rule="ceil"))
 INT = Quantizer(Int(8, symmetric=True), scale=Channel(0))
@@ -52,7 +52,8 @@ EXPECTED: list[tuple[Recipe, FivePoint]] = [
     ),
     (recipes.hfp8(), FivePoint(IBM, IBM, "same", "same", "e5m2")),
     (recipes.mxfp8(), FivePoint(MX8, MX8, MX8, MX8, MX8)),
-    (recipes.mxfp6(), FivePoint(FORWARD_6, FORWARD_6, BACKWARD_6, BACKWARD_6, BACKWARD_6)),
+    (recipes.mxfp6(), FivePoint(E3M2, E3M2, E3M2, E3M2, E3M2)),
+    (recipes.mxfp6("mxfp6_e2m3"), FivePoint(E2M3, E2M3, E3M2, E3M2, E3M2)),
     (recipes.mxfp4(), FivePoint(MX4, MX4, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
     (recipes.mxfp4(forward=None), FivePoint(None, None, MX4_NOISY, MX4_NOISY, MX4_NOISY)),
     (recipes.mxfp4(forward="mxfp8"), FivePoint("mxfp8", "mxfp8", MX4_NOISY, MX4_NOISY, MX4_NOISY)),
@@ -95,6 +96,11 @@ class TestPoints:
         for recipe in (recipes.weight_only("e2m1", scale="tensor"), recipes.weight_only("bf16"), recipes.mxfp8()):
             assert "without scales" not in recipe.describe()
 
+    @pytest.mark.parametrize("name", sorted(set(recipes.NAMED) & set(qsim.block.NAMED)))
+    def test_a_name_means_the_same_numbers_as_a_recipe_and_as_a_format(self, name: str) -> None:
+        points = recipes.resolve(name).points
+        assert {point.format for point in (points.act, points.weight, points.grad)} == {qsim.block.NAMED[name].element}
+
     def test_every_recipe_is_among_these(self) -> None:
         assert {recipe.name for recipe, _ in EXPECTED} == set(recipes.NAMED)
 
@@ -127,6 +133,11 @@ class TestPoints:
             (lambda: recipes.fp8_hybrid("channel"), ValueError, "scale must be Tensor\\(…\\), .* got 'channel'"),
             (lambda: recipes.nvfp4(last=-1), ValueError, "Recipe: last must be in 0…2147483648, got -1"),
             (lambda: recipes.nvfp4(last=0.15), TypeError, "Recipe: last must be an int, got 0.15"),
+            (
+                lambda: recipes.nvfp4(outer=Channel(0)),
+                TypeError,
+                r"nvfp4: outer must be a qsim.scaling.Tensor or .*, got Channel\(",
+            ),
             (lambda: recipes.weight_only("e9m9"), ValueError, "FivePoint: weight: "),
             (lambda: recipes.mxfp4(forward="mxfp5"), ValueError, "unknown format 'mxfp5'"),
         ],
@@ -195,7 +206,7 @@ class TestDescribe:
         recipes.describe()
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0].removesuffix("(format)") for line in lines] == list(recipes.NAMED)
-        assert lines[-2] == "weight_only(format)          The weight alone is rounded, to nearest, once for both passes"
+        assert lines[-2] == "weight_only(format)          Round only the weight, with round-to-nearest, once for both passes"
 
     @pytest.mark.parametrize(
         ("name", "error", "message"),
@@ -257,7 +268,8 @@ class TestConvert:
     def test_a_layer_that_rounded_before_is_kept_too(self) -> None:
         model = qsim.convert(layers(3), FivePoint(act="e2m1"))
         qsim.convert(model, recipes.nvfp4())
-        assert [layer.points.is_identity for layer in model] == [False, False, True]
+        assert [layer.points == recipes.nvfp4().points for layer in model] == [True, True, False]
+        assert model[2].points == FivePoint(act="e2m1"), "the recipe leaves it in high precision, and so it keeps its own"
         qsim.convert(model, recipes.mxfp8())
         assert all(layer.points == recipes.mxfp8().points for layer in model)
         assert all(type(layer) is nn.Linear for layer in qsim.revert(model))

@@ -118,10 +118,10 @@ def of_wrong_labels(recipe: FivePoint | None, seed: int) -> float:
 # labels keep gradients large, and a layer that sees all images has no other noise. Loss over seeds 0 to 7, which are those of the start,
 # above the native one of the same seed, which is 0.594; the kernels of AVX-512, AVX2 and plain SSE give the same to 0.00002:
 #
-#   stochastic gradients 0.00028 ± 0.00046   gradients to nearest 0.00457 ± 0.0005
+#   stochastic gradients 0.00028 ± 0.00046   gradients with nearest 0.00457 ± 0.0005
 #
 # The mean over four seeds deviates by half as much: 0.0015 is five deviations above stochastic rounding, and 0.003 six below nearest. In
-# nvfp4, whose other operands are to nearest anyhow, a model this small shows no difference.
+# nvfp4, whose other operands are rounded to nearest anyhow, a model this small shows no difference.
 def test_gradients_to_nearest_end_elsewhere_and_stochastic_ones_do_not() -> None:
     points = recipes.mxfp4(None).points
     nearest = FivePoint.from_dict({**points.to_dict(), "grad": {**points.to_dict()["grad"], "rounding": "nearest"}})

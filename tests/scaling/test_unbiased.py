@@ -195,7 +195,7 @@ def test_how_far_float32_scales_saturate(element: Format) -> None:
 
 def test_e4m3_scales_saturate_unless_they_are_rounded_up() -> None:
     # Scales of three mantissa bits that are rounded to nearest are up to 1/17 too small. Rounded up, they take the largest to 6 at most,
-    # but for what the roundings to float32 add: the scale of the whole, its product with a scale, the inverse and the product with it.
+    # apart from what the roundings to float32 add: the scale of the whole, its product with a scale, the inverse and the product with it.
     x = torch.randn(4096, 16) * torch.linspace(-6, 6, 4096).exp2()[:, None]
     beyond = {}
     for rule in ("fit", "ceil"):

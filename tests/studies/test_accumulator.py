@@ -58,7 +58,7 @@ def test_a_chain_loses_half_a_unit_of_the_sum_per_product() -> None:
 
 def test_errors_are_those_of_exact_arithmetic(found: tuple[studies.Report, Findings]) -> None:
     findings = found[1]
-    # A number is off by at most 2**-4 of its magnitude, and a sum of n of random sign by sqrt(n) of that, in units that grow likewise.
+    # A number is off by at most 2**-4 of its magnitude, and a sum of n of random sign by sqrt(n) of that, in units that grow as it does.
     for rounding in findings.sums("error", NORMAL, EXACT, -1):
         assert 2.0**-6 < rounding < 2.0**-4
     # Promotion leaves the error of 128 products, however many there are.

@@ -49,7 +49,7 @@ def test_a_wide_format_is_full_precision_but_for_its_last_bits(found: Found, rou
 #   nearest        0.014 to 0.029    0.010 to 0.025    0.046 to 2.9      0.020 to 0.105
 #   stochastic     0.005 to 0.020    0.005 to 0.019    0.003 to 0.091    0.017 to 0.071
 #
-# A single one may be near zero. The mean of both formats with two bits, to nearest, and the mean logarithm below are five standard
+# A single one may be near zero. The mean of both formats with two bits, with nearest, and the mean logarithm below are five standard
 # deviations from zero for two seeds.
 def test_fewer_bits_are_worse(found: Found) -> None:
     full = of_seeds(found, FULL, "nearest", "own_loss")

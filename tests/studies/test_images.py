@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from qsim import FileError
 from qsim.studies.learners.images import DIGITS, Images, images
 from qsim.studies.learners.wide_resnet import WideResNet
 from support.idx_files import idx, parts, random
@@ -119,6 +120,28 @@ def test_images_without_labels_raise_an_error(tmp_path: Path) -> None:
         images(str(tmp_path), CPU)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train-images-idx3-ubyte": idx(random((20, 784)))}, "train-images-idx3-ubyte is not an idx file of bytes with 3 dimensions"),
+        ({"train-labels-idx1-ubyte": idx(random((20, 1), 10))}, "train-labels-idx1-ubyte is not an idx file of bytes with 1 dimension$"),
+        ({"train-labels-idx1-ubyte": idx(np.full(20, 200, np.uint8))}, r"has labels from 0 to 200; they must be from 0 to 9"),
+        ({"train-images-idx3-ubyte": idx(random((20, 0, 28)))}, "has no pixels for training or testing"),
+        (
+            {"t10k-images-idx3-ubyte": idx(random((7, 14, 28)))},
+            r"has training images of shape \(1, 28, 28\) and test images of \(1, 14, 28\)",
+        ),
+        # The number of pixels is a multiple of 2^64.
+        ({"train-images-idx3-ubyte": bytes([0, 0, 8, 3]) + 2 * b"\x80\0\0\0" + b"\0\0\0\4"}, "is not an idx file of bytes with 3 dim"),
+    ],
+)
+def test_idx_files_that_do_not_make_images_raise_an_error(tmp_path: Path, changed: dict[str, bytes], message: str) -> None:
+    for name, content in ({name: idx(array) for name, array in parts().items()} | changed).items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(FileError, match=f"data: .*{message}"):
+        images(str(tmp_path), CPU)
+
+
 class Harmful:
     """An object that is pickled as a function call."""
 
@@ -132,6 +155,8 @@ class Harmful:
         (b"no pickle", "invalid load key"),
         (pickle.dumps({b"data": random((1, 3072))}), "b'labels'"),
         (pickle.dumps({b"data": random((2, 3072)), b"labels": [1]}), r"its array is \(2, 3072\) of uint8"),
+        (pickle.dumps({b"data": random((1, 3072)), b"labels": [2**70]}), "its labels are not from 0 to 9"),
+        (pickle.dumps({b"data": random((1, 3072)), b"labels": [1]}, protocol=2).replace(b"latin1", b"latinX"), "unknown encoding"),
         (pickle.dumps({b"data": Harmful(), b"labels": [1]}), "it asks for .*print"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,24 @@ def test_a_study_ends_in_a_report(tmp_path: Path) -> None:
     assert "| 1. the rim | heads \\| tails | both | a coin | yes |" in page
     assert "| 1. the rim | the side that is up | yes if it is up |" in page
     assert "![Shares.](tosses.svg)" in page
-    assert "`qsim study coins`" in page
+    assert "`qsim.studies.run(Coins())`" in page
     assert "- 6 runs on one core of" in page
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "origin"),
+    [
+        (Coins(), {}, "qsim.studies.run(Coins())"),
+        (Coins(), {"form": "quick", "most_seeds": 8}, "qsim.studies.run(Coins(), form='quick', most_seeds=8)"),
+        ("formats", {}, "qsim study formats"),
+        ("formats", {"form": "quick"}, "qsim study formats --quick"),
+        ("formats", {"settings": {"steps": 2}}, "qsim.studies.run('formats', settings={'steps': 2})"),
+        (Coins(), {"command": "make coins"}, "make coins"),
+    ],
+)
+def test_a_report_names_a_command_that_exists(study: str | Coins, options: dict[str, Any], origin: str, tmp_path: Path) -> None:
+    """The command line has no study of a user's own, and the call repeats its settings."""
+    assert studies.plan(study, out=tmp_path, **options).command == origin
 
 
 def test_claims_that_are_judged_alike_share_a_row() -> None:
@@ -199,10 +216,10 @@ def test_lines_that_are_not_results_are_named(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     content = file.read_text()
     file.write_text(content + '{"study": "coins"\n')
-    with pytest.raises(ValueError, match=r"results.jsonl, line 7: not a result of the study 'coins'"):
+    with pytest.raises(ValueError, match=r"results.jsonl, line 7 is malformed"):
         studies.run(Coins(), out=tmp_path)
     file.write_text(content.replace('"study": "coins"', '"study": "dice"', 1))
-    with pytest.raises(ValueError, match="a result of the study 'dice', not of 'coins'; give it another --out"):
+    with pytest.raises(ValueError, match=r"^studies: .*line 1: a result of the study 'dice', not of 'coins'; give it another --out"):
         studies.run(Coins(), out=tmp_path)
 
 

@@ -48,7 +48,9 @@ def expected_block(
     inverse = float32(1 / whole)
     found = []
     for x in block:
-        rounded = in_float32(element, float32(Fraction(x) * inverse), rounding)
+        # What is not zero does not underflow to zero, from which directed roundings would not lead away.
+        quotient = float32(Fraction(x) * inverse) or Fraction(math.copysign(2.0**-149, x) if x else 0)
+        rounded = in_float32(element, quotient, rounding)
         value = float32(rounded * whole)
         # The sign of zeros is the element's, unless its format has only one zero.
         negative = math.copysign(1.0, x) < 0 and oracle.has_negative_zero(element)

@@ -16,10 +16,12 @@ def noisy(fmt: str) -> Quantizer:
     return Quantizer(fmt, Stochastic())
 
 
+#: A gradient that saturates, although it has no scale.
+SATURATED = Quantizer("e2m1", overflow="saturate")
 # Sums of products of these numbers are exact in float32 in any order, so that results can be compared bit for bit.
-NEAREST = FivePoint("e2m1", "e2m1", "e2m1", "e2m1", "e2m1")
-NOISY = FivePoint(*[noisy("e2m1")] * 5)
-REUSED = FivePoint("e2m1", noisy("e2m1"), "same", "same", "e2m1")
+NEAREST = FivePoint("e2m1", "e2m1", "e2m1", "e2m1", SATURATED)
+NOISY = FivePoint(*[noisy("e2m1")] * 4, Quantizer("e2m1", Stochastic(), "saturate"))
+REUSED = FivePoint("e2m1", noisy("e2m1"), "same", "same", SATURATED)
 
 
 def coarse(*shape: int, seed: int) -> Tensor:

@@ -95,9 +95,9 @@ POINTS = {
     "hybrid": FivePoint(act="e4m3", weight="e4m3", act_bwd="e4m3", weight_bwd="e4m3", grad="e5m2"),
     "the forward's tensors": FivePoint(act="e2m1", weight="e3m2", act_bwd="same", weight_bwd="same", grad="e5m2"),
     "all of their own": FivePoint(act="e2m1", weight="e3m2", act_bwd="int4", weight_bwd="e4m1", grad="e5m2", grad_w="fp16"),
-    "gradient alone": FivePoint(grad="e3m0"),
-    "weight alone": FivePoint(weight="e2m1"),
-    "backward inputs alone": FivePoint(act_bwd="e2m1"),
+    "gradient only": FivePoint(grad="e3m0"),
+    "weight only": FivePoint(weight="e2m1"),
+    "backward inputs only": FivePoint(act_bwd="e2m1"),
 }
 
 #: No product here sums more terms than this; each may be off by half a unit in the last of float32's 24 bits.
@@ -113,7 +113,7 @@ def rounded(x: Tensor, point: Quantizer | None) -> Tensor:
     """A tensor as rounded by a point, with `qsim.quantize`."""
     if point is None:
         return x.detach()
-    return qsim.quantize(x.detach(), point.format, rounding=point.rounding, overflow=point.overflow)
+    return qsim.quantize(x.detach(), point.format, rounding=point.rounding, overflow=point.usual_overflow)
 
 
 def results(function: Callable[..., Tensor], leaves: list[Tensor], upstream: Tensor | None = None) -> list[Tensor]:

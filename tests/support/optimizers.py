@@ -65,7 +65,7 @@ def rounded(x: Tensor, quantizer: Quantizer | None, seed: int, step: int, role: 
     """A tensor as rounded by a role's quantizer at a step, with the random bits that the documentation promises."""
     if quantizer is None:
         return x.clone()
-    how = {"rounding": quantizer.rounding, "overflow": quantizer.overflow}
+    how = {"rounding": quantizer.rounding, "overflow": quantizer.usual_overflow}
     if quantizer.rounding.is_stochastic:
         how |= {"seed": seed, "stream": random.stream("Quantized", role, number, step, evaluation)}
     return qsim.quantize(x.detach(), quantizer.format, **how)

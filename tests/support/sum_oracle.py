@@ -1,7 +1,7 @@
 """Emulated accumulators in exact arithmetic, one result at a time: what `qsim_kernels.sums` defines, from an accumulator's public values.
 
 Terms and running sums are Python floats, which hold products of float32 numbers exactly; what is added is added as fractions or as
-integers, and rounded by `tests/support/oracle.py`. It shares no code with the kernels.
+integers, and rounded by `tests/support/oracle.py`; random bits are those of `philox_oracle`. It shares no code with the library.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep
 from qsim.formats import FP32, Format
-from qsim.random import philox
 from qsim.rounding import Stochastic
 from support.oracle import round_exact
+from support.philox_oracle import random_integers
 
 
 class Draw(NamedTuple):
@@ -37,7 +37,7 @@ _SERVED = 1024
 
 @cache
 def _drawn(seed: int, stream: int, block: int, bits: int) -> list[int]:
-    return philox.random_bits(_SERVED, bits, seed=seed, stream=stream, offset=block * _SERVED).tolist()
+    return random_integers(_SERVED, bits, seed, stream, block * _SERVED)
 
 
 def indices(how: Accumulator, length: int) -> int:

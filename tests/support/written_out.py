@@ -161,7 +161,7 @@ def written_out(case: ProductCase, points: FivePoint, given: tuple[Tensor, ...],
     """Algorithms 1 and 2 line by line in float64: the result and the gradients."""
     a, w, *bias = given
     torch.manual_seed(seed)
-    drawn = seeds.seed_tensor(None, None, a.device) if points.is_stochastic else None
+    drawn = seeds.drawn(a.device, stream_number=stream) if points.is_stochastic else None
     act, act_bwd = points.act, points.act_bwd
     weight, weight_bwd = (act, act_bwd) if case.two_inputs else (points.weight, points.weight_bwd)
     streams = [ACT ^ SECOND, ACT_BWD ^ SECOND] if case.two_inputs else [WEIGHT, WEIGHT_BWD]

@@ -1,6 +1,6 @@
 """Optimizers written out: the papers' algorithms, one number and operation at a time, in exact arithmetic with a rounding after each.
 
-No code is shared with the kernels: numbers are rounded by comparing fractions, and random integers come from a plain Python Philox. A step
+No code is shared with the kernels: numbers are rounded by comparing fractions, and random bits from `philox_oracle`. A step
 follows `qsim_kernels.updates`: in float32, or in the format of the weights.
 """
 
@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from qsim.formats import FP32, Float
-from qsim.random import philox4x32, stream
+from support import philox_oracle
 from support.oracle import goes_up, power
+from support.philox_oracle import stream
 
 #: Neighbouring elements share blocks of random bits.
-philox = lru_cache(maxsize=1024)(philox4x32)
+philox = lru_cache(maxsize=1024)(philox_oracle.block)
 WORD = 2**32 - 1
 
 

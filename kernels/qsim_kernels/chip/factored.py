@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices times numbers that lie on the GPU, plus a bias, rounded once from float32 sums.
+"""Products of 16-bit matrices times numbers on the GPU, plus a bias, rounded once from float32 sums.
 
 Torch's own products take such numbers for 8-bit operands only. With them a float32 product would be written to memory, read again and
 multiplied there, which adds a sixth to the time of a large product.
@@ -20,7 +20,7 @@ from qsim_kernels.chip.cublas import CublasProduct, Stored
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None)  # type: ignore[assignment]
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 
-#: One thread at a time tells cuBLAS the address of a bias and launches the product.
+#: One thread at a time gives cuBLAS the address of a bias and launches the product.
 _turn = Lock()
 #: The number 0 for each stream of a GPU: another stream could read it before it is written.
 _zeros: dict[tuple[int, int], Tensor] = {}

@@ -72,7 +72,7 @@ class ChipCase(NamedTuple):
         return _stored(a, self.product.a, self.by_rows[0]), _stored(b, self.product.b, self.by_rows[1])
 
     def is_stored(self, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-        """Whether operands need no copy for that, but for where they begin."""
+        """Whether operands need no copy for that, apart from the alignment of their first element."""
         strides = [(x.shape[1], 1) if by_rows else (1, x.shape[0]) for x, by_rows in zip((a, b), self.by_rows, strict=True)]
         in_dtypes = (a.dtype, b.dtype) == (self.product.a, self.product.b)
         return in_dtypes and [a.stride(), b.stride()] == strides and (bias is None or bias.stride() == (1,))

@@ -159,6 +159,7 @@ class Job(NamedTuple):
         scaling: Address of the loop that makes scales of them.
         rounding: Address of the loop that rounds under scales.
         by_tiles: Whether there is only one row, whose tiles threads share.
+        leaves_zero: See `grid.Rule`.
     """
 
     loop: int = 0
@@ -188,6 +189,7 @@ class Job(NamedTuple):
     scaling: int = 0
     rounding: int = 0
     by_tiles: int = 0
+    leaves_zero: int = 0
 
 
 class Update(NamedTuple):

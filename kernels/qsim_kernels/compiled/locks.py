@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from qsim_kernels.compiled.cache import NOT_A_LINK
 
 fcntl: Any
 try:
@@ -22,8 +25,7 @@ PATIENCE = 60.0
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes out that use the same file, for at most `PATIENCE` seconds, and where files can be locked at all."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = path.open("w")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | NOT_A_LINK, 0o600), "r+b")
     except OSError:
         yield
         return

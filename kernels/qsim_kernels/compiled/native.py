@@ -12,9 +12,7 @@ import importlib
 import os
 import platform
 import sys
-import tempfile
 import threading
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 
 from llvmlite import binding
 
+from qsim_kernels.compiled import cache
 from qsim_kernels.compiled.locks import locked
 
 _ROOM = Path(__file__).parent
@@ -31,7 +30,6 @@ _SOURCES = (
     _ROOM / "building.py",
     *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "sums.py", "tallies.py")),
 )
-_DIGEST = hashlib.sha256().digest_size
 _addresses: dict[str, int] = {}
 _one_at_a_time = threading.RLock()
 
@@ -45,7 +43,8 @@ def check_numba() -> None:
     installed = version("numba")
     if tuple(map(int, installed.split(".")[:2])) < OLDEST:
         raise ImportError(f"loops need Numba {'.'.join(map(str, OLDEST))} or later, and {installed} is installed")
-    if not folder().is_dir():
+    kept = folder()
+    if kept is None or not any(kept.glob("*.o")):
         importlib.import_module("numba")
 
 
@@ -91,22 +90,28 @@ class Native:
 
 def _machine_code(module: str, name: str, symbol: str) -> bytes:
     """An object file with a function, from the cache folder or compiled."""
-    path = folder() / f"{module}.{name}.o"
-    if (code := _read(path)) is not None:
+    kept = folder()
+    if kept is None:
+        return _compiled(module, name, symbol)
+    path = kept / f"{module}.{name}.o"
+    if (code := cache.read(path)) is not None:
         return code
     with locked(path.with_suffix(".lock")):
-        if (code := _read(path)) is not None:
-            return code
-        from qsim_kernels.compiled import building
-
-        code = building.machine_code(module, name, symbol, _machine())
-        _write(path, code)
+        if (code := cache.read(path)) is None:
+            code = _compiled(module, name, symbol)
+            cache.write(path, code)
         return code
+
+
+def _compiled(module: str, name: str, symbol: str) -> bytes:
+    from qsim_kernels.compiled import building
+
+    return building.machine_code(module, name, symbol, _machine())
 
 
 @lru_cache(maxsize=1)
-def folder() -> Path:
-    """The cache folder for this machine's processor, these versions, and the present sources."""
+def folder() -> Path | None:
+    """The cache folder for this machine's processor, these versions, and the present sources; None if no folder is safe."""
     found = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES))
     cpu, features = processor()
     for part in (
@@ -118,17 +123,7 @@ def folder() -> Path:
         *map(version, ("numba", "llvmlite", "numpy")),
     ):
         found.update(f"{part}\n".encode())
-    return _user_cache() / "qsim" / found.hexdigest()[:32]
-
-
-def _user_cache() -> Path:
-    """The folder in which programs of the user keep what they can compute again."""
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", tempfile.gettempdir()))
-    home = Path(os.path.expanduser("~"))
-    return home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return cache.private_folder(found.hexdigest()[:32])
 
 
 def processor() -> tuple[str, str]:
@@ -151,23 +146,3 @@ def _machine() -> Any:
 @lru_cache(maxsize=1)
 def _engine() -> Any:
     return binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
-
-
-def _read(path: Path) -> bytes | None:
-    """The machine code in a file, if it is there and whole."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    digest, code = content[:_DIGEST], content[_DIGEST:]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Keep machine code for later processes, if the folder can be written; a process killed here leaves no partial file under this name."""
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(draft, path)

@@ -152,6 +152,7 @@ def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, e
         divisors=divisors.data_ptr(),
         strip=chosen.loop,
         how=chosen.how,
+        leaves_zero=elements.rule.leaves_zero,
         most=SINGLE.pattern(torch.finfo(dtype).max) if is_limited else SINGLE.nan,
     )
 

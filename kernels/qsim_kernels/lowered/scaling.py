@@ -19,7 +19,7 @@ from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
 from qsim_kernels.reference.rounding import as_values, one_nan
-from qsim_kernels.reference.scaling import saturated, scales_of, under_whole
+from qsim_kernels.reference.scaling import kept_from_zero, saturated, scales_of, under_whole
 from qsim_kernels.scales import Restore, TileSizes, read_scales
 
 #: The most elements of a tile that Inductor may reduce and round in one kernel.
@@ -154,10 +154,12 @@ def _inverses(scales: Tensor, dtype: torch.dtype) -> Tensor:
 @fusible("quantize_scaled_fused(Tensor x, Tensor inverses, Tensor? scales, str grid, str rule, ScalarType dtype) -> Tensor")
 def _elements_under(x: Tensor, inverses: Tensor, scales: Tensor | None, grid: str, rule: str, dtype: torch.dtype) -> Tensor:
     """Divide float32 values by their scales, round, and multiply by the scales that are restored."""
-    values = onto(x * inverses, grid, rule, torch.float32)
+    how = read(Rule, rule)
+    quotients = x * inverses
+    values = onto(kept_from_zero(quotients, x) if how.leaves_zero else quotients, grid, rule, torch.float32)
     if scales is not None:
         values = values * scales
-        if read(Rule, rule).saturate:
+        if how.saturate:
             values = saturated(values, dtype)
     return one_nan(values.to(dtype))
 

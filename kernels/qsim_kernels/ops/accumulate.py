@@ -117,7 +117,7 @@ def computed_on_chip(sums: Iterable[str], rows: int, columns: int, device: torch
 
 
 def multiplied_by(*arguments: Any, **options: Any) -> str:
-    """Who multiplied when the operator ran with these arguments: `chip`, `emulator`, or nobody on the meta device."""
+    """Return what multiplied when the operator ran with these arguments: `chip`, `emulator`, or nothing on the meta device."""
     given = AccumulateArguments(*arguments, **options)
     if given.a.is_meta:
         return ""

@@ -1,7 +1,7 @@
 """Two ways to call the operators: through torch's dispatcher, and straight to the implementation that it would choose.
 
-The dispatcher takes longer than small kernels run, and usually does nothing but choose. Only what it does besides is visible: to modes,
-tensor subclasses, torch.func, tracers, compilers and profilers. Where there is any of these, operators are dispatched.
+The dispatcher takes longer than small kernels run, and usually only chooses an implementation. Anything else that it does is visible: to
+modes, tensor subclasses, torch.func, tracers, compilers and profilers. Where there is any of these, operators are dispatched.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _of_tensors: dict[int, Operators] = {}
 
 
 def operators(*tensors: Tensor | None) -> Operators:
-    """The operators for some tensors, and for what is computed from them: direct if nobody could tell the difference."""
+    """The operators for some tensors, and for what is computed from them: direct if the difference is not observable."""
     if is_dynamo_compiling() or profiler._is_profiler_enabled or _is_torch_function_mode_enabled():
         return DISPATCHED
     thread = _dispatch_tls_local_include_set().raw_repr()

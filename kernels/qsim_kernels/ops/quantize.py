@@ -132,6 +132,22 @@ Implementation.register(
 )
 
 
+def _quantize_negated_(x: Tensor, *rounding: Any) -> None:
+    """Round a view in place whose memory holds its numbers with the other sign, as `y.conj().imag` does."""
+    x.copy_(torch.ops.qsim.quantize.default(x.resolve_neg(), *rounding, x.dtype))
+
+
+def _quantize_negated_out(x: Tensor, *arguments: Any) -> None:
+    """Round into a tensor, one of them such a view."""
+    *rounding, out = arguments
+    out.copy_(torch.ops.qsim.quantize.default(x.resolve_neg(), *rounding, out.dtype))
+
+
+# torch resolves such views for operators that return something; these do not.
+library.impl("quantize_", _quantize_negated_, "Negative")
+library.impl("quantize_out", _quantize_negated_out, "Negative")
+
+
 def _batched(name: str) -> Callable[..., Any]:
     """A vmap rule: the operator is a pure function, so every sample gets the same bits as in a call of its own."""
 

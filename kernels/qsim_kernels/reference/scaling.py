@@ -153,6 +153,8 @@ def quantize_scaled_into(
     tiles, turn, elements, noise = how
     x = x if turn is None else hadamard(x, turn)
     elements_of_x, whole = divided(x, scales, under, tiles)
+    if elements.rule.leaves_zero:
+        elements_of_x = kept_from_zero(elements_of_x, x.contiguous().to(elements_of_x.dtype).view(elements_of_x.shape))
     rounded = torch.empty_like(elements_of_x)
     seed, *index = noise
     quantize(rounded, elements_of_x, seed, elements.grid, elements.rule, *index)
@@ -168,6 +170,13 @@ def divided(x: Tensor, scales: Tensor, under: Tensor | None, tiles: TileSizes) -
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     whole = (scales if under is None else under_whole(scales, under)).to(dtype)
     return x.contiguous().to(dtype).view(-1, tiles.rows, tiles.columns) * spread(whole.reciprocal(), x, tiles), whole
+
+
+def kept_from_zero(quotients: Tensor, x: Tensor) -> Tensor:
+    """Put the number next to zero wherever a nonzero number underflowed to zero when it was divided by its scale."""
+    pattern = torch.int64 if x.dtype == torch.float64 else torch.int32
+    next_to_zero = (x.view(pattern) & torch.iinfo(pattern).min | 1).view(x.dtype)
+    return torch.where((quotients == 0) & ~(x == 0), next_to_zero, quotients)
 
 
 def saturated(products: Tensor, dtype: torch.dtype) -> Tensor:

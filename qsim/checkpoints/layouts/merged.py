@@ -55,7 +55,11 @@ def with_common_scales(plans: Mapping[str, LayerPlan]) -> dict[str, LayerPlan]:
         elif _differ(plans, group) and any(strategy == "tensor" and kind != "int-quantized" for kind, strategy in kinds):
             rounded.append(group)
     for groups, effect, fix in (
-        (wrong, "take one scale of the whole weight for them, which makes weights wrong", "scales that are powers of two can be shared"),
+        (
+            wrong,
+            "take one scale of the whole weight for them, which makes weights wrong",
+            "scales that are powers of two can be shared, as in nvfp4(outer=Tensor('e8m0', 'ceil'))",
+        ),
         (rounded, "round their weights again, to a common scale", "scales per row are kept, as in fp8_hybrid(Channel(0))"),
     ):
         if groups:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.stored import StoredLayer, stored_values, tiled_product
+from qsim.checkpoints.layouts.stored import StoredLayer, check_parts, stored_values, tiled_product
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Format, Int
 from qsim.functional.quantizer import Quantizer
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as OneScale, Tiles
+from qsim.text.files import FileError
 
 _SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_shape", "input_scale", "input_global_scale")
 _FLOATS: dict[int, Format] = {8: E4M3, 6: E2M3, 4: E2M1}
@@ -28,7 +29,7 @@ def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
         shards: The tensors.
 
     Raises:
-        ValueError: If a layer has numbers that qsim does not read.
+        FileError: If a layer has numbers that qsim does not read.
     """
     names = [name.removesuffix(".weight_scale") for name in shards if name.endswith(".weight_scale")]
     return {name: _layer(name, _scheme(name, config), shards) for name in names}
@@ -40,7 +41,7 @@ def _scheme(name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = [group for group in groups if isinstance(group, Mapping) and any(_names(target, name) for target in group["targets"])]
     found += [group for group in groups if isinstance(group, Mapping) and "Linear" in group["targets"]]
     if not found:
-        raise ValueError(f"load: no group of the quantization_config describes {name}")
+        raise FileError(f"load: no group of the quantization_config describes {name}")
     group: Mapping[str, Any] = found[0]
     return {"format": config.get("format"), **{key: value for key, value in group.items() if value is not None}}
 
@@ -53,15 +54,19 @@ def _layer(name: str, scheme: Mapping[str, Any], shards: Shards) -> StoredLayer:
     tensors = [f"{name}.{suffix}" for suffix in _SUFFIXES if f"{name}.{suffix}" in shards]
     others = [key for key in shards if key.startswith(f"{name}.weight_") and key not in tensors]
     if others or not scheme["weights"].get("symmetric", True):
-        raise ValueError(
-            f"load: {name} has zero points or an order of its columns, which qsim does not read: {', '.join(others) or 'none'}"
-        )
+        raise FileError(f"load: {name} has zero points or an order of its columns, which qsim does not read: {', '.join(others) or 'none'}")
     own = {suffix: partial(shards.__getitem__, f"{name}.{suffix}") for suffix in _SUFFIXES if f"{name}.{suffix}" in shards}
     weight = _quantizer(name, scheme["weights"], None)
     inputs = scheme.get("input_activations")
     act = None if inputs is None else _quantizer(name, inputs, own["input_scale"]().item() if "input_scale" in own else None)
     shape = _shape(name, scheme["weights"]["num_bits"], shards)
+    check_parts(name, shape, lambda: _decoded(scheme, weight, {part: partial(_described, shards, name, part) for part in own}))
     return StoredLayer(weight, act, lambda _: _decoded(scheme, weight, own), tensors, f"{name}.weight", shape)
+
+
+def _described(shards: Shards, name: str, part: str) -> Tensor:
+    """A part of a layer without its values, except for the shape of the weight, which is read."""
+    return shards[f"{name}.{part}"] if part == "weight_shape" else shards.described(f"{name}.{part}")
 
 
 def _shape(name: str, bits: int, shards: Shards) -> tuple[int, ...]:
@@ -78,7 +83,7 @@ def _quantizer(name: str, args: Mapping[str, Any], static: float | None) -> Quan
     """The rounding that arguments describe."""
     bits, is_float = args["num_bits"], args["type"] == "float"
     if (is_float and bits not in _FLOATS) or (not is_float and bits not in (4, 8)):
-        raise ValueError(f"load: {name} has numbers of type {args['type']} with {bits} bits, which qsim does not read")
+        raise FileError(f"load: {name} has numbers of type {args['type']} with {bits} bits, which qsim does not read")
     return Quantizer(_FLOATS[bits] if is_float else Int(bits), scale=_scaling(name, args, static))
 
 
@@ -95,7 +100,7 @@ def _scaling(name: str, args: Mapping[str, Any], static: float | None) -> Scalin
         "block": lambda: Tiles(*args["block_structure"]),
     }
     if strategy not in known:
-        raise ValueError(f"load: {name} has scales with the strategy {strategy!r}, which qsim does not read")
+        raise FileError(f"load: {name} has scales with the strategy {strategy!r}, which qsim does not read")
     return known[strategy]()
 
 
@@ -117,6 +122,6 @@ def _decoded(scheme: Mapping[str, Any], weight: Quantizer, own: Mapping[str, Cal
 
 def _unpacked(packed: Tensor, bits: int, columns: int) -> Tensor:
     """Integers from 32-bit words, in which they were increased to be positive, the first in the lowest bits."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device="cpu")
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=packed.device)
     codes = (packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return (codes.flatten(1)[:, :columns] - (1 << bits - 1)).float()

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim.checkpoints.layouts.stored import StoredLayer, stored_values, tiled_product
+from qsim.checkpoints.layouts.stored import StoredLayer, check_parts, stored_values, tiled_product
 from qsim.checkpoints.shards import Shards
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, INT8, Format
 from qsim.functional.quantizer import Quantizer
 from qsim.scaling import Blocks, Channel, Rule, Scaling, Tensor as OneScale, Tiles
+from qsim.text.files import FileError
 
 _ELEMENTS: dict[str, Format] = {
     "float8_e4m3fn": E4M3,
@@ -34,7 +35,7 @@ def layers(config: Mapping[str, Any], shards: Shards) -> dict[str, StoredLayer]:
         shards: The tensors.
 
     Raises:
-        ValueError: If a layer has numbers that qsim does not read.
+        FileError: If a layer has numbers that qsim does not read.
     """
     header = shards.metadata
     described = {name: json.loads(header[name]) for name in json.loads(header.get("tensor_names", "[]"))}
@@ -47,9 +48,9 @@ def _layer(name: str, facts: Mapping[str, Any], shards: Shards) -> StoredLayer:
     names = {part: f"{module}._{parameter}_{part}" for part in parts}
     title = name.removesuffix(".weight")
     if kind not in _KINDS or not set(parts) <= _READ or data.get("is_swizzled_scales"):
-        raise ValueError(f"load: {title} is a {kind} of {', '.join(parts)}, which qsim does not read, or has swizzled scales")
+        raise FileError(f"load: {title} is a {kind} of {', '.join(parts)}, which qsim does not read, or has swizzled scales")
     if "zero_point" in names and bool(shards[names["zero_point"]].any()):
-        raise ValueError(f"load: {title} has zero points, which qsim does not read")
+        raise FileError(f"load: {title} has zero points, which qsim does not read")
     own = {part: shards.described(each) for part, each in names.items()}
     weight, act = _KINDS[kind](data, own)
     *stack, rows, columns = own["qdata"].shape
@@ -59,6 +60,8 @@ def _layer(name: str, facts: Mapping[str, Any], shards: Shards) -> StoredLayer:
     def matrix(i: int) -> Tensor:
         return _decoded(weight, {part: _of_matrix(shards, each, i) for part, each in decoded.items()})
 
+    last = {part: tensor[0] if tensor.dim() > 2 else tensor for part, tensor in own.items() if part in decoded}
+    check_parts(title, shape[-2:], lambda: _decoded(weight, last))
     return StoredLayer(weight, act, matrix, list(names.values()), name, shape)
 
 
@@ -87,7 +90,7 @@ def _mx(data: Mapping[str, Any], own: Mapping[str, Tensor]) -> tuple[Quantizer, 
     kwargs, size = data["act_quant_kwargs"], data["block_size"]
     rule = "FLOOR" if kwargs is None else kwargs["_data"]["scaling_mode"]["_data"]
     if rule not in _RULES:
-        raise ValueError(f"load: inputs have scales by torchao's rule {rule}, which qsim does not have")
+        raise FileError(f"load: inputs have scales by torchao's rule {rule}, which qsim does not have")
     scale = Blocks(size, format="e8m0", rule=_RULES[rule])
     act = None if kwargs is None else Quantizer(_dtype(kwargs["_data"]["elem_dtype"]), scale=scale)
     return Quantizer(_dtype(data["elem_dtype"]), scale=scale), act
@@ -110,7 +113,7 @@ def _scaling(block: list[int], shape: torch.Size) -> Scaling:
         return OneScale()
     if len(shape) == 3:
         if block[0] != 1:
-            raise ValueError(f"load: scales of {tuple(block)} elements in a stack of shape {tuple(shape)}, which qsim does not read")
+            raise FileError(f"load: scales of {tuple(block)} elements in a stack of shape {tuple(shape)}, which qsim does not read")
         return _scaling(block[1:], torch.Size(shape[1:]))
     if block == [1, shape[1]]:
         return Channel(0)

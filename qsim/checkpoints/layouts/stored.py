@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class StoredLayer:
         """The name of the module that has the weight."""
         return self.parameter.rpartition(".")[0]
 
+    def transposed(self) -> StoredLayer:
+        """The layer with the transposed weight, which Hugging Face's `Conv1D` has."""
+        return replace(self, matrix=lambda i: self.matrix(i).t(), shape=self.shape[::-1])
+
     def decode_into(self, out: Tensor) -> bool:
         """Write the weight, and return whether the tensor's dtype holds it exactly."""
         exact = True
@@ -53,6 +57,22 @@ class StoredLayer:
         """The points of the forward pass; in the backward pass the rounded weight is used again, as far as its scales allow."""
         directed = self.weight.scale is not None and self.weight.scale.is_directed
         return FivePoint(act=self.act, weight=self.weight, weight_bwd=None if directed else "same")
+
+
+def check_parts(name: str, shape: Sequence[int], decode: Callable[[], Tensor]) -> None:
+    """Raise an error for tensors that do not make a weight, before any is loaded.
+
+    Args:
+        name: The layer.
+        shape: The shape of the weight, or of one of its matrices.
+        decode: Decodes it from tensors of the same shapes and dtypes that have no values.
+    """
+    try:
+        found = tuple(decode().shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"the tensors of {name} do not fit each other: {error}") from error
+    if found != tuple(shape):
+        raise ValueError(f"the tensors of {name} make a weight of shape {found}, not {tuple(shape)}")
 
 
 def tiled_product(elements: Tensor, scales: Tensor, tile: Sequence[int]) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from qsim.formats import FP32
 from qsim.functional.codes import decode, encode
 from qsim.functional.quantizer import Quantizer
+from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule, Linear
 from qsim.rounding import NEAREST
 from qsim.scaling import Blocks, Channel, Delayed, Given, Scaling
@@ -69,6 +70,12 @@ def stacked(matrices: Sequence[CodedWeight]) -> CodedWeight:
     )
 
 
+def matrix(layer: FivePointModule) -> Tensor:
+    """The weight of a layer with a row per output, as `torch.nn.Linear` has it: that of Hugging Face's `Conv1D` is transposed."""
+    weight = layer.get_parameter("weight").detach()
+    return weight.t() if is_conv1d(layer) else weight
+
+
 def forward_weight(layer: FivePointModule) -> Quantizer:
     """The rounding of a linear layer's weight in the forward pass, with scales along the dimension that the product sums over.
 
@@ -78,7 +85,7 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
         LayoutError: If no layout can express it.
     """
     point = layer.points.weight
-    if not isinstance(layer, Linear):
+    if not isinstance(layer, Linear) and not is_conv1d(layer):
         raise LayoutError(f"it is a {type(layer).__name__}, and layouts hold linear layers")
     if is_parametrized(layer):
         raise LayoutError("its weight is computed by a parametrization: call torch.nn.utils.parametrize.remove_parametrizations first")
@@ -86,21 +93,21 @@ def forward_weight(layer: FivePointModule) -> Quantizer:
         raise LayoutError("its point weight is None: there are no low-precision numbers to write")
     if point.transform is not None:
         raise LayoutError(f"its weight is rounded after a transform, {point.transform!r}")
-    if layer.weight.dtype == torch.float64:
+    if layer.get_parameter("weight").dtype == torch.float64:
         raise LayoutError("its weight is float64, and layouts decode in float32")
     rounding = NEAREST if point.rounding.is_stochastic else point.rounding
     return replace(point, rounding=rounding, scale=_scaling_of(layer, point))
 
 
 def check_part(point: Quantizer, shape: Sequence[int], rows: range) -> None:
-    """Raise an error for rows of a matrix that share a tile of scales with other rows, but for tiles of all rows."""
+    """Raise an error for rows of a matrix that share a tile of scales with other rows, unless tiles have all rows."""
     assert point.scale is not None  # forward_weight sees to it
     height = point.scale.extent(shape)[0]
     if height < shape[0] and (rows.start % height or (rows.stop % height and rows.stop < shape[0])):
         raise LayoutError(f"its rows {rows.start} to {rows.stop} of the stack share tiles of {height} rows with other layers")
 
 
-def _scaling_of(layer: Linear, point: Quantizer) -> Scaling:
+def _scaling_of(layer: FivePointModule, point: Quantizer) -> Scaling:
     """The scales that evaluation uses, in the directions of the product; a weight without scales has the scale 1."""
     if point.scale is None:
         return Given(1.0)
@@ -136,11 +143,11 @@ def coded_weight(layer: FivePointModule, point: Quantizer) -> CodedWeight:
     Raises:
         ValueError: If the weight is not finite.
     """
-    scaling, weight = point.scale, layer.get_parameter("weight").detach()
+    scaling, weight = point.scale, matrix(layer)
     assert scaling is not None  # forward_weight sees to it
     if not bool(weight.isfinite().all()):
         raise ValueError("has a weight that is not finite")
-    found = encode(weight, point.format, rounding=point.rounding, overflow=point.overflow, scale=scaling)
+    found = encode(weight, point.format, rounding=point.rounding, overflow=point.usual_overflow, scale=scaling)
     if scaling.format == FP32:
         factors, codes = found.scales, None
     else:

@@ -13,11 +13,12 @@ from torch import Tensor
 from qsim.checkpoints.layouts.merged import under_common_scale, with_common_scales
 from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
 from qsim.checkpoints.layouts.reciprocals import reciprocal
-from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, delayed_scale, forward_weight, matrix
 from qsim.formats import E2M1, E2M3, E4M3, E8M0, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.codes import decode
 from qsim.functional.quantizer import Quantizer, short
+from qsim.nn.converting.layers import is_conv1d
 from qsim.nn.modules import FivePointModule
 from qsim.scaling import Blocks, Channel, Delayed, Given, Tensor as OneScale, Tiles
 
@@ -43,7 +44,7 @@ class CompressedTensors:
         weight, act = forward_weight(layer), None if weight_only else layer.points.act
         static: dict[str, Tensor] = {}
         inputs = None if act is None else _inputs(layer, act, input_amax, static)
-        args = _weights(weight, layer.get_parameter("weight").shape[1])
+        args = _weights(weight, matrix(layer).shape[1])
         scheme = {"weights": args, "input_activations": inputs, "output_activations": None, "format": _format(weight, args, inputs)}
         original = layer.points.weight
         assert original is not None  # forward_weight sees to it
@@ -56,6 +57,9 @@ class CompressedTensors:
     def tensors(self, name: str, plan: LayerPlan, coded: CodedWeight) -> tuple[dict[str, Tensor], str]:
         """The tensors of a layer's weight by their names in the checkpoint, and a note for the table, or an empty one."""
         found, note = _tensors(plan, coded)
+        if is_conv1d(plan.layer) and "weight" in found:
+            # vLLM transposes the tensors of Conv1D that have the name of the parameter, and no others.
+            found["weight"] = found["weight"].t()
         return {f"{name}.{suffix}": tensor for suffix, tensor in {**found, **plan.static}.items()}, note
 
     def configuration(self, plans: Mapping[str, LayerPlan], others: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qsim.checkpoints.layouts.plans import LayerPlan, is_grouped, is_microscaled
-from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight
+from qsim.checkpoints.layouts.weights import CodedWeight, LayoutError, forward_weight, matrix
 from qsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, Fixed, Format
 from qsim.functional import packing
 from qsim.functional.quantizer import Quantizer, short
@@ -43,7 +43,7 @@ class TorchAO:
         weight, act = forward_weight(layer), None if weight_only else layer.points.act
         if act is not None and (act.rounding.is_stochastic or act.transform is not None):
             raise LayoutError(f"its input, act={short(act)}, is rounded stochastically or after a transform; weight_only=True omits it")
-        shape = layer.get_parameter("weight").shape
+        shape = matrix(layer).shape
         kind = _kind(weight, shape[1])
         scheme = _SCHEMES[kind](weight, act, list(shape))
         scheme["tensor"]["_data"] |= {_DTYPE_NAMES[kind]: _named(layer.get_parameter("weight").dtype)}
@@ -192,7 +192,7 @@ def _mx(weight: Quantizer, act: Quantizer | None, shape: list[int]) -> dict[str,
             raise LayoutError(f"its input is act={short(act)}, and the layout has {wanted}; weight_only=True omits it")
         settings["scaling_mode"] = {"_type": "ScaleCalculationMode", "_data": _RULES[scale.rule]}
         inputs = _value("QuantizeTensorToMXKwargs", elem_dtype=_MX[act.format], is_swizzled_scales=False, **settings)
-    # There is no configuration of weights alone: the tensors themselves say that their inputs are not rounded.
+    # There is no configuration for weights only: the tensors themselves say that their inputs are not rounded.
     dtypes = {"activation_dtype": _MX[weight.format], "weight_dtype": _MX[weight.format]}
     config = _config("MXDynamicActivationMXWeightConfig", 1, **settings, **dtypes)
     facts = {"elem_dtype": _MX[weight.format], "block_size": 32, "kernel_preference": kernel}

@@ -36,8 +36,12 @@ class Conditions:
 
     def heading(self) -> str:
         """A line about the machine, the versions and the points."""
+        return f"{self.machine()}; {self.points}"
+
+    def machine(self) -> str:
+        """A line about the machine and the versions."""
         name = torch.cuda.get_device_name(self.device) if self.is_cuda else f"CPU, {torch.get_num_threads()} threads"
-        return f"{name}; torch {torch.__version__}, qsim {qsim.__version__}; {self.points}"
+        return f"{name}; torch {torch.__version__}, qsim {qsim.__version__}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, seconds: float) -> None:

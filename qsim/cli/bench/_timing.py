@@ -67,6 +67,14 @@ def clock_of(device: torch.device) -> Clock:
     return EventClock() if device.type == "cuda" else WallClock()
 
 
+def duration(call: Call, clock: Clock) -> float:
+    """The time of a call, in seconds, until the device has done its work."""
+    begin = time.perf_counter()
+    call()
+    clock.wait()
+    return time.perf_counter() - begin
+
+
 def interleaved(calls: Sequence[Call], clock: Clock, repeats: int) -> list[float]:
     """Time alternating calls.
 

@@ -4,7 +4,8 @@ The variants alternate in long turns. All layers but the last have points. With 
 --compile reduce-overhead into CUDA graphs, and the time of their first step is reported: it compiles, native's first. Peak memory is that
 of a variant's parameters, gradients and optimizer states plus what its step needs beyond them. With --peers linear layers are also rounded
 with QPyTorch, in a float32 model. With --monitor N, one step in N is watched by a `qsim.diagnostics.Monitor`: five steps, one of them
-watched, are timed against five without a monitor just before; the difference is spread over N steps.
+watched, are timed against five without a monitor just before; the difference is spread over N steps. With --blocks the blocks of a GPT are
+compiled one by one, in each of several recipes: the table shows their graphs and the first step with cold caches, too.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
 import qsim
-from qsim.cli.bench import _conditions, _models, _peers, _settings
+from qsim.cli.bench import _blocks, _conditions, _models, _peers, _settings
 from qsim.cli.bench._conditions import Conditions
 from qsim.cli.bench._graphs import peak_growth
 from qsim.cli.bench._models import Subject
 from qsim.cli.bench._qpytorch_way import QPyTorchLinear
 from qsim.cli.bench._tables import Column, Row, hundredths, render, tenths, whole
-from qsim.cli.bench._timing import Call, clock_of, excess, sustained
+from qsim.cli.bench._timing import Call, clock_of, duration, excess, sustained
 from qsim.diagnostics import Monitor
 
 MODELS = ("gpt", "conv")
@@ -57,6 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compile", nargs="?", const="default", metavar="MODE", help=f"compile with torch.compile: {', '.join(COMPILE_MODES)}"
     )
+    parser.add_argument("--blocks", action="store_true", help="compile a GPT block by block instead, in each of --recipes")
+    parser.add_argument(
+        "--recipes", default=",".join(_blocks.RECIPES), metavar="A,B", help="the recipes of --blocks (default: %(default)s)"
+    )
     parser.add_argument("--monitor", type=int, metavar="EVERY", help="also measure the cost of watching one step in this many")
     _conditions.add_arguments(parser, seconds=1.0)
 
@@ -76,6 +80,8 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--monitor: {args.monitor} is not a number of steps: write 50")
     if args.monitor is not None and args.compile is not None:
         raise ValueError("--monitor: compiled code is not watched; omit --compile or --monitor")
+    if args.blocks:
+        return _by_blocks(args, Subject("gpt", size, args.layers), conditions)
     if not args.json:
         print(conditions.heading())
     rows: list[Row] = []
@@ -90,6 +96,18 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _by_blocks(args: argparse.Namespace, subject: Subject, conditions: Conditions) -> int:
+    """Run the measurement of `--blocks`."""
+    if args.compile is not None or args.monitor is not None or args.peers:
+        raise ValueError("--blocks compiles by itself and measures recipes; omit --compile, --monitor and --peers")
+    chosen = _blocks.names(args.recipes)
+    if not args.json:
+        print(conditions.machine())
+    rows = list(_blocks.measure(subject, chosen, conditions))
+    print(json.dumps({"heading": conditions.machine(), "rows": rows}, indent=2) if args.json else render(rows, _blocks.COLUMNS))
+    return 0
+
+
 def measure(subject: Subject, conditions: Conditions, mode: str | None) -> Iterator[Row]:
     """Measure one model without points and with them."""
     device = conditions.device
@@ -100,7 +118,7 @@ def measure(subject: Subject, conditions: Conditions, mode: str | None) -> Itera
         if variant != "native":
             qsim.convert(model, conditions.points, exclude=[LAST])
         step = _step(model, batch, mode)
-        first = _duration(step, device)
+        first = duration(step, clock_of(device))
         variants.append((variant, step, _allocated(device) - before, first))
     times = sustained([step for _, step, *_ in variants], clock_of(device), conditions.seconds)
     how = {None: "eager", "default": "compiled"}.get(mode, f"compiled, {mode}")
@@ -173,15 +191,6 @@ def _step(model: nn.Module, batch: tuple[Any, ...], mode: str | None) -> Call:
         optimizer.zero_grad()
 
     return step
-
-
-def _duration(step: Call, device: torch.device) -> float:
-    """The time of a step, in seconds, until the device has done its work."""
-    clock = clock_of(device)
-    begin = perf_counter()
-    step()
-    clock.wait()
-    return perf_counter() - begin
 
 
 def _peak(step: Call, own: int, device: torch.device) -> float | None:

@@ -12,6 +12,7 @@ from qsim.diagnostics.gradients.borrowed import borrowed
 from qsim.diagnostics.gradients.drawn import Gradients, Loss, MeasuredWeights, check_arguments, listed_batches, weights_of
 from qsim.diagnostics.gradients.errors import ALL_WEIGHTS, draws_bits
 from qsim.diagnostics.gradients.points import NAMES, in_use, quantizer_of
+from qsim.diagnostics.gradients.range_checks import check_range
 from qsim.diagnostics.gradients.statistics import Estimate, Moments, rounding_variance, sampling, squared_bias
 from qsim.diagnostics.gradients.text import flat_row, in_percent
 from qsim.formats import Float
@@ -132,8 +133,12 @@ def batch_for(
     That is `(σ_S² + σ_Q²(points)) / (σ_S² + σ_Q²(like))`, both from the same batches: each gradient's variance is that of one batch, and
     falls as the reciprocal of its size if samples are rounded independently (Lemma 3). This holds for `act_bwd` and `grad`, unless samples
     share a scale. Weights are rounded once, not for each draw, because all samples of a batch share that rounding: its effect on the
-    gradient is counted as bias (Lemma 1), which no batch size removes. A loss that is a mean makes each sample's gradient smaller in a
-    larger batch, and formats with few exponent bits then underflow: give them a scale.
+    gradient is counted as bias (Lemma 1), which no batch size removes.
+
+    A loss that is a mean makes each sample's gradient smaller in a larger batch, and rounding errors near the smallest numbers of a format
+    do not shrink with it. So there is no factor, but an error, if half of the gradients at a point without a scale underflow, or if the
+    rounding variance for half the loss shows that it would not fall with the batch. Whether the loss is a mean is found by halving the
+    tensors of a batch, and gradients are drawn once more for half the loss.
 
     The requirements for batches and losses are those of `gradient_error`, which also leaves the model unchanged.
 
@@ -151,7 +156,8 @@ def batch_for(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the model has no points, a layer cannot round at those given, batches or draws are too few, batches differ in size,
-            gradients do not vary at all, or the loss is not a scalar or draws random numbers.
+            gradients do not vary at all, gradients underflow, rounding
+            variance does not fall with the batch, or the loss is not a scalar or draws random numbers.
 
     Example:
         >>> import torch, qsim
@@ -164,6 +170,22 @@ def batch_for(
         >>> found.factor.low > 1
         True
     """
+    return measured_factors(model, loss, batches, points, like, draws, seed, level, is_checked=True)
+
+
+def measured_factors(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    points: Points,
+    like: Points,
+    draws: int,
+    seed: int = 0,
+    level: float = 0.95,
+    *,
+    is_checked: bool = False,
+) -> BatchFactors:
+    """The result of `batch_for`; studies of what happens out of range take it unchecked."""
     check_arguments("batch_for", draws, seed, level)
     weights = weights_of("batch_for", model)
     settings = [_settings(weights, given) for given in (points, like)]
@@ -172,6 +194,9 @@ def batch_for(
         counts = [draws if draws_bits(of_all) else 1 for of_all in settings]
         found, other = (drawn.moments(of_all, count, redraw_weights=False) for of_all, count in zip(settings, counts, strict=True))
         norms = drawn.squared_norms()
+        if is_checked:
+            for name, of_all, measured in zip(("points", "like"), settings, (found, other), strict=True):
+                check_range(drawn, weights, of_all, measured.row(-1), draws, level, name)
     factors = [
         _factor(title, found.row(k), other.row(k), norms.row(k), counts, level) for k, title in enumerate((*weights.owned, ALL_WEIGHTS))
     ]

@@ -80,13 +80,14 @@ class Gradients:
         self._passes = 0
         self.reference = self._in_full_precision()
 
-    def moments(self, points: Sequence[FivePoint], draws: int, redraw_weights: bool) -> Moments:
+    def moments(self, points: Sequence[FivePoint], draws: int, redraw_weights: bool, smaller: int = 1) -> Moments:
         """The moments of each layer's weights, as rows, followed by those of all weights.
 
         Args:
             points: The points of each layer, as `in_use` returns them.
             draws: The number of draws of each batch's gradient.
             redraw_weights: Whether weights are rounded again for each draw, or once for all.
+            smaller: The number that the loss is divided by.
         """
         self._state.set_points(points)
         means = [torch.empty_like(reference) for reference in self.reference]
@@ -94,12 +95,32 @@ class Gradients:
         for i, batch in enumerate(self._batches):
             found = [_Spread() for _ in means]
             for _ in range(draws):
-                for spread, gradient in zip(found, self._pass(batch, redraw_weights=redraw_weights), strict=True):
+                for spread, gradient in zip(found, self._pass(batch, smaller, redraw_weights=redraw_weights), strict=True):
                     spread.add(gradient)
             for k, spread in enumerate(found):
                 means[k][i] = spread.mean
                 spreads[k, i] = spread.variance
         return self._by_layer(means, spreads)
+
+    def first(self, points: Sequence[FivePoint]) -> None:
+        """One pass of the first batch, for observers."""
+        self._state.set_points(points)
+        self._pass(self._batches[0])
+
+    def is_mean(self) -> bool:
+        """Whether the loss is a mean over the samples of a batch, rather than a sum; taken for granted if batches cannot be halved."""
+        size = _size(self._batches[0])
+        if size is None or size < 2:
+            return True
+        self._state.set_points([FivePoint()] * len(self._weights.layers))
+        try:
+            both = [self._pass(_part(self._batches[0], size, part)) for part in (slice(size // 2), slice(size // 2, None))]
+        except (RuntimeError, ValueError, IndexError):
+            return True  # the model or the loss is for batches of one size
+        halves = torch.cat([(one + other).double() for one, other in zip(*both, strict=True)])
+        whole = torch.cat([rows[0].double() for rows in self.reference])
+        # The whole is the sum of both halves, or half of it.
+        return float(whole @ halves) < 0.75 * float(halves @ halves)
 
     def full_precision(self) -> Moments:
         """The same for gradients in full precision."""
@@ -126,7 +147,7 @@ class Gradients:
             raise ValueError(f"{self._owner}: {what}: disable dropout with model.eval() or p=0, and draw no random numbers in loss")
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
-    def _pass(self, batch: Any, *, redraw_weights: bool = False) -> list[Tensor]:
+    def _pass(self, batch: Any, smaller: int = 1, *, redraw_weights: bool = False) -> list[Tensor]:
         """One gradient of each weight, flat, in float32 or a wider dtype."""
         self._passes += redraw_weights
         number = streams.stream("diagnostics", self._passes) if redraw_weights else 0
@@ -135,6 +156,7 @@ class Gradients:
             with torch.enable_grad():
                 value = self._loss(self._model, batch)
                 self._check(value)
+                value = value if smaller == 1 else value / smaller
                 found = torch.autograd.grad(value, self._weights.tensors, allow_unused=True, materialize_grads=True)
         finally:
             self._state.forget()
@@ -194,6 +216,18 @@ def listed_batches(owner: str, batches: Iterable[Any]) -> list[Any]:
         if size != sizes[0]:
             raise ValueError(f"{owner}: batches must be of one size, got {sizes[0]} and, at index {number}, {size}: omit that one")
     return found
+
+
+def _part(batch: Any, size: int, part: slice) -> Any:
+    """A batch with a part of all tensors that have its size."""
+    if isinstance(batch, Tensor):
+        return batch[part] if batch.dim() and len(batch) == size else batch
+    if type(batch) is dict:
+        return {name: _part(value, size, part) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        parts = [_part(value, size, part) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
 
 
 def _size(batch: Any) -> int | None:

@@ -48,7 +48,7 @@ class RoundedTensors:
     Attributes:
         results: Its own results, by position; `None` if there are none.
         written: The arguments that it writes to, by position and name.
-        running: The running statistics that it writes to in training, likewise.
+        running: The running statistics that it writes to in training, as for `written`.
         training: The argument that enables training.
     """
 

@@ -52,7 +52,7 @@ def attention(
     """
     points = _points(module)
     shape = (-1, *query.shape[1:3])
-    scores = _product(module, _grouped(query, key), key.mT, points).reshape(*shape, key.shape[2])
+    scores = _product(module, _grouped(query, key), key.mT, points, "scores").reshape(*shape, key.shape[2])
     scores = scores * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
@@ -62,7 +62,7 @@ def attention(
         scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
     weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(query.dtype)
     weights = F.dropout(weights, dropout, module.training)
-    mixed = _product(module, _grouped(weights, value), value, points).reshape(*shape, value.shape[-1])
+    mixed = _product(module, _grouped(weights, value), value, points, "mixed").reshape(*shape, value.shape[-1])
     return mixed.transpose(1, 2).contiguous(), weights
 
 
@@ -71,11 +71,13 @@ def _grouped(rows: Tensor, shared: Tensor) -> Tensor:
     return rows.reshape(rows.shape[0], shared.shape[1], -1, rows.shape[-1])
 
 
-def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None) -> Tensor:
+def _product(module: nn.Module, a: Tensor, b: Tensor, points: FivePoint | None, name: str) -> Tensor:
     if points is None:
         return a @ b
     observers.enter_call(module, "")
-    product: Tensor = without_inner_rounding(functional.matmul, a, b, points)
+    calls = call_points(module)
+    stream = 0 if calls is None else calls.stream(name, module.training)
+    product: Tensor = without_inner_rounding(functional.matmul, a, b, points, stream=stream)
     return product
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qsim.nn.calls.points import points_of_activations, weight_of
+from qsim.nn.calls.points import of_activations, weight_of
 from qsim.nn.calls.products import multiply
 
 #: Labels of the dimensions that an ellipsis means, which letters of equations are not.
@@ -34,7 +34,7 @@ def einsum(equation: Any, *given: Any, path: Any = None) -> Tensor | None:
 
 def _rounds(tensors: Sequence[Tensor]) -> bool:
     """Whether any product of tensors, from left to right, is rounded."""
-    return any(weight_of(x) is not None for x in tensors) or points_of_activations(tensors[0], tensors[1]) is not None
+    return any(weight_of(x) is not None for x in tensors) or of_activations(tensors[0], tensors[1]) is not None
 
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor | None:

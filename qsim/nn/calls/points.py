@@ -17,6 +17,7 @@ from qsim.nn.calls.weights import base_of_view, parameter_of
 from qsim.nn.histories import with_histories
 from qsim.nn.modules import FivePointModule
 from qsim.nn.product import observers
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
 
@@ -29,7 +30,7 @@ class Weight(NamedTuple):
     """
 
     points: FivePoint
-    stream: int
+    stream: Stream
 
 
 def weight_of(x: Any) -> Weight | None:
@@ -47,7 +48,7 @@ def weight_of(x: Any) -> Weight | None:
         points = _points_in_use(owner, name, calls)
         return None if points is None else Weight(points, calls.stream(name, owner.training))
     if isinstance(owner, FivePointModule) and not owner.points.is_identity:
-        return Weight(owner.points_in_use, owner.stream)
+        return Weight(owner.points_in_use, owner.stream_in_use(owner.points))
     return None
 
 
@@ -62,8 +63,8 @@ def _points_in_use(owner: nn.Module, name: str, calls: CallPoints) -> FivePoint 
     return known[name]
 
 
-def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
-    """The points at which the innermost running module rounds a product of two activations, if it does.
+def of_activations(a: Tensor, b: Tensor) -> Weight | None:
+    """How the innermost running module rounds a product of two activations, if it does.
 
     Parameters of modules that are left alone are no activations, nor are buffers: they hold constants, such as the frequencies of rotary
     embeddings.
@@ -76,7 +77,7 @@ def points_of_activations(a: Tensor, b: Tensor) -> FivePoint | None:
     if any(_parameter(x) is not None or any(base_of_view(x) is constant for constant in constants) for x in (a, b)):
         return None
     observers.enter_call(module, "")
-    return calls.points
+    return Weight(calls.points, calls.stream("activations", module.training))
 
 
 def _parameter(x: Any) -> Tensor | None:

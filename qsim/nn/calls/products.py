@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from qsim.functional.quantizer import Quantizer
 from qsim.nn import functional
 from qsim.nn.arguments import plan_for
-from qsim.nn.calls.points import Weight, points_of_activations, weight_of
+from qsim.nn.calls.points import Weight, of_activations, weight_of
 from qsim.nn.dispatch import planned
 from qsim.nn.histories import Recorded
 from qsim.nn.product import bilinear
@@ -24,6 +24,7 @@ from qsim.nn.product.autocast import autocasts
 from qsim.nn.product.grouped import GROUPED, GROUPED_LINEAR
 from qsim.nn.product.grouped_autograd import grouped_product
 from qsim.random.shards import is_distributed
+from qsim.random.sources import varied
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Blocks, Scaling, Tiles
 
@@ -74,8 +75,8 @@ def multiply(a: Tensor, b: Tensor, of_a: Weight | None, of_b: Weight | None) -> 
         return times_weight(a, b, of_b)
     if of_a is not None:
         return times_weight(b.mT, a.mT, of_a).mT
-    points = points_of_activations(a, b)
-    return None if points is None else functional.matmul(a, b, points)
+    own = of_activations(a, b)
+    return None if own is None else functional.matmul(a, b, own.points, stream=own.stream)
 
 
 def times_weight(a: Tensor, w: Tensor, own: Weight) -> Tensor:
@@ -190,7 +191,8 @@ def _group_by_group(a: Tensor, w: Tensor, ends: Tensor, own: Weight) -> Tensor:
     sizes = [end - start for start, end in zip([0, *last[:-1]], last, strict=True)]
     *groups, rest = a.split([*sizes, a.shape[0] - sum(sizes)])
     found = [
-        times_weight(rows, matrix, own._replace(stream=own.stream ^ i)) for i, (rows, matrix) in enumerate(zip(groups, w, strict=True))
+        times_weight(rows, matrix, own._replace(stream=varied(own.stream, i)))
+        for i, (rows, matrix) in enumerate(zip(groups, w, strict=True))
     ]
     return torch.cat([*found, rest.new_zeros(rest.shape[0], w.shape[-1], dtype=found[0].dtype)])
 
@@ -202,14 +204,16 @@ def bilinear_form(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor |
         return None
     by_weight = functional.linear(input1, weight.mT.flatten(0, 1), None, own.points, stream=own.stream)
     matrices = by_weight.unflatten(-1, (weight.shape[0], weight.shape[2]))
-    found = functional.matmul(matrices, input2.unsqueeze(-1), own.points).squeeze(-1)
+    found = functional.matmul(matrices, input2.unsqueeze(-1), own.points, stream=own.stream).squeeze(-1)
     return found if bias is None else found + bias
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor | None:
     """`torch.nn.functional.scaled_dot_product_attention`."""
-    points = points_of_activations(query, key)
-    return None if points is None else functional.scaled_dot_product_attention(query, key, value, *args, **{**options, "points": points})
+    own = of_activations(query, key)
+    if own is None:
+        return None
+    return functional.scaled_dot_product_attention(query, key, value, *args, **{**options, "points": own.points, "stream": own.stream})
 
 
 def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
@@ -218,8 +222,9 @@ def convolution(convolve: Callable[..., Tensor]) -> Callable[..., Tensor | None]
     def rounded(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         own = weight_of(weight)
         if own is None:
-            points = points_of_activations(input, weight)
-            own = None if points is None else Weight(replace(points, weight=points.act, weight_bwd=points.act_bwd), 0)
+            found = of_activations(input, weight)
+            points = None if found is None else replace(found.points, weight=found.points.act, weight_bwd=found.points.act_bwd)
+            own = None if found is None or points is None else Weight(points, found.stream)
         return None if own is None else convolve(input, weight, *args, **kwargs, points=own.points, stream=own.stream)
 
     return rounded

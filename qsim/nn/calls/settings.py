@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from qsim.functional.quantizer import Quantizer
-from qsim.random import streams
+from qsim.random import sources, streams
 from qsim.random.seeds import fresh_seed
+from qsim.random.sources import GraphStream, Stream
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import POINTS, FivePoint
 
@@ -38,11 +40,21 @@ class CallPoints:
     source: Drawn
     of_activations: bool
 
-    def stream(self, name: str, training: bool) -> int:
-        """The stream of a parameter; see `FivePointModule.stream`."""
-        seed, number, module = self.source
-        find = streams.agreed_layer_stream if training else streams.layer_stream
-        return int(find(seed, number, f"{module}.{name}"))
+    def __post_init__(self) -> None:
+        self._numbers = sources.numbers_of(self.source)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Numbers of sources are those of a process.
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def stream(self, name: str, training: bool) -> Stream:
+        """The stream of a parameter, or of the products of activations; see `FivePointModule.stream_in_use`."""
+        if not (self.points.is_stochastic or self.points.weight_is_stochastic):
+            return 0
+        if torch.compiler.is_compiling() and not sources.is_exporting():
+            return GraphStream(self._numbers, training, name)
+        return streams.stream_of(self.source, training, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallPoints:
         """A copy with its own random bits, as copied layers have."""

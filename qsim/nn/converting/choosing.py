@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -22,6 +23,23 @@ from qsim.recipes.recipe import Recipe
 
 #: Layers with their points.
 Chosen = list[tuple[Layer, FivePoint]]
+#: The same, with None for layers that lose theirs.
+_Set = list[tuple[Layer, FivePoint | None]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The layers and modules that a conversion changes; all others stay as they are.
+
+    Attributes:
+        layers: The layers to convert, with their points.
+        calling: The modules whose own products are rounded, with their points.
+        cleared: The layers and modules whose points are removed.
+    """
+
+    layers: Chosen
+    calling: Chosen
+    cleared: list[Layer]
 
 
 def choose(
@@ -31,8 +49,8 @@ def choose(
     exclude: str | Iterable[str] | None,
     calls: Calls,
     asked_for: Mapping[str, bool],
-) -> tuple[Chosen, Chosen]:
-    """The layers to convert, and the modules whose own products are rounded.
+) -> Choice:
+    """The layers to convert, the modules whose own products are rounded, and those that lose their points.
 
     Args:
         model: The model.
@@ -48,21 +66,22 @@ def choose(
     usable = [layer for layer, reason in zip(known, reasons, strict=True) if not reason]
     points_of = _chooser(points, usable, left)
     included = None if include is None else patterns_of_layers("include", include, usable, left)
-    excluded = patterns_of_modules("exclude", exclude or (), model)
+    excluded = patterns_of_modules("exclude", exclude, model)
 
-    def chosen_of(layers: Sequence[Layer]) -> Chosen:
+    def set_of(layers: Sequence[Layer]) -> _Set:
         meant = [layer for layer in layers if included is None or matches(layer.names, included)]
         found = [(layer, points_of(layer)) for layer in meant if not matches(layer.names, excluded)]
-        return [(layer, own) for layer, own in found if own is not None]
+        return [(layer, own) for layer, own in found if not isinstance(own, _Kept)]
 
     others = callers(model, known, calls)
     if not usable and not others:
         warn("convert: the model has no layer that could round; qsim.nn.conversion(model) says what it has")
-    chosen, calling = chosen_of(usable), chosen_of(others)
+    both = set_of(usable), set_of(others)
+    chosen, calling = ([(layer, own) for layer, own in found if own is not None] for found in both)
     if isinstance(points, Recipe):
         chosen = _keep_ends(chosen, usable, points)
         calling = [(layer, own) for layer, own in calling if not points.last or not isinstance(layer.module, nn.Embedding)]
-    return chosen, calling
+    return Choice(chosen, calling, [layer for found in both for layer, own in found if own is None])
 
 
 def _reason(layer: Layer, calls: Calls) -> str:
@@ -71,15 +90,19 @@ def _reason(layer: Layer, calls: Calls) -> str:
     return "" if attends or (layer.calls and calls != "none") else layer.obstacle
 
 
-def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | None]:
-    """A function that returns a layer's points."""
+class _Kept:
+    """The answer of a chooser for a layer that it does not name: the layer keeps what it has."""
+
+
+def _chooser(points: Any, usable: Sequence[Layer], left: Sequence[tuple[Layer, str]]) -> Callable[[Layer], FivePoint | _Kept | None]:
+    """A function that returns a layer's points, or None to remove them."""
     if isinstance(points, Mapping) and _is_configuration(points):
         points = FivePoint.from_dict(points)
     if isinstance(points, (FivePoint, Recipe)):
         return lambda layer: resolve_points(points)
     if isinstance(points, Mapping):
         _refuse_hidden(patterns_of_layers("points", points, usable, left), usable)
-        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), None))
+        return lambda layer: _checked(layer, next((found for key, found in points.items() if matches(layer.names, [key])), _KEPT))
     if callable(points):
         _check_function(points)
         return lambda layer: _checked(layer, points(layer.names[0], layer.module))
@@ -117,8 +140,11 @@ def _refuse_hidden(patterns: Sequence[str], usable: Sequence[Layer]) -> None:
             raise ValueError(f"convert: points pattern {pattern!r} comes too late: {taken}")
 
 
-def _checked(layer: Layer, points: Any) -> FivePoint | None:
-    if points is None or isinstance(points, FivePoint):
+_KEPT = _Kept()
+
+
+def _checked(layer: Layer, points: Any) -> FivePoint | _Kept | None:
+    if points is None or isinstance(points, (FivePoint, _Kept)):
         return points
     if isinstance(points, Mapping):
         return FivePoint.from_dict(points)
@@ -127,11 +153,17 @@ def _checked(layer: Layer, points: Any) -> FivePoint | None:
     raise TypeError(f"convert: the points of {layer.title} must be a FivePoint or None, got {points!r}{recipe_hint(points)}")
 
 
+def rounds(module: nn.Module) -> bool:
+    """Whether a layer has points that round."""
+    return isinstance(module, FivePointModule) and not module.points.is_identity
+
+
 def _keep_ends(chosen: Chosen, usable: Sequence[Layer], recipe: Recipe) -> Chosen:
-    """The layers with their points; layers at the ends that a recipe keeps in high precision have none."""
+    """The layers with their points; those at the ends, which a recipe keeps in high precision, have none, or keep what they have."""
     known = [layer for layer in usable if isinstance(layer.module, (FivePointModule, *TARGETS)) or target(layer.module)]
     ends = {id(layer) for layer in (*known[: recipe.first], *known[max(0, len(known) - recipe.last) :])}
     if recipe.first + recipe.last and all(id(layer) in ends for layer, _ in chosen):
         kept = f"keeps the first {recipe.first} and the last {recipe.last} of {len(known)} layers in high precision"
         raise ValueError(f"convert: the recipe {recipe.name} {kept}, which leaves none that was chosen: give recipe.points to round all")
-    return [(layer, FivePoint() if id(layer) in ends else found) for layer, found in chosen]
+    found = [(layer, FivePoint() if id(layer) in ends else own) for layer, own in chosen]
+    return [(layer, own) for layer, own in found if not own.is_identity or not rounds(layer.module)]

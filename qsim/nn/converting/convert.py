@@ -14,13 +14,14 @@ from qsim import recipes
 from qsim.functional.arguments import warn
 from qsim.functional.quantizer import Quantizer
 from qsim.nn.calls.settings import Calls, check_calls
+from qsim.nn.converting import serving
 from qsim.nn.converting.calls import enter_calls, leave_calls, set_call_points
 from qsim.nn.converting.choosing import Chosen, choose
 from qsim.nn.converting.classes import kind, with_ancestor_replaced
 from qsim.nn.converting.configs import note_in_configs, remove_from_configs
 from qsim.nn.converting.defaults import fitted, warn_of_zeros
-from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, check_layer, target
-from qsim.nn.converting.table import conversion
+from qsim.nn.converting.layers import ADAPTER, ATTENTION, EMBEDDING, Layer, check_layer, parts, target
+from qsim.nn.converting.table import changes, conversion
 from qsim.nn.histories import keep_histories
 from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import fresh_seed
@@ -49,12 +50,14 @@ def convert(
     calls: Calls = "parameters",
     verbose: bool = False,
     example: Any = None,
+    layout: str | None = None,
 ) -> Model:
     """Make a model's layers round at five points, in place.
 
     Parameters stay the same objects with the same names, so that existing optimizers stay valid; delayed scales add their histories to the
     state_dict. Linear layers, convolutions and attention are converted, Hugging Face's `Conv1D` among them; embeddings on request. A layer
-    that was converted before gets new points if it is chosen, and keeps its own if not.
+    that was converted before gets the points that this call gives it. It keeps its own if this call gives it none, also where a recipe
+    leaves it in high precision, and loses them where `points` says `None`.
 
     Modules also multiply by functions of torch: experts, heads that are tied to an embedding, layers of a user's own. Such products are
     rounded where they are called if a parameter is an operand, at the points of the layer or the module that has the parameter. Views of
@@ -63,9 +66,9 @@ def convert(
     Args:
         model: The model.
         points: Where to round: the same for all layers, by patterns of their names (the first that matches counts), or a function of name
-            and module that gives points or `None`. A recipe or its name gives its points, except to the layers that it keeps in high
-            precision: the first and the last of those that can round, chosen or not, in the order of the model's modules. Points and
-            recipes may be dictionaries, as `to_dict` returns them.
+            and module that gives points, or `None` to leave a layer without any. A recipe or its name gives its points, except to the
+            layers that it keeps in high precision: the first and the last of those that can round, chosen or not, in the order of the
+            model's modules. Points and recipes may be dictionaries, as `to_dict` returns them.
         include: Pattern or patterns of the layers to convert; all of them by default. A pattern names a layer, or a module and all in it;
             `*` matches anything. A shared layer matches by any of its names.
         exclude: Pattern or patterns of layers to leave alone.
@@ -74,10 +77,12 @@ def convert(
         calls: Which products outside of layers are rounded: `"parameters"` those with a parameter as an operand, `"all"` also those of
             two activations, as in attention, at the points of the module that computes them, and `"none"` none. Products with buffers,
             such as the frequencies of rotary embeddings, stay in high precision.
-        verbose: Print the changes; `conversion(model)` shows them later.
+        verbose: Print the layers, and what they had before; `conversion(model)` shows them later.
         example: Inputs of the model: a tuple of them, a dictionary of inputs by keyword, or one input. The converted model runs once with
             them, as in `qsim.coverage`. A layer that it never calls causes a warning, and `verbose` prints the share of the arithmetic that
             is rounded.
+        layout: A layout of checkpoints, as in `qsim.export`. A warning names a layer that rounds and that the layout cannot express, and
+            `verbose` prints what a checkpoint would hold.
 
     Returns:
         The model.
@@ -103,22 +108,27 @@ def convert(
     if isinstance(points, Quantizer):
         raise TypeError(f"convert: a Quantizer is one point of a layer: FivePoint(act=…, weight=…) says where, got {points!r}")
     check_calls(calls)
-    chosen, calling = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
-    fitting = _fitted(chosen)
+    dry_run = None if layout is None else serving.dry_runner("convert", layout)
+    choice = choose(model, points, include, exclude, calls, {EMBEDDING: embeddings, ADAPTER: adapters})
+    fitting, before = _fitted(choice.layers), conversion(model) if verbose else None
     source, recipe = Drawn.of(fresh_seed()), points.name if isinstance(points, Recipe) else None
+    for layer in choice.cleared:
+        _clear(layer.module)
     for layer, found, note in fitting:
         if not layer.obstacle:
             _convert(layer, found, source._replace(name=layer.names[0]), recipe, note)
-    _set_call_points([*(pair for pair in chosen if pair[0].obstacle), *calling], calls, source)
+    _set_call_points([*(pair for pair in choice.layers if pair[0].obstacle), *choice.calling], calls, source)
     if calls != "none":
         enter_calls(model)
     for module in model.modules():
         _keep_from_bypassing(module)
     note_in_configs(model)
-    if verbose:
-        print(conversion(model))
+    if before is not None:
+        print(changes(before, conversion(model)))
     if example is not None:
         _try(model, example, verbose)
+    if layout is not None and dry_run is not None:
+        serving.report(layout, dry_run, model, example, verbose=verbose)
     return model
 
 
@@ -135,7 +145,8 @@ def _set_call_points(called: Chosen, calls: Calls, source: Drawn) -> None:
     """Give modules the points of their own products."""
     _warn_of_delayed(called, calls)
     for layer, found in called:
-        of_activations = (calls == "all" or layer.obstacle == ATTENTION) and not found.is_delayed
+        attends = layer.obstacle == ATTENTION or isinstance(layer.module, nn.MultiheadAttention)
+        of_activations = (calls == "all" or attends) and not found.is_delayed
         if of_activations or layer.obstacle != ATTENTION:
             set_call_points(layer, found, source, of_activations=of_activations)
 
@@ -178,17 +189,31 @@ def revert(model: Model) -> Model:
         leave_calls(module)
         for name, value in module.__dict__.pop("_kept_from_bypassing", {}).items():
             setattr(module, name, value)
-        classes = module.__dict__.pop("_converted", None)
-        if classes is not None:
-            original, with_points = classes
-            assert isinstance(module, FivePointModule)  # made so by convert
-            keep_histories(module, {})
-            module.__class__ = with_ancestor_replaced(type(module), with_points, original)
-            del module.__dict__["points"], module.__dict__["stream_source"]
-            module.__dict__.pop("_recipe", None)
-            module.__dict__.pop("_without", None)
-            module.__dict__.pop("_points_in_use", None)
+        _leave_class(module)
     return model
+
+
+def _clear(module: nn.Module) -> None:
+    """Remove the points of a layer, or of a module with products of its own."""
+    for part in (module, *parts(module)):
+        leave_calls(part)
+    _leave_class(module)
+    if isinstance(module, FivePointModule):  # built with points
+        module.__dict__["points"] = FivePoint()
+        module.remember()
+
+
+def _leave_class(module: nn.Module) -> None:
+    """Give a converted layer its own class again."""
+    classes = module.__dict__.pop("_converted", None)
+    if classes is not None:
+        original, with_points = classes
+        assert isinstance(module, FivePointModule)  # made so by convert
+        keep_histories(module, {})
+        module.__class__ = with_ancestor_replaced(type(module), with_points, original)
+        del module.__dict__["points"], module.__dict__["_stream_source"], module.__dict__["_stream_numbers"]
+        for name in ("_recipe", "_without", "_points_in_use"):
+            module.__dict__.pop(name, None)
 
 
 def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None, note: str) -> None:
@@ -198,7 +223,7 @@ def _convert(layer: Layer, points: FivePoint, source: Drawn, recipe: str | None,
         assert with_points is not None  # only such modules are chosen
         module.__dict__["_converted"] = (original, with_points)
         module.__class__ = with_ancestor_replaced(type(module), original, with_points)
-    module.__dict__["stream_source"] = source
+    module.stream_source = source
     module.__dict__["points"] = module.own_points(points)
     module.__dict__["_recipe"] = recipe
     module.__dict__.pop("_without", None)

@@ -12,12 +12,42 @@ from qsim.nn.calls.settings import CallPoints
 from qsim.nn.converting.calls import enter_calls
 from qsim.nn.converting.classes import kind
 from qsim.nn.converting.convert import convert, revert
+from qsim.nn.converting.defaults import fitted
 from qsim.nn.converting.description import VERSION, quantize_modules
-from qsim.nn.converting.layers import target
+from qsim.nn.converting.layers import check_layer, layers as known_layers, target
 from qsim.nn.modules import FivePointModule
 from qsim.random.seeds import check_index
 from qsim.random.streams import Drawn
 from qsim.recipes.five_point import FivePoint
+from qsim.text.files import check_shape
+
+#: The shape of a description; see `text.files.check_shape`.
+_DRAWN = {"seed": int, "name": str}
+_OWN = {"points": int, "stream": (int, _DRAWN)}
+_SHAPE = {
+    "version": int,
+    "points": [{str: object}],
+    "layers": {str: {**_OWN, "class": str, "recipe?": str, "note?": str}},
+    "calls?": {str: {**_OWN, "stream": _DRAWN, "of_activations": bool}},
+    "rounds_calls?": bool,
+    "quantize": {str: {"forward": (None, {}), "backward": (None, {})}},
+}
+
+
+def check_description(description: Any) -> None:
+    """Raise an error for a description that is not one that `describe` returns."""
+    check_shape(description, {"version": int}, "the conversion")
+    if description["version"] != VERSION:
+        raise ValueError(f"the description of the conversion has version {description['version']}; this release reads {VERSION}")
+    check_shape(description, _SHAPE, "the conversion")
+    points = [FivePoint.from_dict(each) for each in description["points"]]
+    for name, facts in (*description["layers"].items(), *description.get("calls", {}).items()):
+        if not 0 <= facts["points"] < len(points):
+            raise ValueError(f"{name or 'the model'} has the points number {facts['points']}, of {len(points)} that are listed")
+        stream = facts["stream"]
+        seed = stream if isinstance(stream, int) else stream["seed"]
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"{name or 'the model'} has the seed or stream {seed}, which has more than 64 bits")
 
 
 def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> None:
@@ -25,13 +55,11 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
 
     Args:
         model: The model.
-        description: The result of `describe`.
+        description: The result of `describe`; see `check_description`.
 
     Raises:
-        ValueError: If the description is of another architecture, or of a newer release. The model is unchanged.
+        ValueError: If the description is of another architecture, or a layer cannot have its points. The model is unchanged.
     """
-    if description.get("version") != VERSION:
-        raise ValueError(f"the description of the conversion has version {description.get('version')!r}; this release reads {VERSION}")
     points = [FivePoint.from_dict(each) for each in description["points"]]
     layers: Mapping[str, Any] = description["layers"]
     calls: Mapping[str, Any] = description.get("calls", {})
@@ -39,6 +67,7 @@ def convert_as_described(model: nn.Module, description: Mapping[str, Any]) -> No
     _check_same_modules(model, calls)
     if quantize_modules(model) != description["quantize"]:
         raise ValueError("the model's qsim.nn.Quantize modules are not those of the saved model")
+    _check_points(model, {name: points[facts["points"]] for name, facts in layers.items()})
     revert(model)
     draws: dict[int, Drawn] = {}
     for name, facts in calls.items():
@@ -89,6 +118,13 @@ def _check_same_layers(model: nn.Module, layers: Mapping[str, Any]) -> None:
         built = isinstance(module, FivePointModule) and "_converted" not in module.__dict__
         if built and name not in layers:
             raise ValueError(f"{name or 'the model'} was built with points, and the saved model had none there")
+
+
+def _check_points(model: nn.Module, points: Mapping[str, FivePoint]) -> None:
+    """Raise an error for a layer that cannot have its points."""
+    for layer in known_layers(model):
+        if layer.names[0] in points:
+            check_layer(layer, fitted(layer, points[layer.names[0]])[0])
 
 
 def _check_same_modules(model: nn.Module, calls: Mapping[str, Any]) -> None:

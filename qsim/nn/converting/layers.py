@@ -35,6 +35,7 @@ ATTENTION = "multiplies queries, keys and values by itself"
 EMBEDDING = "an embedding: embeddings=True converts it"
 LAZY = "is lazy and has seen no input: call the model once before"
 ADAPTER = "an adapter: adapters=True converts it"
+_CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,16 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 def target(module: nn.Module) -> type[modules.FivePointModule] | None:
     """The class with points for a module's class, if there is one: only for torch's own classes, not for derived ones."""
     own = kind(module)
-    if (own.__module__, own.__qualname__) == ("transformers.pytorch_utils", "Conv1D"):
+    if (own.__module__, own.__qualname__) == _CONV1D:
         from qsim.nn.hugging_face import Conv1D
 
         return Conv1D
     return TARGETS.get(own)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is Hugging Face's `Conv1D`, a linear layer whose weight is the transpose of that of `torch.nn.Linear`."""
+    return any((base.__module__, base.__qualname__) == _CONV1D for base in type(module).__mro__)
 
 
 def check_layer(layer: Layer, points: FivePoint) -> None:

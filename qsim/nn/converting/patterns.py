@@ -33,7 +33,7 @@ def patterns_of_layers(
         usable: The layers that can be converted.
         left: The layers that cannot, each with the reason.
     """
-    patterns = _listed(argument, given)
+    patterns = listed("convert", argument, given)
     for pattern in patterns:
         if any(matches(layer.names, [pattern]) for layer in usable):
             continue
@@ -46,9 +46,9 @@ def patterns_of_layers(
     return patterns
 
 
-def patterns_of_modules(argument: str, given: str | Iterable[str], model: nn.Module) -> tuple[str, ...]:
+def patterns_of_modules(argument: str, given: str | Iterable[str] | None, model: nn.Module) -> tuple[str, ...]:
     """Patterns, each of which must match a module, possibly one that is left alone anyway."""
-    patterns = _listed(argument, given)
+    patterns = listed("convert", argument, given)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for pattern in patterns:
         if not any(matches([name], [pattern]) for name in names):
@@ -58,11 +58,22 @@ def patterns_of_modules(argument: str, given: str | Iterable[str], model: nn.Mod
     return patterns
 
 
-def _listed(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+def listed(function: str, argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One pattern, several, or none with `None`, as a tuple.
+
+    Args:
+        function: What they were given to.
+        argument: What they were given as.
+        given: The patterns.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{function}: {argument} must be a pattern of names, several patterns or None, got {given!r}")
     patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"convert: the patterns of {argument} must be strings, got {pattern!r}")
+            raise TypeError(f"{function}: the patterns of {argument} must be strings, got {pattern!r}")
     return patterns
 
 

@@ -19,7 +19,7 @@ from qsim.recipes.five_point import FivePoint
 
 
 def check_sums(module: nn.Module, points: FivePoint) -> None:
-    """Raise an error for accumulators that cannot add the products of a layer, in whichever dtype its operands are."""
+    """Raise an error for accumulators that cannot add the products of a layer, whatever the dtype of its operands."""
     if points.accumulate is None:
         return
     find = _error_of_lookup if isinstance(module, nn.Embedding) else partial(_error, _product(module))

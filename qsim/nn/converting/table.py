@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from qsim.nn.calls.settings import call_points
-from qsim.nn.converting.layers import Layer, layers
-from qsim.nn.modules import FivePointModule
+from qsim.nn.converting.layers import Layer, is_conv1d, layers
+from qsim.nn.modules import FivePointModule, Linear
 from qsim.recipes.five_point import FivePoint
+from qsim.scaling import Blocks, Tiles
 from qsim.text.blocks import shared_names
 from qsim.text.columns import aligned
 
@@ -43,6 +45,17 @@ class Conversion:
     left: tuple[tuple[str, str], ...]
     notes: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def rounding(self) -> set[str]:
+        """The names of the layers and modules that round."""
+        return {name for name, _, _ in (*self.changed, *self.calls)}
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """The kind of each layer, and its points or why it has none."""
+        found = {name: (kind, str(points)) for name, kind, points in self.changed}
+        found |= {name: ("calls", f"{products}: {points}") for name, products, points in self.calls}
+        return found | {name: ("layer", reason) for name, reason in self.left}
+
     def __str__(self) -> str:
         """The table; layers of repeated blocks share a row, with `*` for the numbers of the blocks, if it is the same for all of them."""
         rows = [(name, kind, str(points)) for name, kind, points in self.changed]
@@ -56,6 +69,38 @@ class Conversion:
         named = ((*shown[name], kind, text) for name, kind, text in rows)
         merged = dict.fromkeys((name, f"{kind} × {count}" if count > 1 else kind, text) for name, count, kind, text in named)
         return aligned([*merged]) or "no layer that could round"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of a conversion, layer by layer; prints as a table.
+
+    Attributes:
+        rows: The name of each layer, its kind, what it had before, and what it has now.
+    """
+
+    rows: tuple[tuple[str, str, str, str], ...]
+
+    def __str__(self) -> str:
+        """The table of the layers that are different now."""
+        return aligned([(name, kind, before, "→", after) for name, kind, before, after in self.rows]) or "nothing changed"
+
+
+def changes(before: Conversion, after: Conversion) -> Conversion | Changes:
+    """Compare two conversions of a model: the layers that differ, or all layers if none had points before.
+
+    Example:
+        >>> import torch, qsim
+        >>> model = qsim.convert(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), qsim.FivePoint(act="e4m3"))
+        >>> first = qsim.nn.conversion(model)
+        >>> print(qsim.nn.changes(first, qsim.nn.conversion(qsim.convert(model, {"1": None}))))
+        1  Linear  act=e4m3  →  not chosen
+    """
+    if not before.changed and not before.calls:
+        return after
+    old, new = before.states(), after.states()
+    differ = [name for name in new if name in old and old[name] != new[name]]
+    return Changes(tuple((name, (new if name in after.rounding else old)[name][0], old[name][1], new[name][1]) for name in differ))
 
 
 def conversion(model: nn.Module) -> Conversion:
@@ -76,9 +121,23 @@ def conversion(model: nn.Module) -> Conversion:
         else:
             assert isinstance(layer.module, FivePointModule)  # only these round
             changed.append((layer.title, type(layer.module).__name__, layer.module.points))
-            if "_without" in vars(layer.module):
-                notes.append((layer.title, vars(layer.module)["_without"]))
+            found = (vars(layer.module).get("_without"), uneven_blocks(layer.module))
+            notes += [(layer.title, note) for note in found if note]
     return Conversion(tuple(changed), tuple(calls), tuple(left), tuple(notes))
+
+
+def uneven_blocks(module: Any) -> str:
+    """A note on blocks that do not divide the rows of a linear layer's weight; empty if they do, or if there are none."""
+    point = module.points.weight
+    if point is None or not (isinstance(module, Linear) or is_conv1d(module)):
+        return ""
+    # Layouts have 8-bit numbers in tiles that are smaller at the edges.
+    tiles = point.scale.width if isinstance(point.scale, Tiles) and point.format.bits < 8 else 0
+    size = point.scale.size if isinstance(point.scale, Blocks) else tiles
+    inputs = module.in_features if isinstance(module, Linear) else module.weight.shape[0]
+    if not size or inputs % size == 0:
+        return ""
+    return f"blocks of {size} do not divide its {inputs} inputs: checkpoints for servers have no smaller block at the end of a row"
 
 
 def reason_left(layer: Layer) -> str | None:

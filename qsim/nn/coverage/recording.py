@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
         path = self._path(is_backward)
         name = str(operator).rpartition(".")[2]
         rounded = [site for site in sites or () if site.quantizer is not None]
-        points = tuple(f"{site.name}={short(site.quantizer)}" for site in rounded if site.quantizer is not None)
+        points = tuple(f"{site.name}={short(site.quantizer, site.name)}" for site in rounded if site.quantizer is not None)
         if sites is not None:
             missing = [site.name for site in sites if site.quantizer is None]
             reason = f"no quantizer at {', '.join(missing)}" if missing else ""
@@ -136,7 +136,7 @@ class Recorder(TorchDispatchMode):
         """Ignored, too."""
 
 
-#: What names of torch's own operators say if they multiply. Those of sparse and of 8-bit matrices, among others, have no formulas.
+#: Words in the names of torch's operators that multiply. Some of these, as for sparse or 8-bit matrices, have no formula.
 _MULTIPLYING = {"mm", "addmm", "convolution", "conv", "linear", "attention", "encoder"}
 
 

@@ -18,10 +18,11 @@ from qsim.nn.product.operands import Received, Upstream
 from qsim.nn.product.plans import ProductPlan
 from qsim.nn.product.sites import beyond
 from qsim.random import seeds
+from qsim.random.sources import Stream
 from qsim_kernels.ops.direct import DISPATCHED, Operators, operators
 
 
-def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: int = 0) -> Tensor:
+def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan, stream: Stream = 0) -> Tensor:
     """A product whose operands are rounded forward and backward.
 
     Args:
@@ -37,10 +38,10 @@ def planned_product(a: Tensor, w: Tensor, bias: Tensor | None, plan: ProductPlan
     return _apply(a, w, bias, seed, weight_seed, plan, torch.is_grad_enabled())  # type: ignore[no-any-return,no-untyped-call]
 
 
-def drawn_seeds(a: Tensor, w: Tensor, plan: ProductPlan, stream: int) -> tuple[Tensor | None, Tensor | None]:
+def drawn_seeds(a: Tensor, w: Tensor, plan: ProductPlan, stream: Stream) -> tuple[Tensor | None, Tensor | None]:
     """The seed of a product, and that of its weight, where they are needed."""
     points, ops = plan.setting.points, plan.ops
-    seed = seeds.drawn(a.device, ops) if points.is_stochastic else None
+    seed = seeds.drawn(a.device, ops, stream) if points.is_stochastic else None
     weight_draws = points.weight_is_stochastic and not plan.setting.two_inputs
     return seed, seeds.weight_seed(w, stream, ops=ops) if weight_draws else None
 

@@ -86,7 +86,7 @@ class LinearProduct(Product):
     directions: ClassVar[Directions] = directions.LINEAR
 
     def merges_rows(self, dims: int) -> bool:
-        """Tokens are rows, in whichever dimensions they are."""
+        """Tokens are rows, whatever their dimensions."""
         return True
 
     def forward(self, a: Tensor, w: Tensor, bias: Tensor | None, how: Arithmetic) -> Tensor:  # noqa: D102 (documented above)

@@ -20,11 +20,14 @@ from qsim.nn.product.sites import SharedOperand, Site, beyond
 from qsim.nn.product.sums import spelled_lookup
 from qsim.nn.product.tensors import GRAD, WEIGHT
 from qsim.random import places, seeds, streams
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 from qsim_kernels.ops.direct import operators
 
 
-def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+def five_point_embedding(
+    x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: Stream
+) -> Tensor:
     """A lookup: `weight` is rounded forward, `grad` backward; a lookup has no other points.
 
     Args:
@@ -36,7 +39,7 @@ def five_point_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad
         stream: Distinguishes weights that have the same values.
     """
     check_table(weight, points)
-    seed = seeds.seed_tensor(None, None, weight.device) if draws_gradient(points) else None
+    seed = seeds.drawn(weight.device, stream_number=stream) if draws_gradient(points) else None
     weight_seed = seeds.weight_seed(weight, stream) if is_stochastic(points.weight) else None
     given = (x, weight, seed, weight_seed, points, padding_idx, scale_grad_by_freq, None, (None, None))
     return FivePointEmbedding.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
@@ -63,7 +66,7 @@ def site_of_table(points: FivePoint, draws: Draws | None = None, shared: SharedO
 
 
 def site_of_lookup(points: FivePoint, draws: Draws | None = None, shared: SharedOperand | None = None) -> Site:
-    """The site that rounds the gradient of a lookup, likewise."""
+    """The site that rounds the gradient of a lookup, with the same argument."""
     stream = streams.rank_stream(GRAD, None if draws is None else draws.gradient)
     return Site("grad", points.grad, stream, places.WHOLE, LINEAR.act, True, None, shared, multiplies=False)
 

@@ -19,9 +19,10 @@ from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.groups import Groups
 from qsim.nn.product.operands import Operand
 from qsim.nn.product.plans import ProductPlan
+from qsim.random.sources import Stream
 
 
-def grouped_product(a: Tensor, w: Tensor, ends: Tensor, plan: ProductPlan, stream: int = 0) -> Tensor:
+def grouped_product(a: Tensor, w: Tensor, ends: Tensor, plan: ProductPlan, stream: Stream = 0) -> Tensor:
     """A product of rows in groups with a matrix for each group.
 
     Args:

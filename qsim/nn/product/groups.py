@@ -38,7 +38,7 @@ class Units(NamedTuple):
         """The largest of the units' magnitudes in each group; zero in an empty one."""
         if self.groups is None:
             return amaxes
-        # An infinity stands for NaN, which torch's reductions do not treat alike on all devices; both make a scale NaN.
+        # Infinity replaces NaN, which torch's reductions do not treat alike on all devices; both make a scale NaN.
         plain = torch.where(amaxes.isnan(), torch.inf, amaxes)
         found = amaxes.new_zeros(self.group_count + 1, *amaxes.shape[1:])
         index = self.groups.view(-1, 1, 1).expand_as(plain)

@@ -70,7 +70,7 @@ def watch_calls(finder: Finder | None) -> Finder | None:
 
 
 def enter_call(module: nn.Module, name: str) -> None:
-    """Called before a product outside of layers, with the module that has the parameter; no name stands for two activations."""
+    """Called before a product outside of layers, with the module that has the parameter; no name means two activations."""
     if _finder is not None and not torch.compiler.is_compiling():
         exchange(_finder(module, name))
 

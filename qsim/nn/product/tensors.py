@@ -101,7 +101,7 @@ def _gradient(setting: ProductSetting, draws: int, shared: SharedOperand | None,
         number = rank_stream(GRAD_W, draws)
     name, point = ("grad", points.grad) if points.grad_w is None else ("grad_w", points.grad_w)
     grad_w = _site_of_gradient(name, point, number, lies.grad_w, sum_w, shared, merges=merges)
-    # A chip rounds the gradient in another read, and the bias's gradient must not depend on who multiplies.
+    # A chip rounds the gradient in another read, and the bias's gradient must not depend on what multiplies.
     is_summed = points.accumulate is None and setting.product.sums_rows
     return Gradient(
         grad,

@@ -29,10 +29,11 @@ from qsim.nn.sharded.shares import (
     summing,
 )
 from qsim.random.shards import sizes, span
+from qsim.random.sources import Stream
 from qsim.recipes.five_point import FivePoint
 
 
-def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: int) -> Tensor:
+def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by_freq: bool, points: FivePoint, stream: Stream) -> Tensor:
     """`five_point_embedding` of a distributed table.
 
     Args:
@@ -60,7 +61,7 @@ def sharded_embedding(x: Tensor, weight: Tensor, padding_idx: int, scale_grad_by
     in_rows = any(is_shard(how, 0) for how in of_weight)
     if in_rows and scale_grad_by_freq:
         raise ValueError("embedding: scale_grad_by_freq cannot be combined with a table that is distributed by rows")
-    seed = agreed_seed(weight) if draws_gradient(points) else None
+    seed = agreed_seed(weight, stream) if draws_gradient(points) else None
     weight_seed = seed_of_shares(weight, stream) if is_stochastic(points.weight) else None
     rows, draws = weight.to_local(grad_placements=of_gradient), draws_of_weight(weight, of_x, of_result)
     if points.sums[2] is not None:

@@ -49,6 +49,7 @@ from qsim.nn.sharded.shares import (
     seed_of_shares,
     summing,
 )
+from qsim.random.sources import Stream
 
 
 class ProductPlacements(NamedTuple):
@@ -63,7 +64,7 @@ class ProductPlacements(NamedTuple):
     grad_bias: Placements
 
 
-def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: int = 0) -> Tensor:
+def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductSetting, stream: Stream = 0) -> Tensor:
     """A product of distributed tensors.
 
     Args:
@@ -82,7 +83,7 @@ def sharded_product(a: Tensor, w: Tensor, bias: Tensor | None, setting: ProductS
     layout = _layout(a, w, setting)
     a, w = placed(a, layout.a), placed(w, layout.w)
     points = setting.points
-    seed = agreed_seed(a) if points.is_stochastic else None
+    seed = agreed_seed(a, stream) if points.is_stochastic else None
     weight_seed = seed_of_shares(w, stream) if points.weight_is_stochastic and not setting.two_inputs else None
     if setting.two_inputs:
         draws = Draws(first_holder(mesh, layout.a), first_holder(mesh, layout.w), first_holder(mesh, layout.out))

@@ -35,7 +35,7 @@ class MeshShare:
         shape: The shape of the whole.
         mesh: The processes.
         placements: Its placements on them.
-        channels: The dimensions along which a channel's elements lie.
+        channels: The dimensions along which a channel extends.
     """
 
     shape: tuple[int, ...]

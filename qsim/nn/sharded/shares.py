@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from qsim.nn.product.setting import Draws
 from qsim.random import seeds
 from qsim.random.shards import coordinates, place_of
+from qsim.random.sources import Stream
 
 Placements = tuple[Placement, ...]
 
@@ -59,14 +60,14 @@ def summing(mesh: DeviceMesh, results: Sequence[Placements]) -> tuple[int, int, 
     return forward, grad_a, grad_w
 
 
-def agreed_seed(a: DTensor) -> Tensor:
+def agreed_seed(a: DTensor, stream: Stream) -> Tensor:
     """A seed shared by the processes of the mesh: their own draw if they are seeded alike, else the largest one."""
     mesh, local = a.device_mesh, a.to_local()
-    drawn = seeds.seed_tensor(None, None, local.device).to(local.device, non_blocking=True)
+    drawn = seeds.drawn(local.device, stream_number=stream).to(local.device, non_blocking=True)
     return DTensor.from_local(drawn, mesh, [Partial("max")] * mesh.ndim, run_check=False).full_tensor()
 
 
-def seed_of_shares(w: DTensor, stream: int) -> Tensor:
+def seed_of_shares(w: DTensor, stream: Stream) -> Tensor:
     """`seeds.weight_seed` of the whole weight, from the sums of its shards."""
     summands = [Partial() if how.is_shard() else Replicate() for how in w.placements]
     seed = seeds.weight_seed(w.to_local().detach(), stream, place_of(w))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qsim
-from qsim import FivePoint, Quantizer, diagnostics
+from qsim import FivePoint, Quantizer
+from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice
 from qsim.studies.learners import nets
 from qsim.studies.learners.examples import MODELS, OWN, examples, optimizer, predictions
@@ -197,5 +198,5 @@ def _factor(run: Run, device: torch.device) -> dict[str, Any]:
 
         qsim.convert(model, FivePoint())
         points, like = (_backward(name, run.rounding) for name in (run.format, run.like))
-        factor = diagnostics.batch_for(model, loss, batches, points, like, _DRAWS, seed=run.seed).factor
+        factor = measured_factors(model, loss, batches, points, like, _DRAWS, run.seed).factor
     return {"factor": float(factor.value), "low": float(factor.low), "high": float(factor.high)}

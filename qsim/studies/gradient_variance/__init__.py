@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import qsim
 from qsim import FivePoint, Fixed, Float, Quantizer
-from qsim.diagnostics import batch_for, gradient_error
+from qsim.diagnostics import gradient_error
+from qsim.diagnostics.gradients.batches import measured_factors
 from qsim.studies.choices import choice
 from qsim.studies.learners.images import images
 from qsim.studies.learners.training import Training, full_precision, train
@@ -229,5 +230,5 @@ def _gradient_of_input(layer: nn.Linear, x: Tensor, y: Tensor, points: FivePoint
 
 
 def _of_weights(layer: nn.Linear, batches: list[tuple[Tensor, Tensor]], run: Run) -> dict[str, Any]:
-    found = batch_for(layer, loss, batches, run.points, draws=run.draws, seed=run.seed).factors[-1]
+    found = measured_factors(layer, loss, batches, run.points, None, run.draws, run.seed).factors[-1]
     return {"squared_bias": found.bias.value, "sampling": found.sampling.value, "squared_gradient": found.gradient.value}

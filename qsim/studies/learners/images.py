@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import pickle
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qsim.studies.learners.wide_resnet import WideResNet
+from qsim.text.files import FileError, reading
 
 DIGITS = "digits"
 #: The model that is a residual net, whatever the images.
@@ -68,12 +70,12 @@ def images(data: str, device: torch.device) -> Images:
         device: The device to keep them on.
 
     Raises:
+        FileError: If a file is malformed, or the files do not fit each other.
         ValueError: If the folder does not exist or contains neither.
     """
     parts = _digits() if data == DIGITS else _from_files(Path(data))
+    _check_parts(data, *parts)
     x, y, test_x, test_y = parts
-    if (len(x), len(test_x)) != (len(y), len(test_y)):
-        raise ValueError(f"data: {data!r} has {len(x)} and {len(test_x)} images, but {len(y)} and {len(test_y)} labels")
     mean, spread = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
     return Images((x - mean).div(spread).to(device), y.to(device), (test_x - mean).div(spread).to(device), test_y.to(device))
 
@@ -132,6 +134,19 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
 _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+def _check_parts(data: str, x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> None:
+    """Raise an error for images without labels, of two sizes, or with labels that are not those of ten classes."""
+    if (len(x), len(test_x)) != (len(y), len(test_y)):
+        raise FileError(f"data: {data!r} has {len(x)} and {len(test_x)} images, but {len(y)} and {len(test_y)} labels")
+    if not x.numel() or not test_x.numel():
+        raise FileError(f"data: {data!r} has no pixels for training or testing")
+    if x.shape[1:] != test_x.shape[1:]:
+        raise FileError(f"data: {data!r} has training images of shape {tuple(x.shape[1:])} and test images of {tuple(test_x.shape[1:])}")
+    low, high = torch.cat([y, test_y]).aminmax()
+    if low < 0 or high >= Images.classes:
+        raise FileError(f"data: {data!r} has labels from {low} to {high}; they must be from 0 to {Images.classes - 1}")
+
+
 def _digits() -> _Parts:
     """Half of scikit-learn's 1797 images for training, half for testing."""
     from sklearn.datasets import load_digits
@@ -156,21 +171,21 @@ def _from_files(folder: Path) -> _Parts:
 def _idx(folder: Path) -> _Parts | None:
     found = []
     for part in ("train", "t10k"):
-        for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        for kind, dims in (("images-idx3-ubyte", 3), ("labels-idx1-ubyte", 1)):
             file = next((path for path in sorted(folder.glob(f"{part}-{kind}*")) if path.suffix in ("", ".gz")), None)
             if file is None:
                 return None
-            found.append(_read_idx(file))
+            found.append(_read_idx(file, dims))
     x, y, test_x, test_y = found
     return x[:, None].float(), y.long(), test_x[:, None].float(), test_y.long()
 
 
-def _read_idx(file: Path) -> Tensor:
-    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    dims = content[3] if len(content) > 3 and content[:3] == b"\0\0\x08" else 0
+def _read_idx(file: Path, dims: int) -> Tensor:
+    with reading("data", file):
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     shape = np.frombuffer(content, ">u4", dims, 4).tolist() if len(content) >= 4 + 4 * dims else []
-    if not dims or len(content) != 4 + 4 * dims + int(np.prod(shape)):
-        raise ValueError(f"data: {file} is not an idx file of bytes")
+    if content[:4] != bytes([0, 0, 8, dims]) or len(content) != 4 + 4 * dims + math.prod(shape):
+        raise FileError(f"data: {file} is not an idx file of bytes with {dims} dimension{'s' if dims > 1 else ''}")
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape).copy())
 
 
@@ -200,8 +215,10 @@ def _read_cifar_python(file: Path) -> dict[bytes, Any]:
         pixels, labels = batch[b"data"], batch[b"labels"]
         if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
             raise ValueError(f"its array is {pixels.shape} of {pixels.dtype}")
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
+        if not all(type(label) is int and label in range(10) for label in labels):
+            raise ValueError("its labels are not from 0 to 9")
+    except Exception as error:  # a pickle chooses the functions that read it, which raise errors of any type
+        raise FileError(f"data: {file} is not a batch of CIFAR-10's Python version ({error})") from error
     return {b"data": pixels, b"labels": labels}
 
 
@@ -218,5 +235,5 @@ def _read_cifar_binary(file: Path) -> Tensor:
     """Images, each preceded by its label."""
     content = file.read_bytes()
     if not content or len(content) % 3073:
-        raise ValueError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
+        raise FileError(f"data: {file} is not a batch of CIFAR-10's binary version: it has {len(content)} bytes, not a multiple of 3073")
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(-1, 3073).copy())

@@ -74,7 +74,7 @@ class StagnationStudy(Study[Settings, Run]):
         return Settings(rates=(0.3, 0.1, 0.03, 0.01, 0.003), sample_steps=10000, problems=256)
 
     def runs(self, settings: Settings) -> Sequence[Run]:
-        """With all samples: every method at every rate, and single weights to nearest. With one: every method, with and without noise."""
+        """With all samples, every method at every rate, and nearest for single weights. With one, every method, with and without noise."""
         if len(settings.rates) < 2 or list(settings.rates) != sorted(settings.rates, reverse=True):
             raise ValueError(f"rates: must be at least two, from large to small; got {','.join(map('{:g}'.format, settings.rates))}")
         found = []

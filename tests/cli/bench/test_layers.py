@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import qsim
 from qsim import FivePoint, Float
 from qsim.cli import main
-from qsim.cli.bench import _models, linear, train
+from qsim.cli.bench import _blocks, _models, linear, train
 from qsim.cli.bench._models import ConvBenchSize, GPTBenchSize
 from qsim.cli.bench._timing import Call, Clock
 
@@ -258,3 +258,25 @@ def test_layers_are_replayed_and_peak_memory_is_counted_on_a_gpu(capsys: pytest.
     rows = bench(capsys, "train", "--device", "cuda", "--size", "tiny", "--seconds", "0.001")["rows"]
     assert len(rows) == 4
     assert all(row["peak_mib"] > 0 for row in rows)
+
+
+def test_blocks_are_compiled_once_for_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_models.SIZES, "tiny", (GPTBenchSize(3, 2, 32, 16, 8, 2), ConvBenchSize(4, 1, 3, 8, 2)))
+    monkeypatch.setattr(_blocks, "BACKEND", "aot_eager")  # Inductor takes ten seconds
+    found = bench(capsys, *TRAIN, "--blocks", "--recipes", "mxfp4")
+    assert "points" not in found["heading"]
+    assert [row["recipe"] for row in found["rows"]] == ["native", "mxfp4"]
+    assert [(row["graphs"], row["recompilations"]) for row in found["rows"]] == [(1, 0), (1, 0)]
+    assert all(row["first_seconds"] > row["milliseconds"] / 1e3 > 0 for row in found["rows"])
+    assert found["rows"][0]["ratio"] == 1
+
+
+@pytest.mark.parametrize("words", [("--compile",), ("--monitor", "5"), ("--peers",)])
+def test_blocks_are_measured_by_themselves(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *TRAIN, "--blocks", *words]) == 2
+    assert "--blocks compiles by itself and measures recipes; omit --compile, --monitor and --peers" in capsys.readouterr().err
+
+
+def test_recipes_of_blocks_must_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *TRAIN, "--blocks", "--recipes", "native,mxfp5"]) == 2
+    assert "mxfp5" in capsys.readouterr().err

@@ -117,6 +117,30 @@ def test_gradients_that_do_not_vary_are_refused(model: nn.Linear, generator: tor
         batch_for(model, exact.linear_loss, batches, BACKWARD)
 
 
+def narrow(exponent: int, mantissa: int = 1, **options: object) -> qsim.FivePoint:
+    return qsim.FivePoint(grad=qsim.Quantizer(qsim.Float(exponent, mantissa), "stochastic", **options))  # type: ignore[arg-type]
+
+
+def test_a_factor_that_does_not_hold_is_refused(generator: torch.Generator) -> None:
+    net = qsim.convert(nn.Sequential(nn.Linear(16, 8)), qsim.FivePoint()).eval()
+    batches = [torch.randn(64, 16, generator=generator) for _ in range(4)]
+
+    def mean(scale: float) -> object:
+        return lambda model, x: scale * model(x).square().mean()
+
+    with pytest.raises(ValueError, match=r"batch_for: under points, \S+ % of the gradients at grad of layer '0' underflow: a larger batch"):
+        batch_for(net, mean(1e-3), batches, narrow(4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"batch_for: under like, .* multiply the loss by \d+ or more, or give them a scale"):
+        batch_for(net, mean(1e-3), batches, None, narrow(4))  # type: ignore[arg-type]
+    falls = r"batch_for: under points, the rounding variance does not fall with the batch: .* \d(\.\d+)? times as large, instead of 0.5"
+    with pytest.raises(ValueError, match=falls):
+        batch_for(net, mean(4.0), batches, narrow(4))  # type: ignore[arg-type]
+    assert batch_for(net, lambda model, x: model(x).square().sum() / 128, batches, narrow(4)).factor.value > 1, "a sum does not shrink"
+    for points in (narrow(8), narrow(4, scale="tensor")):
+        assert batch_for(net, mean(1e-3), batches, points).factor.value > 1  # type: ignore[arg-type]
+    assert batch_for(net, mean(2.0**10), batches, narrow(4)).factor.value > 1  # type: ignore[arg-type]
+
+
 def test_points_that_layers_cannot_have_are_refused(generator: torch.Generator) -> None:
     net = qsim.convert(nn.Sequential(nn.Linear(8, 8)), qsim.FivePoint())
     delayed = qsim.FivePoint(act=qsim.Quantizer("e4m3", scale=qsim.scaling.Delayed(4)))

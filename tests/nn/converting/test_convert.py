@@ -277,6 +277,42 @@ def test_converted_again_a_layer_gets_new_points_if_it_is_chosen() -> None:
     assert all(map(same_bits, gradients(qsim.revert(model)), gradients(net())))
 
 
+def test_converted_again_a_layer_keeps_its_points_where_a_recipe_gives_it_none() -> None:
+    before = FivePoint("bf16", "bf16")
+    model = qsim.convert(net(), before)
+    qsim.convert(model, "nvfp4", exclude=["attention"])
+    assert points_of(model)["head"] == before, "the recipe keeps the last layer in high precision"
+    assert points_of(model)["attention"] == before
+    assert points_of(model)["blocks.0.up"] == qsim.recipes.nvfp4().points
+    # In a new model it has none.
+    assert dict(qsim.nn.conversion(qsim.convert(net(), "nvfp4", exclude=["attention"])).left)["head"].startswith("kept in high precision")
+
+
+def test_none_removes_points() -> None:
+    model = qsim.convert(net(), NEAREST)
+    qsim.convert(model, {"head": None, "blocks.1": OTHER})
+    expected = {name: OTHER if name.startswith("blocks.1") else NEAREST for name in LAYERS if name != "head"}
+    assert points_of(model) == expected
+    assert type(model.head) is nn.Linear
+    qsim.convert(model, lambda name, module: None if name == "attention" else THIRD)
+    assert points_of(model) == {name: THIRD for name in LAYERS if name != "attention"}
+    assert type(model.attention) is nn.MultiheadAttention
+    built = nn.Sequential(qsim.nn.Linear(4, 2, points=OTHER))
+    x = torch.randn(3, 4)
+    assert torch.equal(qsim.convert(built, {"0": None})(x), nn.functional.linear(x, built[0].weight, built[0].bias))
+
+
+def test_a_table_shows_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    model = qsim.convert(net(), OTHER, include=["blocks", "head"])
+    qsim.convert(model, {"head": None, "blocks.1.up": THIRD}, verbose=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "blocks.1.up  Linear  act=e2m1  →  weight=e3m2",
+        "head         Linear  act=e2m1  →  not chosen",
+    ]
+    qsim.convert(model, {"blocks.1.up": THIRD}, verbose=True)
+    assert capsys.readouterr().out == "nothing changed\n"
+
+
 # Reports.
 
 
@@ -331,6 +367,10 @@ def test_it_is_silent_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
         ({"include": "hed"}, ValueError, "convert: include pattern 'hed' matches no layer; did you mean 'head'"),
         ({"exclude": "block"}, ValueError, "convert: exclude pattern 'block' matches no module; did you mean 'blocks'"),
         ({"exclude": [3]}, TypeError, "convert: the patterns of exclude must be strings, got 3"),
+        ({"exclude": 0}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 0"),
+        ({"exclude": 2}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got 2"),
+        ({"exclude": False}, TypeError, "convert: exclude must be a pattern of names, several patterns or None, got False"),
+        ({"include": 0}, TypeError, "convert: include must be a pattern of names, several patterns or None, got 0"),
         (
             {"points": {"blocks": NEAREST, "head": OTHER, "blocks.1.up": OTHER}},
             ValueError,

@@ -1,4 +1,4 @@
-"""Layers whose products take FP8 codes, as they do on a chip: the same bits as without, whoever multiplies."""
+"""Layers whose products take FP8 codes, as they do on a chip: the same bits as without, whether the chip or the emulator multiplies."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_layers_do_not_wait_for_the_gpu(recipe: Recipe) -> None:
 @every_recipe
 def test_replayed_graphs_see_new_inputs(recipe: Recipe) -> None:
     if any(isinstance(getattr(point, "scale", None), Delayed) for point in (recipe.points.act, recipe.points.grad)):
-        pytest.skip("a history goes on with every call")
+        pytest.skip("a history grows with every call")
     _, layer = twins(qsim.nn.Linear, (64, 48), recipe, torch.float32)
     x, g, found = torch.randn(128, 64, device="cuda"), torch.randn(128, 48, device="cuda"), torch.zeros(48, 64, device="cuda")
 

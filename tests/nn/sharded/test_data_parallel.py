@@ -16,6 +16,7 @@ from support.distributed_models import (
     NEAREST,
     NOISY,
     REUSED,
+    SATURATED,
     alike,
     check,
     coarse,
@@ -37,7 +38,7 @@ two, four = ranks_of(2), ranks_of(4)
 
 
 #: Products whose sums are rounded, with noise.
-SUMMED = FivePoint("e2m1", noisy("e2m1"), "same", "same", "e2m1", accumulate="Rounded('e6m9', rounding='stochastic')")
+SUMMED = FivePoint("e2m1", noisy("e2m1"), "same", "same", SATURATED, accumulate="Rounded('e6m9', rounding='stochastic')")
 
 
 def mean(grads: list[list[Tensor]]) -> list[Tensor]:

@@ -68,7 +68,7 @@ def _chosen(a, wanted, least, grid):
 
 @inlined
 def _onto(wanted, grid):
-    """Round a positive number onto a grid, to nearest or up; see `reference.rounding`."""
+    """Round a positive number onto a grid, up or to the nearest value; see `reference.rounding`."""
     shift0, low, least, limit, parity, top, up = grid
     magnitude = as_long(wanted)
     shift = min(max(low + shift0 - (magnitude >> _MANTISSA), shift0), _i64(_MANTISSA)) if low else shift0

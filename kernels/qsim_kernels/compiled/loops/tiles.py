@@ -148,7 +148,7 @@ def quantize_rows(job_at, first, count, column, columns):
         job[10],
     )
     across, out_is_narrow, x_is_narrow, strip_at, how_at = job[11], job[12] != 0, job[13] != 0, job[14], job[15]
-    seed, stream, offset, most = job[16], job[17], job[21], _i32(job[22])
+    seed, stream, offset, most, leaves_zero = job[16], job[17], job[21], _i32(job[22]), job[27] != 0
     given, results = room_for_ints(STRIP), room_for_ints(STRIP)
     inverses, factors, values = room_for_floats(_ROOM), room_for_floats(_ROOM), room_for_floats(STRIP)
     down, along = (rows + height - 1) // height, (all_columns + width - 1) // width
@@ -162,9 +162,9 @@ def quantize_rows(job_at, first, count, column, columns):
             _spread(inverses, factors, by, back, start, size, width, factors_at != 0)
             if x_is_narrow:
                 load(given, x_at, at + start, size, True)
-                _divide(values, given, inverses, size)
+                _divide(values, given, inverses, size, leaves_zero)
             else:
-                _divide(values, ints(x_at + 4 * (at + start)), inverses, size)
+                _divide(values, ints(x_at + 4 * (at + start)), inverses, size, leaves_zero)
             call(strip_at, (address_of(results), address_of(values), size, how_at, seed, stream, offset + at + start))
             _restore(out_at, at + start, results, factors, size, most, out_is_narrow)
             start += size
@@ -195,9 +195,14 @@ def _spread(inverses, factors, scales, back, start, count, width, restores):
 
 
 @part
-def _divide(values, x, inverses, count):
+def _divide(values, x, inverses, count, leaves_zero):
     for i in range(count):
         values[i] = _f32(as_float(x[i]) * inverses[i])
+    if leaves_zero:
+        # What underflowed becomes the number next to zero; see `reference.scaling.kept_from_zero`.
+        for i in range(count):
+            if _i32(x[i] & _NAN) != 0 and values[i] == 0:
+                values[i] = as_float(_i32(_i32(x[i] & ~_NAN) | 1))
 
 
 @part

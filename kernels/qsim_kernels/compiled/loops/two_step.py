@@ -11,7 +11,7 @@ from qsim_kernels.compiled.loops.bits import as_long, doubles, longs, numbers, p
 from qsim_kernels.compiled.loops.sums import power
 
 _MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
-#: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that stands for infinity's.
+#: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that represents infinity's.
 _LEAST_PRODUCT, _LEAST_RUNNING, _ABOVE = -300, -126, 512
 #: From here on products are infinite.
 _BEYOND = 2.0**128

@@ -10,6 +10,7 @@ from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
+from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, inverses_of, tile_scales, under_whole
 from qsim_kernels.triton.device.values import Noise, as_numbers
@@ -80,6 +81,16 @@ def restoring_factors(own, under, RESTORE: tl.constexpr):
 
 
 @triton.jit
+def divided(values, inverses, V: tl.constexpr):
+    """Values times the inverses of their scales, kept from underflowing to zero; see `reference.scaling.kept_from_zero`."""
+    quotients = values * inverses
+    if V.mode == UP or V.mode == DOWN or V.mode == ODD:
+        next_to_zero = ((values.to(tl.int32, bitcast=True) & SIGN) | 1).to(tl.float32, bitcast=True)
+        quotients = tl.where((quotients == 0) & (values != 0), next_to_zero, quotients)
+    return quotients
+
+
+@triton.jit
 def round_region(
     values, inverses, factors, reach, out, at, m, offset, noise, grid,
     V: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
@@ -87,7 +98,7 @@ def round_region(
     """Round the values of a region under scales broadcast over it, and write them; for `CLAMP` see `saturation`."""
     drawn = integers_of_rows(noise, offset + at.first, V, S.run, S.aligned, S.width)
     # NaN is made canonical when it is stored.
-    result = rounded(values * inverses, drawn, grid, V, False).to(tl.float32)
+    result = rounded(divided(values, inverses, V), drawn, grid, V, False).to(tl.float32)
     if RESTORE != NOTHING:
         result *= factors
         if CLAMP == ALWAYS:

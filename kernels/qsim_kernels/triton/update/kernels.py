@@ -98,7 +98,7 @@ def update_block(
         state: `Numbers` of the moments.
         K: The `Kind`.
         V: The `Variant` of the weights' rounding.
-        N: The `Variant` of the inner rounding, to nearest.
+        N: The `Variant` of the inner rounding, which is to the nearest value.
         S: The `Variant` of the moments' rounding.
         M: The moments' dtype.
         RUN: Number of neighbours a thread holds.

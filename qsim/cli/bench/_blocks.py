@@ -1,0 +1,115 @@
+"""A GPT compiled block by block, in several recipes: graphs, the first step with cold caches, and steps compared with native's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+import qsim
+from qsim import recipes
+from qsim.cli.bench._conditions import Conditions
+from qsim.cli.bench._graphs import peak_growth
+from qsim.cli.bench._models import Subject
+from qsim.cli.bench._tables import Column, Row, hundredths, tenths, whole
+from qsim.cli.bench._timing import Call, clock_of, duration, sustained
+
+NATIVE = "native"
+BACKEND = "inductor"
+#: The recipes that are measured by default.
+RECIPES = (NATIVE, "fp8_hybrid", "mxfp8", "mxfp4", "nvfp4")
+MIB = 2**20
+
+COLUMNS = (
+    Column("recipe", "recipe"),
+    Column("graphs", "graphs", whole),
+    Column("recompilations", "recompilations", whole),
+    Column("first step s", "first_seconds", tenths),
+    Column("ms per step", "milliseconds", tenths),
+    Column("time to native's", "ratio", hundredths),
+    Column("peak MiB", "peak_mib", lambda peak: "not measured" if peak is None else whole(peak)),
+)
+
+
+class Compiled(NamedTuple):
+    """A model that has been compiled by its first steps.
+
+    Attributes:
+        recipe: Its recipe.
+        step: A training step.
+        graphs: The graphs that were compiled for its blocks.
+        recompilations: Those that were compiled because an earlier one did not fit.
+        seconds: The time of the first step.
+        own: The memory that the model, its gradients and its optimizer occupy.
+    """
+
+    recipe: str
+    step: Call
+    graphs: int
+    recompilations: int
+    seconds: float
+    own: int
+
+
+def names(given: str) -> list[str]:
+    """The recipes of the option `--recipes`; native comes first, because others are compared with it."""
+    chosen = [name.strip() for name in given.split(",")]
+    for name in chosen:
+        if name != NATIVE:
+            recipes.resolve(name)
+    return [NATIVE, *(name for name in dict.fromkeys(chosen) if name != NATIVE)]
+
+
+def measure(subject: Subject, chosen: Sequence[str], conditions: Conditions) -> Iterator[Row]:
+    """Measure a GPT whose blocks are compiled one by one, without points and with those of recipes.
+
+    Each variant's first step finds an empty cache of Inductor's and Triton's. Then steps of all variants alternate in turns.
+    """
+    torch.compile(torch.neg)(torch.ones((), device=conditions.device))  # what a compiler does once is not the first variant's
+    variants = [_compiled(name, subject, conditions) for name in chosen]
+    times = sustained([variant.step for variant in variants], clock_of(conditions.device), conditions.seconds)
+    for variant, time in zip(variants, times, strict=True):
+        peak = (variant.own + peak_growth(variant.step)) / MIB if conditions.is_cuda else None
+        yield {
+            "recipe": variant.recipe,
+            "graphs": variant.graphs,
+            "recompilations": variant.recompilations,
+            "first_seconds": variant.seconds,
+            "milliseconds": time * 1e3,
+            "ratio": time / times[0],
+            "peak_mib": peak,
+        }
+
+
+def _compiled(name: str, subject: Subject, conditions: Conditions) -> Compiled:
+    """Build a model, compile its blocks in its first step, and take a second one, which compiles nothing if all is well."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+    from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
+    from torch._inductor.utils import fresh_inductor_cache
+
+    torch._dynamo.reset()
+    clear_compilation_metrics()
+    before = torch.cuda.memory_allocated(conditions.device) if conditions.is_cuda else 0
+    model, batch, _ = subject.make(conditions.device, conditions.dtype)
+    if name != NATIVE:
+        qsim.convert(model, name, exclude=["head"])
+    counter = CompileCounterWithBackend(BACKEND)
+    blocks = model.get_submodule("blocks")
+    assert isinstance(blocks, nn.ModuleList)
+    for block in blocks:
+        block.compile(backend=counter, dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with fresh_inductor_cache():
+        seconds = duration(step, clock_of(conditions.device))
+        step()
+    again = sum(bool(metrics.recompile_reason) for metrics in get_compilation_metrics())
+    own = torch.cuda.memory_allocated(conditions.device) - before if conditions.is_cuda else 0
+    return Compiled(name, step, counter.frame_count, again, seconds, own)

@@ -1,0 +1,68 @@
+"""Streams of layers as inputs of compiled graphs, so that one graph serves all layers that are equal except for their random bits.
+
+A number in Python becomes a constant of the graph that compilers trace, and every layer would need a graph of its own. A tensor is an
+input. It holds the number of a source in this process's list, which an operator looks up when it runs, and the source's stream.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from qsim.random.streams import Source, stream_of
+
+_SOURCES: list[Source] = []
+
+
+def numbers_of(source: Source) -> Tensor:
+    """The tensor that stands for a source: its number in the list, and the stream that it has in this process alone."""
+    _SOURCES.append(source)
+    with _disable_current_modes():  # models may be created on no device
+        return torch.tensor([len(_SOURCES) - 1, stream_of(source, training=False)], dtype=torch.int64, device="cpu")
+
+
+class GraphStream(NamedTuple):
+    """A stream as compiled code has it.
+
+    Attributes:
+        numbers: The output of `numbers_of`.
+        training: Whether the layer trains: processes then agree on the stream of rank 0.
+        name: What is added to the source's name.
+        variation: What distinguishes several weights of one layer.
+    """
+
+    numbers: Tensor
+    training: bool
+    name: str = ""
+    variation: int = 0
+
+    def varied(self, variation: int) -> GraphStream:
+        """The stream of another weight of the same layer."""
+        return self._replace(variation=self.variation ^ variation)
+
+    @property
+    def summand(self) -> Tensor:
+        """The number that is added to the seeds of inputs and gradients, so that layers that are seeded alike get different ones."""
+        return self.numbers[1]
+
+
+Stream = int | GraphStream
+
+
+def is_exporting() -> bool:
+    """Whether an exported program is traced, which keeps streams as constants, for other processes."""
+    # Not `torch.compiler.is_exporting()`, at which Dynamo breaks graphs before torch 2.13.
+    return torch.compiler._is_exporting_flag
+
+
+def varied(stream: Stream, variation: int) -> Stream:
+    """The stream of another weight of the same layer."""
+    return stream ^ variation if isinstance(stream, int) else stream.varied(variation)
+
+
+def found(numbers: Tensor, training: bool, name: str, variation: int) -> int:
+    """The stream that a `GraphStream` stands for."""
+    return stream_of(_SOURCES[int(numbers[0])], training, name) ^ variation

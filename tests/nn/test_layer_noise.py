@@ -1,0 +1,114 @@
+"""Layers that are seeded alike draw independent noise: for weights, inputs and gradients; the same layer repeats its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import qsim
+from qsim import FivePoint, Quantizer
+
+NOISY = Quantizer("e2m1", "stochastic")
+GRADIENT = Quantizer("e2m1", "stochastic", overflow="saturate")
+#: Points that round only one tensor, by that tensor.
+POINTS = {"input": FivePoint(act=NOISY), "weight": FivePoint(weight=NOISY), "gradient": FivePoint(grad=GRADIENT)}
+
+
+def attended(x: Tensor, layer: Any) -> Tensor:
+    result: Tensor = layer(x, x, x, need_weights=False)[0]
+    return result
+
+
+def called(x: Tensor, layer: Any) -> Tensor:
+    result: Tensor = layer(x)
+    return result
+
+
+class Own(nn.Module):
+    """A layer of a user's own, whose product is a function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, Any], Tensor]]] = {
+    "linear": (lambda: nn.Linear(16, 16), called),
+    "convolution": (lambda: nn.Conv1d(8, 8, 3), called),
+    "attention": (lambda: nn.MultiheadAttention(16, 2), attended),
+    "call": (Own, called),
+}
+
+
+def outcome(layer: nn.Module, run: Callable[[Tensor, Any], Tensor], seed: int = 0) -> list[Tensor]:
+    """The result and the gradients of a layer, seeded alike and with the same numbers."""
+    x = (torch.arange(8 * 16).view(8, 16) * 0.017 % 1 - 0.4).requires_grad_()
+    torch.manual_seed(seed)
+    y = run(x, layer)
+    y.backward(torch.full_like(y, 0.7))
+    assert x.grad is not None
+    return [y.detach(), x.grad]
+
+
+def alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(map(torch.equal, a, b))
+
+
+@pytest.mark.parametrize("noisy", POINTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_seeded_alike_draw_independent_noise(kind: str, noisy: str) -> None:
+    make, run = KINDS[kind]
+    model = nn.ModuleList([make(), make()])
+    model[1].load_state_dict(model[0].state_dict())
+    assert alike(outcome(model[0], run), outcome(model[1], run))
+    qsim.convert(model, POINTS[noisy])
+    model.append(copy.deepcopy(model[0]))
+    first = outcome(model[0], run)
+    assert alike(outcome(model[0], run), first)
+    assert not alike(outcome(model[1], run), first)
+    assert not alike(outcome(model[2], run), first)
+    if noisy != "weight":
+        assert not alike(outcome(model[0], run, seed=1), first)
+
+
+def test_members_of_an_ensemble_seeded_alike_draw_independent_noise() -> None:
+    members = [qsim.convert(nn.Sequential(nn.Linear(16, 16)), POINTS["input"]) for _ in range(4)]
+    for member in members:
+        member.load_state_dict(members[0].state_dict())
+    results = [outcome(member, called)[0] for member in members]
+    assert len({tuple(result.flatten().tolist()) for result in results}) == 4
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_recompute_the_same_noise(use_reentrant: bool) -> None:
+    layer = qsim.convert(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), FivePoint(NOISY, NOISY, NOISY, NOISY, GRADIENT))
+
+    def recomputed(x: Tensor, layer: Any) -> Tensor:
+        result: Tensor = checkpoint(layer, x, use_reentrant=use_reentrant)  # type: ignore[assignment]
+        return result
+
+    assert alike(outcome(layer, recomputed), outcome(layer, called))
+
+
+def test_a_saved_model_goes_on_with_the_same_noise(tmp_path: Any) -> None:
+    points = FivePoint(NOISY, NOISY, NOISY, NOISY, GRADIENT)
+    model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), points)
+    qsim.save(model, tmp_path / "saved")
+    assert alike(outcome(qsim.load(nn.Sequential(nn.Linear(16, 16)), tmp_path / "saved"), called), outcome(model, called))
+
+
+def test_streams_of_a_pickled_layer_are_its_own() -> None:
+    import pickle
+
+    model = qsim.convert(nn.Sequential(nn.Linear(16, 16)), POINTS["weight"])
+    qsim.convert(nn.Sequential(*[nn.Linear(16, 16) for _ in range(3)]), POINTS["weight"])
+    assert alike(outcome(pickle.loads(pickle.dumps(model)), called), outcome(model, called))

@@ -1,0 +1,69 @@
+"""Elements whose quotient by their scale underflows in float32: they round as the exact quotient would."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import qsim
+from qsim.functional.arguments import spelling
+from qsim.scaling import Blocks, Channel, Scaling, Tensor as Whole, Tiles
+from qsim_kernels import lowered
+from qsim_kernels.ops.scaled import Implementation
+from support.comparing import same_bits
+from support.oracle import DETERMINISTIC
+from support.scaled_settings import REFERENCE
+
+SCALINGS: tuple[Scaling, ...] = (
+    Whole("e8m0", rule="floor"),
+    Channel(-1, "e8m0", rule="ceil"),
+    Blocks(4, -1, "e8m0", "floor"),
+    Tiles(2, 4, "e8m0"),
+)
+
+
+def tiny_beside_huge(dtype: torch.dtype) -> Tensor:
+    """Rows of one huge number each, numbers of both signs that underflow when they are divided by its scale, and zeros."""
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    return torch.tensor([[2.0**126, 2.0**-40, -(2.0**-40), 0.0], [-(2.0**126), least, -least, -0.0]], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+def test_an_underflowing_element_rounds_as_from_float64(rounding: Any, dtype: torch.dtype, device: torch.device) -> None:
+    x = tiny_beside_huge(dtype).to(device)
+    for element, scale in product(("e2m1", "e4m3", "int8"), SCALINGS):
+        found = qsim.quantize(x, element, rounding=rounding, scale=scale)
+        expected = qsim.quantize(x.double(), element, rounding=rounding, scale=scale)
+        assert same_bits(found.double(), expected.to(dtype).double()), (element, scale)
+
+
+def test_up_and_down_take_every_number_to_its_own_side(device: torch.device) -> None:
+    x = torch.tensor([2.0**126, 2.0**-40, -(2.0**-40), 0.0], device=device)
+    block = qsim.Block("e2m1", 4, scale="e8m0", rule="floor")
+    assert qsim.quantize(x, block, rounding="up").tolist() == [2.0**126, 2.0**123, -0.0, 0.0]
+    assert qsim.quantize(x, block, rounding="down").tolist() == [2.0**126, 0.0, -(2.0**123), 0.0]
+
+
+def check_operators(ops: Any, device: torch.device) -> None:
+    x = tiny_beside_huge(torch.float32)
+    for rounding, scale in product(("up", "down", "odd", "nearest"), SCALINGS):
+        spelt = spelling("e2m1", rounding, "saturate")
+        rest = scale.tiles(x.shape), (), *scale.spelling(spelt.format), None, spelt.grid, spelt.rule, 0, 0, torch.float32, 2
+        expected, _ = REFERENCE.quantize_tiles(x, None, *rest)
+        found, _ = ops.quantize_tiles(x.to(device), None, *rest)
+        assert same_bits(found.cpu(), expected), (rounding, scale)
+
+
+def test_compilers_get_the_same(device: torch.device) -> None:
+    check_operators(lowered.scaling, device)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_triton_computes_the_same() -> None:
+    pytest.importorskip("triton")
+    check_operators(Implementation("qsim_kernels.triton.scaled.launch"), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
