@@ -76,7 +76,7 @@ class CancelledUpdates:
         self._optimizer, self._steps = optimizer, 0
         self._names: dict[Tensor, str] = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
         self._before: dict[Tensor, Before] = {}
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingStep] = []
         self._found: list[Updates] = []
         self._handles = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
@@ -117,7 +117,7 @@ class CancelledUpdates:
             (HostCopy(torch.stack([counts[number] for number in numbers])), HostCopy(torch.stack([rates[number] for number in numbers])))
             for numbers in by_device.values()
         ]
-        self._pending.append(_Pending(self._steps, ordered, copies))
+        self._pending.append(_PendingStep(self._steps, ordered, copies))
         self._arrive(wait=False)
 
     def _name(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> str:
@@ -205,7 +205,7 @@ class CancelledUpdates:
         self.close()
 
 
-class _Pending(NamedTuple):
+class _PendingStep(NamedTuple):
     """A step's counts on their way to the host: names, numbers of elements, whether rounding is unbiased; for each device, both results."""
 
     step: int

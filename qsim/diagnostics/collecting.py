@@ -139,7 +139,7 @@ class Label(NamedTuple):
     quantizer: str
 
 
-class Pending:
+class PendingSample:
     """A finished sample on its way to the host; nothing blocks until it is read.
 
     Args:

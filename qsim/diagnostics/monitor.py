@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from qsim.diagnostics.advice import RUINED_LOST, Advice, advice
 from qsim.diagnostics.cancelled import CancelledUpdates
-from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending, Source
+from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, PendingSample, Source
 from qsim.diagnostics.counts import NO_SAMPLE, Counts, Sample
 from qsim.diagnostics.hooks import Watch
 from qsim.diagnostics.updates import Updates
@@ -102,7 +102,7 @@ class Monitor:
         self._writer, self._per_layer, self._taken, self._has_warned = writer, per_layer, 0, False
         self._quantizers: dict[tuple[str, str, str], Quantizer] = {}
         self._samples: list[Sample] = []
-        self._pending: list[Pending] = []
+        self._pending: list[PendingSample] = []
         self._collector: Collector | None = None
         self._steps, self._is_closed = 0, False
         self._handle: RemovableHandle | None = None
@@ -161,7 +161,7 @@ class Monitor:
             )
         layers = (layer for layer in self._layers if layer.call is None and _rounds(layer.module))
         never = (layer.name for layer in layers if layer.module not in self._watch.called)
-        self._pending.append(Pending(self._steps, collector, self._label, tuple(never)))
+        self._pending.append(PendingSample(self._steps, collector, self._label, tuple(never)))
         self._arrive(wait=False)
 
     def _arrive(self, wait: bool) -> None:
@@ -245,7 +245,7 @@ class Monitor:
         return NO_SAMPLE if chosen is None else chosen.table(by, rows)
 
     def advice(self, step: int | None = None) -> Advice:
-        """What ruins the run in one sample, the worst first, with remedies whose numbers follow from the counts.
+        """The problems that ruin the run in one sample, the worst first, with remedies whose numbers follow from the counts.
 
         It covers underflow of at least 90 % of the numbers that are not zero; underflow of at least half of them, and saturation, if the
         errors are more than a quarter of the signal (SQNR below 6 dB); gradients that overflow; NaN; and, given the `optimizer`, updates

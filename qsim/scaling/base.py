@@ -68,7 +68,7 @@ class Scaling:
     ) -> None:
         owner = type(self).__name__
         if isinstance(outer, str):
-            outer = read_call(outer, {"Tensor": Tensor})
+            outer = Tensor() if outer == "tensor" else read_call(outer, {"Tensor": Tensor}) or outer
         if rule not in get_args(Rule):
             raise ValueError(f"{owner}: rule must be {', '.join(map(repr, get_args(Rule)))}, got {rule!r}")
         if outer is not None and (not isinstance(outer, Tensor) or outer.outer is not None):

@@ -12,7 +12,8 @@ from qsim.block import NAMED
 @pytest.mark.parametrize("name", NAMED)
 def test_blocks_print_as_the_calls_that_make_them(name: str) -> None:
     assert qsim.block.resolve(repr(NAMED[name])) == NAMED[name]
-    assert qsim.Block("e2m1", 16, outer="Tensor()") == qsim.Block("e2m1", 16, outer=qsim.scaling.Tensor())
+    for outer in ("Tensor()", "tensor"):
+        assert qsim.Block("e2m1", 16, outer=outer) == qsim.Block("e2m1", 16, outer=qsim.scaling.Tensor())
 
 
 @pytest.mark.parametrize("name", NAMED)

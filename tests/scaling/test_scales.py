@@ -58,6 +58,12 @@ def test_values_have_the_memory_layout_of_the_input(scale: scaling.Scaling) -> N
     ("make", "error", "words"),
     [
         (lambda: scaling.Tensor(rule="round"), ValueError, r"Tensor: rule must be 'fit', .*, got 'round'"),
+        (lambda: scaling.Blocks(16, outer="channel"), TypeError, r"Blocks: outer must be a qsim.scaling.Tensor .*, got 'channel'"),
+        (
+            lambda: qsim.Block("e2m1", 16, outer="Channel(0)"),
+            TypeError,
+            r"Blocks: outer must be a qsim.scaling.Tensor .*, got 'Channel\(0\)'",
+        ),
         (lambda: scaling.Blocks(16, outer=scaling.Channel(0)), TypeError, r"Blocks: outer must be a qsim.scaling.Tensor without an outer"),
         (
             lambda: scaling.Tiles(2, 2, outer=scaling.Tensor(outer=scaling.Tensor())),

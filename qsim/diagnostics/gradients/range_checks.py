@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, Pending
+from qsim.diagnostics.collecting import POINTS, Collector, Label, LayerObserver, PendingSample
 from qsim.diagnostics.counts import Counts
 from qsim.diagnostics.gradients.drawn import Gradients, MeasuredWeights
 from qsim.diagnostics.gradients.points import NAMES, quantizer_of
@@ -89,7 +89,7 @@ def _unscaled(drawn: Gradients, weights: MeasuredWeights, points: Sequence[FiveP
         drawn.first(points)
     finally:
         watch.close()
-    sample = Pending(0, collector, lambda source: Label(str(source.layer), POINTS[source.point], ""), ()).read()
+    sample = PendingSample(0, collector, lambda source: Label(str(source.layer), POINTS[source.point], ""), ()).read()
     found = []
     for counts in sample.points:
         quantizer = quantizer_of(points[int(counts.layer)], counts.point) if counts.point in GRADIENTS else None
