@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from qsim_kernels.carrier import DOUBLE
-from qsim_kernels.compiled.loops.bits import as_double, as_long, floats, inlined, longs, part, room_for_floats
+from qsim_kernels.compiled.loops.bits import address_of, as_double, as_long, floats, inlined, longs, part, room_for_floats
+from qsim_kernels.compiled.loops.roundings import double_at, of_scales
+from qsim_kernels.grid import Mode
 from qsim_kernels.scales import ScaleRule
 
 _BIAS, _MANTISSA, _INFINITY, _NAN = DOUBLE.bias, DOUBLE.mantissa, DOUBLE.infinity, DOUBLE.nan
@@ -17,6 +19,8 @@ _AT_ONCE = 256
 _i64: Any = np.int64
 _f64: Any = np.float64
 _f32: Any = np.float32
+_u64: Any = np.uint64
+_nearest, _up = of_scales(Mode.NEAREST), of_scales(Mode.UP)
 
 
 def scales(job_at, first, count):
@@ -37,7 +41,7 @@ def scales(job_at, first, count):
 @part
 def _by_quotient(out, amaxes, count, job):
     under, margin, largest, least = as_double(job[2]), as_double(job[4]), as_double(job[5]), as_double(job[7])
-    grid = job[8], job[9], job[10], job[11], job[12], job[13], job[14]
+    grid = double_at(address_of(job) + 72), job[8] != 0
     for i in range(count):
         a = _f64(amaxes[i]) / under
         out[i] = _chosen(a, _f64(_f64(a * margin) / largest), least, grid)
@@ -46,7 +50,7 @@ def _by_quotient(out, amaxes, count, job):
 @part
 def _by_exponent(out, amaxes, count, job, is_even):
     under, margin, largest, mantissa, least = as_double(job[2]), job[4] >> _MANTISSA, job[5] >> _MANTISSA, job[6], as_double(job[7])
-    grid = job[8], job[9], job[10], job[11], job[12], job[13], job[14]
+    grid = double_at(address_of(job) + 72), job[8] != 0
     spare = _MANTISSA - mantissa if is_even else _i64(1)
     half = (_i64(1) << (spare - 1)) - 1 if is_even else _i64(0)
     for i in range(count):
@@ -68,12 +72,7 @@ def _chosen(a, wanted, least, grid):
 
 @inlined
 def _onto(wanted, grid):
-    """Round a positive number onto a grid, up or to the nearest value; see `reference.rounding`."""
-    shift0, low, least, limit, parity, top, up = grid
-    magnitude = as_long(wanted)
-    shift = min(max(low + shift0 - (magnitude >> _MANTISSA), shift0), _i64(_MANTISSA)) if low else shift0
-    ones = (_i64(1) << shift) - 1
-    last = ((magnitude ^ parity) >> shift) & ones & 1
-    rounded = (magnitude + (ones if up else last + (ones >> 1))) & ~ones
-    rounded = rounded if magnitude >= least else (least if magnitude > limit else _i64(0))
-    return as_double(min(rounded, top))
+    """Round a positive number onto a grid, up or to the nearest value."""
+    values, is_up = grid
+    bits = as_long(wanted)
+    return as_double(_up(bits, _u64(0), values, 0) if is_up else _nearest(bits, _u64(0), values, 0))

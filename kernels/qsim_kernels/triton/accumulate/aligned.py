@@ -14,7 +14,8 @@ import triton.language as tl
 
 from qsim_kernels.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
-from qsim_kernels.triton.device.rounding import NAN, SIGN, round_bits
+from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.triton.device.rounding import NAN, SIGN
 from qsim_kernels.triton.device.values import as_numbers
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 

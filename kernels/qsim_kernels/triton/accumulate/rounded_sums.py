@@ -20,7 +20,8 @@ from qsim_kernels.triton.device.directed import (
     upper_bits,
 )
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
-from qsim_kernels.triton.device.rounding import SIGN, round_bits, round_magnitude
+from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.triton.device.rounding import SIGN, round_magnitude
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 

@@ -5,7 +5,8 @@ import triton.language as tl
 
 from qsim_kernels.triton.device.codes import codes_of, narrow_integers_of
 from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
+from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_magnitude, round_nearest, round_single
 from qsim_kernels.triton.device.undecided import round_later
 
 

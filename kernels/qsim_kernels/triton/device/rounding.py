@@ -1,7 +1,6 @@
-"""Rounding onto a grid inside a kernel.
+"""A faster way to round onto the grids of most formats: float32's own additions find the neighbours.
 
-`round_bits` is the reference algorithm, for every grid and mode. `round_single` is the fast path for the grids of most formats: it lets
-float32's own addition find the neighbour.
+`meanings.triton.round_bits` rounds onto all others.
 """
 
 import triton
@@ -13,12 +12,8 @@ from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multi
 from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
-NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))
-NEAREST_UP: tl.constexpr = tl.constexpr(int(Mode.NEAREST_UP))
 TOWARD_ZERO: tl.constexpr = tl.constexpr(int(Mode.TOWARD_ZERO))
-UP: tl.constexpr = tl.constexpr(int(Mode.UP))
 DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
-ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
@@ -145,101 +140,3 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
     if FIX_NAN:
         result = tl.where(x == x, result, NAN)
     return result
-
-
-@triton.jit
-def raising(magnitude, bits, steps, drawn, grid, V: tl.constexpr):
-    """The number that is added to magnitudes before their last `steps` bits are dropped, and whether those below `grid.least` go to it."""
-    inexact = magnitude > 0
-    negative = (bits < 0) & inexact
-    unit = (magnitude * 0 + 1) << steps
-    ones = unit - 1
-    if V.mode == NEAREST:
-        increment = (((magnitude + grid.parity) >> steps) & ones & 1) + (ones >> 1)
-        away = magnitude > grid.half
-    elif V.mode == NEAREST_AWAY:
-        increment = unit >> 1
-        away = (magnitude >= grid.half) & inexact
-    elif V.mode == NEAREST_UP:
-        increment = tl.where(negative, ones, unit) >> 1
-        away = (magnitude > grid.half) | ((magnitude == grid.half) & inexact & (bits > 0))
-    elif V.mode == TOWARD_ZERO:
-        increment = magnitude * 0
-        away = magnitude < 0
-    elif V.mode == UP:
-        increment = tl.where(negative, 0, ones)
-        away = bits > 0
-    elif V.mode == DOWN:
-        increment = tl.where(negative, ones, 0)
-        away = negative
-    elif V.mode == ODD:
-        increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
-        away = inexact
-    elif V.wide:
-        increment = (drawn << 19) >> (52 - steps)
-        position = (tl.minimum(magnitude, grid.least).to(tl.float64, bitcast=True) * grid.scale).to(tl.int64)
-        away = position + drawn >= 8589934592
-    else:
-        increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
-        position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
-        away = position + drawn < position
-    return increment, away
-
-
-@triton.jit
-def beyond_end(magnitude, bits, negative, grid, V: tl.constexpr):
-    """Where magnitudes go that are rounded beyond the largest value."""
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    end = tl.where(negative, grid.floor, grid.top)
-    if not V.saturate:
-        if V.mode == TOWARD_ZERO:
-            outward = magnitude == INFINITY
-        elif V.mode == UP:
-            outward = (magnitude == INFINITY) | (bits >= 0)
-        elif V.mode == DOWN:
-            outward = (magnitude == INFINITY) | negative
-        else:
-            outward = magnitude >= 0
-        end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
-    return end
-
-
-@triton.jit
-def round_bits(bits, drawn, grid, V: tl.constexpr):
-    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
-
-    Args:
-        bits: Patterns of the carrier.
-        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
-        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
-        V: The `Variant`.
-    """
-    MANTISSA: tl.constexpr = 52 if V.wide else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    magnitude = bits & MASK
-    negative = (bits < 0) & (magnitude > 0)
-    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
-    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
-    is_nan = value != value
-    if V.flat:
-        steps = grid.shift
-    else:
-        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
-    increment, away = raising(magnitude, bits, steps, drawn, grid, V)
-    rounded = (magnitude + increment) & ~(((magnitude * 0 + 1) << steps) - 1)
-    if not V.zero:
-        rounded = tl.maximum(rounded, grid.least)
-    elif not V.flat:
-        rounded = tl.where(magnitude < grid.least, tl.where(away, grid.least, 0), rounded)
-    if V.saturate and V.symmetric:
-        rounded = tl.minimum(rounded, grid.top)
-    elif not V.open:
-        end = beyond_end(magnitude, bits, negative, grid, V)
-        rounded = tl.where(rounded > tl.where(negative, grid.bottom, grid.top), end, rounded)
-        is_nan |= rounded > INFINITY
-    if V.signed:
-        with_sign = rounded | (bits & ~MASK)
-        rounded = with_sign if V.keep_sign else tl.where(rounded == 0, 0, with_sign)
-    # The canonical NaN has all bits set but the sign.
-    return tl.where(is_nan, MASK, rounded)

@@ -16,7 +16,7 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.rounding import round_bits
+from qsim_kernels.meanings.triton import round_bits
 from qsim_kernels.triton.device.values import Variant, as_double, as_numbers
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.values import CodeVariant, Variant
@@ -46,8 +46,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
     correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    # On float32 positions are counted in units of 32 random bits.
-    scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
+    scale = 0 if variant.flat or variant.wide else how.carrier.pattern(math.ldexp(1.0, how.carrier.drawn) / how.carrier.value(how.least))
     return variant, (
         *noise,
         how.shift,
