@@ -93,8 +93,9 @@ def wide_product(a, b: tl.constexpr):
 
 
 def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
-    constants = {name: tl.constexpr(given) if isinstance(given, int) else given for name, given in vocabulary.items()}
-    return bound(module, {"tl": tl, **constants}, triton.jit, tl.constexpr)
+    constant = int if INTERPRETED else tl.constexpr
+    constants = {name: constant(given) if isinstance(given, int) else given for name, given in vocabulary.items()}
+    return bound(module, {"tl": tl, **constants}, triton.jit, constant)
 
 
 _COMMON = {"where": where, "minimum": minimum, "maximum": maximum}

@@ -13,7 +13,9 @@ from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
 TOWARD_ZERO: tl.constexpr = tl.constexpr(int(Mode.TOWARD_ZERO))
+UP: tl.constexpr = tl.constexpr(int(Mode.UP))
 DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
+ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
