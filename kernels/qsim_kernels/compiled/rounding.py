@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import GridBits, bits_that_matter, name_of, used_bits, variant_of
+from qsim_kernels.carrier import SINGLE, GridBits, Variant, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.compiled.jobs import kept_address
 from qsim_kernels.compiled.native import Native
-from qsim_kernels.grid import Rule
+from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
+
+
+#: The roundings for some of which there is a faster loop, as in `loops.strips`.
+BY_STEPS = Variant(int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
 
 
 class Rounding(NamedTuple):
@@ -27,9 +31,20 @@ class Rounding(NamedTuple):
 @cache
 def strip(how: GridBits, rule: Rule) -> Rounding:
     """The rounding of strips onto a grid in float32's bits."""
-    by_addition = rounds_by_addition(how, rule) and how.negative_zero
-    loop = Native("strips", "nearest_by_addition" if by_addition else name_of(variant_of(how, rule)), 7)
+    loop = Native("strips", _faster(how, rule) or name_of(variant_of(how, rule)), 7)
     return Rounding(loop.address, kept_address((*numbers(how, rule), bits_that_matter(how, rule) <= 16)))
+
+
+def _faster(how: GridBits, rule: Rule) -> str | None:
+    """The loop that is a faster way to the same results, if there is one; see `loops.strips`."""
+    if rounds_by_addition(how, rule) and how.negative_zero:
+        return "nearest_by_addition"
+    if variant_of(how, rule) != BY_STEPS or rule.correction:
+        return None
+    mantissa = SINGLE.mantissa - how.shift
+    is_even = how.low > mantissa and how.least == how.low - mantissa << SINGLE.mantissa
+    # Positions must fit an int32, and what they are computed with a float32.
+    return "stochastic_by_steps" if is_even and mantissa + 16 < 30 and how.low > mantissa + 16 else None
 
 
 @cache

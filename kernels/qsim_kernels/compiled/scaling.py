@@ -187,9 +187,9 @@ def _making(how: Scales, out: int, amaxes: int, under: float) -> bytes:
 
 @lru_cache(maxsize=256)
 def _scale_numbers(how: Scales) -> tuple[int, ...]:
-    is_up, values = how.rule == ScaleRule.CEIL, grid_bits(how.grid, wide=True)
+    values, mode = grid_bits(how.grid, wide=True), Mode.UP if how.rule == ScaleRule.CEIL else Mode.NEAREST
     # Without zero, every number is above half of the smallest.
     values = values if values.zero else values._replace(half=-1)
-    grid = rounding.numbers(values, Rule(int(Mode.UP if is_up else Mode.NEAREST), 0, correction=False, saturate=True))
+    grid = rounding.numbers(values, Rule(int(mode), 0, correction=False, saturate=True))
     margin, largest, least = double_bits(math.ldexp(1.0, how.margin)), double_bits(how.largest), double_bits(how.least)
-    return how.rule, margin, largest, how.mantissa, least, is_up, *grid
+    return how.rule, margin, largest, how.mantissa, least, *grid

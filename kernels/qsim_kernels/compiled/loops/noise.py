@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qsim_kernels.arithmetic.philox import LATE, SHARED
-from qsim_kernels.compiled.loops.bits import part
+from qsim_kernels.compiled.loops.bits import inlined, part
 from qsim_kernels.meanings.numba import philox
 
 #: Elements that share a Philox block.
@@ -18,7 +18,7 @@ _WORD, _LATE, _32 = _u64(0xFFFFFFFF), _u64(LATE << 32), _u64(32)
 _HALF, _16 = _u64(0xFFFF), _u64(16)
 
 
-@part
+@inlined
 def _words(block, seed, stream):
     """The four words of a block."""
     return philox(block & _WORD, block >> _32, stream & _WORD, stream >> _32, seed & _WORD, seed >> _32)
