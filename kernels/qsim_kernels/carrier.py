@@ -73,7 +73,6 @@ def double_bits(x: float) -> int:
     return bits
 
 
-
 class GridBits(NamedTuple):
     """A grid in the bits of a carrier.
 
@@ -187,7 +186,7 @@ def rounding_bits(grid: Grid, rule: Rule, wide: bool) -> GridBits:
 
 
 class Variant(NamedTuple):
-    """What is known of a rounding when code is compiled for it.
+    """The facts of a rounding that are known when code is compiled for it.
 
     Attributes:
         mode: A `Mode`.
@@ -210,9 +209,13 @@ class Variant(NamedTuple):
     open: bool
 
 
+#: Stochastic rounding onto values that lie symmetrically around zero, saturating.
+SYMMETRIC = Variant(int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
+
+
 @lru_cache(maxsize=4096)
 def variant_of(how: GridBits, rule: Rule) -> Variant:
-    """What is known of a rounding onto a grid."""
+    """The facts of a rounding onto a grid."""
     return Variant(
         mode=int(rule.mode),
         saturate=rule.saturate,

@@ -21,7 +21,7 @@ _PARTS = 8
 @pytest.mark.filterwarnings("ignore:betas")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_no_bit_has_changed_since_it_was_recorded(part: int, device: torch.device) -> None:
-    names = [name for name in _CASES][part::_PARTS]
+    names = list(_CASES)[part::_PARTS]
     assert {name: digest(_CASES[name](device)) for name in names} == {name: RECORDED[name] for name in names}
 
 

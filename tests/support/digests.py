@@ -76,7 +76,10 @@ def _blocks(name: str, device: torch.device) -> Iterator[Tensor]:
 def _sums(name: str, device: torch.device) -> Iterator[Tensor]:
     operand = "e2m1" if name in ("b200_mxfp4", "b200_nvfp4") else "e4m3"
     for length, seed in ((5, 0), (96, 1), (300, 2)):
-        a, b = (qsim.quantize(inputs.ordinary(shape, torch.float32, seed + k), operand).to(device) for k, shape in ((0, (9, length)), (7, (length, 11))))
+        a, b = (
+            qsim.quantize(inputs.ordinary(shape, torch.float32, seed + k), operand).to(device)
+            for k, shape in ((0, (9, length)), (7, (length, 11)))
+        )
         yield qsim.matmul(a, b, name, seed=3) if accumulators.resolve(name).is_stochastic else qsim.matmul(a, b, name)
 
 
@@ -97,7 +100,7 @@ def _steps(make: Callable[..., torch.optim.Optimizer], update: str, dtype: torch
 
 
 def cases() -> dict[str, Callable[[torch.device], Iterator[Tensor]]]:
-    """What is recorded, by name."""
+    """The results that are recorded, by name."""
     found: dict[str, Callable[[torch.device], Iterator[Tensor]]] = {}
     for fmt, dtype in itertools.product((*catalogue.NAMED, *catalogue.VARIETY), inputs.DTYPES):
         found[f"{fmt!r} from {dtype}"] = partial(_rounded, fmt, dtype)

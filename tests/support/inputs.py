@@ -117,7 +117,7 @@ def double_rounding(fmt: Format, count: int = 256) -> torch.Tensor:
     return torch.cat([beside, -beside])
 
 
-def spread_patterns(count: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def spread_patterns(count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Numbers of a dtype whose bits are spread evenly, by a multiplication that no library can change: every exponent, NaN, infinities."""
     words = (np.arange(count, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(29)
@@ -125,7 +125,7 @@ def spread_patterns(count: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.from_numpy((words >> np.uint64(64 - bits)).astype(f"uint{bits}").view(f"int{bits}")).view(dtype)
 
 
-def ordinary(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def ordinary(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Finite numbers of ordinary sizes and both signs, with some zeros and outliers."""
     words = spread_patterns(int(np.prod(shape)), torch.float32, seed + 1).view(torch.int32)
     exponent, sign = words >> 8 & 15, words & -(2**31)

@@ -1,8 +1,8 @@
 """Rounding onto a grid, on the bits of a number and in integers alone: exact in every mode.
 
-A magnitude's bits, read as an integer, grow with its value and are evenly spaced within a binade. So the neighbour below is the pattern with
-its low bits cleared, and adding enough to carry into the bits that are kept reaches the neighbour above. How many bits are cleared depends
-on the binade alone. Below the smallest value of the grid, which is a power of two, the neighbours are that value and zero.
+A magnitude's bits, read as an integer, grow with its value and are evenly spaced within a binade. So the neighbour below is the pattern
+with its low bits cleared, and adding enough to carry into the bits that are kept reaches the neighbour above. How many bits are cleared
+depends on the binade alone. Below the smallest value of the grid, which is a power of two, the neighbours are that value and zero.
 """
 
 from qsim_kernels.arithmetic.words import (
@@ -66,7 +66,7 @@ def is_negative(bits):
 
 
 def cleared_bits(magnitude, grid, variant):
-    """How many low bits are cleared: one more with each binade below the lowest that has a spacing of its own."""
+    """The number of low bits that are cleared: one more with each binade below the lowest that has a spacing of its own."""
     if variant.flat:
         steps = grid.shift
     else:
@@ -75,7 +75,7 @@ def cleared_bits(magnitude, grid, variant):
 
 
 def raised_by(magnitude, bits, steps, drawn, grid, variant):
-    """What is added before low bits are cleared, so that the neighbour is left that the mode chooses."""
+    """The number that is added before low bits are cleared, so that the neighbour is left that the mode chooses."""
     unit = 1 << steps
     ones = unit - 1
     if variant.mode == NEAREST:

@@ -7,7 +7,6 @@ import struct
 from typing import NamedTuple
 
 
-
 class SharedLoop(NamedTuple):
     """A loop that threads share; see `loops.shares`.
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import SINGLE, GridBits, Variant, bits_that_matter, name_of, used_bits, variant_of
+from qsim_kernels.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.compiled.jobs import kept_address
 from qsim_kernels.compiled.native import Native
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.grid import Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
 
 
-#: The roundings for some of which there is a faster loop, as in `loops.strips`.
-BY_STEPS = Variant(int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
-
-
-class Rounding(NamedTuple):
+class LoopRounding(NamedTuple):
     """A rounding.
 
     Attributes:
@@ -29,17 +25,17 @@ class Rounding(NamedTuple):
 
 
 @cache
-def strip(how: GridBits, rule: Rule) -> Rounding:
+def strip(how: GridBits, rule: Rule) -> LoopRounding:
     """The rounding of strips onto a grid in float32's bits."""
     loop = Native("strips", _faster(how, rule) or name_of(variant_of(how, rule)), 7)
-    return Rounding(loop.address, kept_address((*numbers(how, rule), bits_that_matter(how, rule) <= 16)))
+    return LoopRounding(loop.address, kept_address((*numbers(how, rule), bits_that_matter(how, rule) <= 16)))
 
 
 def _faster(how: GridBits, rule: Rule) -> str | None:
     """The loop that is a faster way to the same results, if there is one; see `loops.strips`."""
     if rounds_by_addition(how, rule) and how.negative_zero:
         return "nearest_by_addition"
-    if variant_of(how, rule) != BY_STEPS or rule.correction:
+    if variant_of(how, rule) != SYMMETRIC or rule.correction:
         return None
     mantissa = SINGLE.mantissa - how.shift
     is_even = how.low > mantissa and how.least == how.low - mantissa << SINGLE.mantissa
@@ -48,9 +44,9 @@ def _faster(how: GridBits, rule: Rule) -> str | None:
 
 
 @cache
-def row(how: GridBits, rule: Rule) -> Rounding:
+def row(how: GridBits, rule: Rule) -> LoopRounding:
     """The rounding of rows of float64 numbers."""
-    return Rounding(Native("doubles", name_of(variant_of(how, rule)), 4).address, kept_address(numbers(how, rule)))
+    return LoopRounding(Native("doubles", name_of(variant_of(how, rule)), 4).address, kept_address(numbers(how, rule)))
 
 
 def numbers(how: GridBits, rule: Rule) -> tuple[int, ...]:

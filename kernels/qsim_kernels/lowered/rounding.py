@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits, variant_of
 from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.reference.rounding import as_values, round_bits, rounds_by_addition
@@ -28,7 +29,7 @@ _quantize = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dty
 
 def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:
     """Round bit patterns of the carrier without random bits."""
-    if isinstance(bits, Tensor) or rounds_by_addition(values, how):
+    if rounds_by_addition(values, how) or not inductor.writes_loops(bits):
         return round_bits(bits, values, how)
     from qsim_kernels.meanings import inductor as meaning  # imports Inductor
 

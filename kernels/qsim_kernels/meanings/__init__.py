@@ -1,1 +1,1 @@
-"""What the vocabulary of the arithmetic means on each machine. `binding` gives the arithmetic's functions such a meaning."""
+"""Meanings of the arithmetic's vocabulary on each machine. `binding` gives them to its functions."""

@@ -1,17 +1,16 @@
-"""What the vocabulary means for elements of the loops that Inductor generates."""
+"""The vocabulary for elements of the loops that Inductor generates."""
 
 from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.carrier import SINGLE, Carrier
-from qsim_kernels.lowered.elements import LoopElement
+from qsim_kernels.lowered.elements import LoopElement, where as select
 from qsim_kernels.meanings.binding import bound
 
 
@@ -21,9 +20,9 @@ def rounding(carrier: Carrier) -> SimpleNamespace:
     constants = words.constants(carrier)
     dtype = torch.int32 if carrier == SINGLE else torch.int64
 
-    def where(condition: LoopElement, chosen: Any, other: Any) -> LoopElement:
+    def where(condition: LoopElement, chosen: LoopElement | int, other: LoopElement | int) -> LoopElement:
         # A number takes the dtype of the other; one of two numbers must have it already.
-        return torch.where(condition, LoopElement.constant(chosen, dtype) if isinstance(chosen, int) else chosen, other)  # type: ignore[arg-type, return-value]
+        return select(condition, LoopElement.constant(chosen, dtype) if isinstance(chosen, int) else chosen, other)
 
     return bound(
         arithmetic.rounding,

@@ -1,4 +1,4 @@
-"""What the vocabulary means for the scalars that Numba compiles: int32 or int64 for bits, unsigned integers for words.
+"""The vocabulary for the scalars that Numba compiles: int32 or int64 for bits, unsigned integers for words.
 
 Numba's own operators make 64 bits of 32 and a number, which halves what vectors hold. Here a number takes the type of the other operand.
 """
@@ -6,7 +6,7 @@ Numba's own operators make 64 bits of 32 and a number, which halves what vectors
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -98,7 +98,7 @@ _OPERATIONS = {
 }
 
 
-def _inlined(function: FunctionType) -> Any:
+def _inlined(function: Callable[..., Any]) -> Any:
     """A function that LLVM copies into its callers."""
     return numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)(function)
 
@@ -108,15 +108,16 @@ def rounding(carrier: Carrier, variant: Variant) -> SimpleNamespace:
     constants = words.constants(carrier)
     nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
     bits, word = (types.int32, types.uint32) if carrier == SINGLE else (types.int64, types.uint64)
-    zero, one, last = (np.uint32 if carrier == SINGLE else np.uint64)([0, 1, carrier.drawn - 1])
+    unsigned: Any = np.uint32 if carrier == SINGLE else np.uint64
+    zero, one, last = map(unsigned, (0, 1, carrier.drawn - 1))
     less, both = _OPERATIONS["lt"], _OPERATIONS["and_"]
 
     @_inlined
-    def is_nan(x):  # type: ignore[no-untyped-def]
+    def is_nan(x):
         return less(infinity, both(x, nan))
 
     @_inlined
-    def carries(a, b):  # type: ignore[no-untyped-def]
+    def carries(a, b):
         # By a comparison the compiler would use the processor's carry bit, of which vectors have none.
         return (a >> one) + (b >> one) + (a & b & one) >> last != zero
 
@@ -138,11 +139,9 @@ _and = _OPERATIONS["and_"]
 
 
 @_inlined
-def _low_word(x):  # type: ignore[no-untyped-def]
+def _low_word(x):
     return _and(x, _WORD)
 
 
 #: `arithmetic.philox.philox` for words in 64 bits.
-philox = bound(
-    arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined
-).philox
+philox = bound(arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined).philox

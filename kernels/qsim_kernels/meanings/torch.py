@@ -1,4 +1,4 @@
-"""What the vocabulary means for tensors: int32 for float32's bits, int64 for float64's, and int64 for words.
+"""The vocabulary for tensors: int32 for float32's bits, int64 for float64's, and int64 for words.
 
 Conditions are masks, integers with all bits set or none: integer arithmetic is several times faster than selecting by booleans.
 """

@@ -1,4 +1,4 @@
-"""What the vocabulary means for Triton's blocks: int32 or int64 for bits, uint32 for words, and int64 for those of float64's arithmetic."""
+"""The vocabulary for Triton's blocks: int32 or int64 for bits, uint32 for words, and int64 for those of float64's arithmetic."""
 
 from __future__ import annotations
 

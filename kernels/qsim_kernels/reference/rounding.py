@@ -105,4 +105,5 @@ def nearest_by_addition(bits: Tensor, how: GridBits) -> Tensor:
     if how.signed:
         sign = bits & carrier.sign
         found |= sign if how.negative_zero else sign & (-found >> carrier.last)
-    return meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, found)
+    with_nan: Tensor = meaning.where(carrier.infinity - magnitude >> carrier.last, carrier.nan, found)
+    return with_nan

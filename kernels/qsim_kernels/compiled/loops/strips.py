@@ -1,7 +1,7 @@
 """Rounding of a strip: up to `STRIP` consecutive elements, given and returned as float32 patterns that stay in the nearest cache.
 
-There is a loop for each variant of `arithmetic.rounding`, made when it is asked for. Two loops are faster ways to the same results: they
-let the processor's floats round, to nearest by additions and stochastically by the distance from zero in steps.
+There is a loop for each variant of `arithmetic.rounding`, made when it is asked for. Two loops are faster ways to the same results, in
+which the processor's floats round.
 
 Every loop takes the same arguments:
     out_at: Address of the results, which do not overlap the values.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import SINGLE, Variant, read_variant
+from qsim_kernels.carrier import SINGLE, SYMMETRIC, Variant, read_variant
 from qsim_kernels.compiled.loops.bits import address_of, as_float, as_int, halves, ints, longs, part, room_for_words
 from qsim_kernels.compiled.loops.noise import SERVED, draw, draw_first
 from qsim_kernels.compiled.loops.roundings import in_singles, single_at
@@ -116,11 +116,7 @@ def _with_all_bits(variant: Variant) -> Any:
     return with_all_bits
 
 
-#: The rounding for which `stochastic_by_steps` is a faster way.
-BY_STEPS = Variant(
-    int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False
-)
-_with_all_bits_by_steps = _with_all_bits(BY_STEPS)
+_with_all_bits_by_steps = _with_all_bits(SYMMETRIC)
 
 
 def stochastic_by_steps(out_at, x_at, count, grid_at, seed, stream, first):

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.meanings.triton import INTERPRETED, philox
+from qsim_kernels.meanings.triton import philox
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 
@@ -134,7 +134,7 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
     Args:
         noise: A `Noise`.
         first: Logical index of the block's first element.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         RUN: Number of neighbours a thread holds, so that words are made where they are used instead of going through shared memory.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: Number of elements.

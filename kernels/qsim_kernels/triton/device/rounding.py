@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.device.noise import INTERPRETED, STOCHASTIC
+from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.triton.device.noise import STOCHASTIC
 from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multiply_add_toward_zero
 from qsim_kernels.triton.device.undecided import round_later
 
@@ -19,6 +20,7 @@ ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -40,9 +42,15 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
 
 
 @triton.jit
-def clamped_magnitude(x, grid):
-    """Clamp magnitudes to the largest value; NaN stays."""
-    top = grid.top.to(tl.float32, bitcast=True)
+def end_of_additions(grid, V: tl.constexpr):
+    """Bits of the magnitude to which others are clamped: the largest value, or the one after it if what reaches that overflows."""
+    return grid.top if V.saturate else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
+
+
+@triton.jit
+def clamped_magnitude(x, grid, V: tl.constexpr):
+    """Clamp magnitudes; NaN stays."""
+    top = end_of_additions(grid, V).to(tl.float32, bitcast=True)
     if INTERPRETED:
         y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -83,7 +91,7 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         negative: Whether they are magnitudes of negative values.
         drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `Numbers`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
     """
     power = nearby_power(y, grid, V, False)
     # The spacing is 2**-23 of this power, and 2**-16 of the spacing is 2**-39 of it.
@@ -111,13 +119,13 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
 
 @triton.jit
 def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
-    """Round float32 values, saturating, onto a grid with evenly spaced values around zero.
+    """Round float32 values onto a grid with evenly spaced values around zero.
 
     Args:
         x: Values.
         drawn: The output of `random_integers`.
         grid: `Numbers`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
 
@@ -128,17 +136,23 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
         y = tl.abs(x)
     elif V.symmetric:
         # One instruction less than clamping from both sides.
-        y = clamped_magnitude(x, grid)
+        y = clamped_magnitude(x, grid, V)
     else:
         x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
     if V.later:
-        result = round_later(x, y, drawn, grid, V.few).to(tl.int32, bitcast=True)
+        result = round_later(x, y, drawn, grid, V.few, tl.maximum(end_of_additions(grid, V), grid.bottom)).to(tl.int32, bitcast=True)
     else:
         result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
+    is_number = x == x
+    if not V.saturate:
+        value = result.to(tl.float32, bitcast=True)
+        # NaN stays: it is not larger. What replaces larger numbers may be NaN.
+        result = tl.where(tl.abs(value) > grid.top.to(tl.float32, bitcast=True), grid.over | (bits & SIGN), result)
+        is_number = (result & NAN) <= INFINITY
     if not V.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:
-        result = tl.where(x == x, result, NAN)
+        result = tl.where(is_number, result, NAN)
     return result
