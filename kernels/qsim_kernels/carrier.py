@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.grid import Coding, Grid, Mode, Rule
 
 
 class Carrier(NamedTuple):
@@ -19,6 +19,11 @@ class Carrier(NamedTuple):
 
     mantissa: int
     bias: int
+
+    @property
+    def drawn(self) -> int:
+        """The number of bits in the word of an element's random bits: 32, or as many as float64's arithmetic can use."""
+        return 32 if self.mantissa == 23 else self.mantissa + 1
 
     @property
     def last(self) -> int:
@@ -46,6 +51,12 @@ class Carrier(NamedTuple):
         bits: int = struct.unpack(word, struct.pack(form, abs(value)))[0]
         return bits
 
+    def value(self, pattern: int) -> float:
+        """The magnitude of some bits."""
+        form, word = ("<f", "<I") if self.mantissa == 23 else ("<d", "<Q")
+        value: float = struct.unpack(form, struct.pack(word, pattern))[0]
+        return value
+
 
 SINGLE = Carrier(23, 127)
 DOUBLE = Carrier(52, 1023)
@@ -60,10 +71,6 @@ def double_bits(x: float) -> int:
     """
     bits: int = struct.unpack("<q", struct.pack("<d", x))[0]
     return bits
-
-
-#: Random bits are compared at this width: 32, plus one for the correction below the last bit.
-NOISE_BITS = 33
 
 
 class GridBits(NamedTuple):
@@ -84,8 +91,6 @@ class GridBits(NamedTuple):
         signed: Whether negative values exist.
         negative_zero: Whether zero keeps its sign.
         zero: Whether zero is in the grid.
-        scale: Factor that maps a magnitude below the smallest value to its position between zero and that value, in units of
-            `2**-NOISE_BITS`.
     """
 
     carrier: Carrier
@@ -102,7 +107,6 @@ class GridBits(NamedTuple):
     signed: bool
     negative_zero: bool
     zero: bool
-    scale: float
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +119,7 @@ def fits_single(grid: Grid) -> bool:
     """Whether rounding can work on float32's bits: the grid's own binades are normal numbers there, with room to scale below them."""
     if grid.exponent < 1 - SINGLE.bias or max(grid.max, -grid.min) >= 2.0**128:
         return False
-    return is_flat(grid) or grid.least >= math.ldexp(1.0, NOISE_BITS - SINGLE.bias)
+    return is_flat(grid) or grid.least >= math.ldexp(1.0, SINGLE.drawn + 1 - SINGLE.bias)
 
 
 def is_flat(grid: Grid) -> bool:
@@ -173,5 +177,94 @@ def grid_bits(grid: Grid, wide: bool) -> GridBits:
         signed=signed,
         negative_zero=grid.negative_zero,
         zero=grid.zero,
-        scale=0.0 if flat else math.ldexp(1.0 / grid.least, NOISE_BITS),
     )
+
+
+def rounding_bits(grid: Grid, rule: Rule, wide: bool) -> GridBits:
+    """A grid in the bits of the carrier in which a rule can round onto it: half the weight of a 32nd random bit takes a 33rd."""
+    return grid_bits(grid, wide or (rule.correction and rule.bits == SINGLE.drawn))
+
+
+class Variant(NamedTuple):
+    """The facts of a rounding that are known when code is compiled for it.
+
+    Attributes:
+        mode: A `Mode`.
+        saturate: Whether overflow goes to the largest value.
+        flat: Whether as many bits are cleared of all patterns, and the smallest value is no special case.
+        zero: Whether zero is a value.
+        signed: Whether negative values exist.
+        keep_sign: Whether zero keeps its sign.
+        symmetric: Whether the smallest value is the negative of the largest.
+        open: Whether overflow becomes infinity by itself.
+    """
+
+    mode: int
+    saturate: bool
+    flat: bool
+    zero: bool
+    signed: bool
+    keep_sign: bool
+    symmetric: bool
+    open: bool
+
+
+#: Stochastic rounding onto values that lie symmetrically around zero, saturating.
+SYMMETRIC = Variant(int(Mode.STOCHASTIC), saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False)
+
+
+@lru_cache(maxsize=4096)
+def variant_of(how: GridBits, rule: Rule) -> Variant:
+    """The facts of a rounding onto a grid."""
+    return Variant(
+        mode=int(rule.mode),
+        saturate=rule.saturate,
+        flat=how.low == 0 and how.least == 0,
+        zero=how.zero,
+        signed=how.signed,
+        keep_sign=how.negative_zero,
+        symmetric=how.signed and how.top == how.bottom,
+        open=not rule.saturate and rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.is_open,
+    )
+
+
+def name_of(variant: Variant) -> str:
+    """A name for what is compiled for a variant.
+
+    Example:
+        >>> from qsim_kernels.carrier import Variant, name_of
+        >>> name_of(Variant(7, saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False))
+        'rounding_7_saturate_zero_signed_keep_sign_symmetric'
+    """
+    return "_".join(["rounding", str(variant.mode), *(name for name, given in zip(Variant._fields[1:], variant[1:], strict=True) if given)])
+
+
+def read_variant(name: str) -> Variant:
+    """The variant with a name.
+
+    Raises:
+        AttributeError: If no variant has it.
+    """
+    start, _, rest = name.partition("_")
+    mode, _, given = rest.partition("_")
+    if start != "rounding" or not mode.isdigit():
+        raise AttributeError(f"no variant has the name {name!r}")
+    return Variant(int(mode), *(f"_{field}_" in f"_{given}_" for field in Variant._fields[1:]))
+
+
+class UsedBits(NamedTuple):
+    """The random bits that a rounding uses, in the word of all that are drawn.
+
+    Attributes:
+        keep: The mask of these among the first 32.
+        correction: Half the weight of the last of them, if the rule has a correction.
+    """
+
+    keep: int
+    correction: int
+
+
+@lru_cache(maxsize=4096)
+def used_bits(carrier: Carrier, count: int, correction: bool) -> UsedBits:
+    """The first `count` of the drawn random bits."""
+    return UsedBits((1 << count) - 1 << 32 - count, 1 << carrier.drawn - 1 - count if correction else 0)

@@ -7,33 +7,23 @@ from torch import Tensor
 
 from qsim.random.seeds import check_index, check_source
 from qsim_kernels import reference
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_WORD = 0xFFFFFFFF
+from qsim_kernels.arithmetic.philox import philox
 
 
-def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int], rounds: int = 10) -> tuple[int, int, int, int]:
-    """Philox4x32 of one counter, in plain Python: the reference for the operators.
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of one counter, in plain Python: the definition that all operators share.
 
     Args:
         counter: Four 32-bit words.
         key: Two 32-bit words.
-        rounds: Number of rounds.
 
     Example:
         >>> from qsim.random import philox4x32
         >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
         ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(rounds):
-        high0, low0 = divmod(c0 * _MULTIPLIERS[0], 1 << 32)
-        high1, low1 = divmod(c2 * _MULTIPLIERS[1], 1 << 32)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+    words: tuple[int, int, int, int] = philox(*counter, *key)  # type: ignore[no-untyped-call]
+    return words
 
 
 def random_bits(

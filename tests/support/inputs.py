@@ -115,3 +115,19 @@ def double_rounding(fmt: Format, count: int = 256) -> torch.Tensor:
     beside = torch.from_numpy(np.concatenate([np.nextafter(middle, 0), np.nextafter(middle, np.inf)]))
     beside = beside[(beside > 2.0**-125) & (beside < 2.0**127)]
     return torch.cat([beside, -beside])
+
+
+def spread_patterns(count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Numbers of a dtype whose bits are spread evenly, by a multiplication that no library can change: every exponent, NaN, infinities."""
+    words = (np.arange(count, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    words ^= words >> np.uint64(29)
+    bits = width(dtype)
+    return torch.from_numpy((words >> np.uint64(64 - bits)).astype(f"uint{bits}").view(f"int{bits}")).view(dtype)
+
+
+def ordinary(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Finite numbers of ordinary sizes and both signs, with some zeros and outliers."""
+    words = spread_patterns(int(np.prod(shape)), torch.float32, seed + 1).view(torch.int32)
+    exponent, sign = words >> 8 & 15, words & -(2**31)
+    bits = (words & 0x7FFFFF) | (exponent + 118 << 23) | sign
+    return torch.where(words & 63 == 0, 0, bits).view(torch.float32).to(dtype).view(shape)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import reference
-from qsim_kernels.carrier import DOUBLE, grid_bits
+from qsim_kernels.carrier import DOUBLE, rounding_bits
 from qsim_kernels.compiled import tables
 from qsim_kernels.compiled.jobs import pack_values
 from qsim_kernels.compiled.native import check_numba
@@ -40,7 +40,7 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
 @lru_cache(maxsize=4096)
 def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) -> tuple[int, int, int, int] | None:
     """The numbers of `Values` that do not differ between calls, if the loop reads and writes these dtypes."""
-    how = grid_bits(grid, wide=False)
+    how = rounding_bits(grid, rule, wide=False)
     if how.carrier == DOUBLE or source not in _STORED or target not in _STORED:
         return None
     return target == torch.bfloat16, source == torch.bfloat16, *strip(how, rule)
@@ -48,7 +48,7 @@ def _rounding(grid: Grid, rule: Rule, source: torch.dtype, target: torch.dtype) 
 
 def _quantize_copies(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule: Rule, stream: int, offset: int) -> None:
     """Round by way of tensors that the loop reads and writes, or in plain torch."""
-    how = grid_bits(grid, wide=torch.float64 in (x.dtype, out.dtype))
+    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
     if how.carrier == DOUBLE:
         reference.quantize_into(out, x, seed, grid, rule, stream, offset)
         return

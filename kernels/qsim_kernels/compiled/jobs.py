@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
-from functools import lru_cache
 from typing import NamedTuple
-
-from qsim_kernels.carrier import double_bits, grid_bits
-from qsim_kernels.scales import ScaleRule, Scales
 
 
 class SharedLoop(NamedTuple):
@@ -363,17 +358,3 @@ _kept: dict[tuple[int, ...], bytes] = {}
 def stored(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
     """Numbers in memory that compiled code may change; `ctypes.addressof` gives their address, as long as they are kept."""
     return (ctypes.c_int64 * len(numbers))(*numbers)
-
-
-def making(scales: Scales, out: int, amaxes: int, under: float) -> bytes:
-    """The job of `loops.scales`: the addresses of the scales and of the largest magnitudes, and the scale of the whole tensor, or 1."""
-    return packed((out, amaxes, double_bits(under), *_making(scales)))
-
-
-@lru_cache(maxsize=256)
-def _making(scales: Scales) -> tuple[int, ...]:
-    how, is_up = grid_bits(scales.grid, wide=True), scales.rule == ScaleRule.CEIL
-    limit = (0 if is_up else how.half) if how.zero else -1
-    grid = how.shift, how.low, how.least, limit, how.parity, how.top, int(is_up)
-    margin, largest, least = double_bits(math.ldexp(1.0, scales.margin)), double_bits(scales.largest), double_bits(scales.least)
-    return scales.rule, margin, largest, scales.mantissa, least, *grid

@@ -28,6 +28,8 @@ _ROOM = Path(__file__).parent
 _SOURCES = (
     *sorted((_ROOM / "loops").glob("*.py")),
     _ROOM / "building.py",
+    *sorted((_ROOM.parent / "arithmetic").glob("*.py")),
+    *(_ROOM.parent / "meanings" / name for name in ("binding.py", "numba.py")),
     *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "sums.py", "tallies.py")),
 )
 _addresses: dict[str, int] = {}

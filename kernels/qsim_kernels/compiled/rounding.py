@@ -5,118 +5,51 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import SINGLE, GridBits
+from qsim_kernels.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.compiled.jobs import kept_address
 from qsim_kernels.compiled.native import Native
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.grid import Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
 
-_NEAREST, _SPACED = Native("strips", "nearest", 7), Native("strips", "nearest_spaced", 7)
-_DETERMINISTIC, _STOCHASTIC = Native("strips", "deterministic", 7), Native("strips", "stochastic", 7)
-_IN_GENERAL, _BY_ADDITION, _BY_STEPS = 0, 1, 2  # as in `loops.strips`
-#: Random bits that are drawn first.
-_FIRST = 16
-_NEVER = 2**31 - 1
 
-
-class Masks(NamedTuple):
-    """A rounding without random bits, as masks (0 or -1) and limits for values above and below zero.
-
-    With `ones` for the bits that are rounded away, and `last` for the bit above them, what is added before they are cleared is the sum of
-    `ones >> 1`, `ones`, `last` and 1, each if its mask allows it. A magnitude below the smallest value becomes that value if it is larger
-    than a limit, and zero otherwise.
-
-    Attributes:
-        half: Whether to add `ones >> 1`.
-        even: Whether to add `last`.
-        odd: Whether to add `ones` where `last` is zero.
-        ones_above: Whether to add `ones`.
-        ones_below: The same.
-        one_above: Whether to add 1.
-        one_below: The same.
-        limit_above: The limit.
-        limit_below: The same.
-        inward_above: Whether the rounding never goes past the largest value from a finite one.
-        inward_below: The same.
-    """
-
-    half: int = 0
-    even: int = 0
-    odd: int = 0
-    ones_above: int = 0
-    ones_below: int = 0
-    one_above: int = 0
-    one_below: int = 0
-    limit_above: int = _NEVER
-    limit_below: int = _NEVER
-    inward_above: int = 0
-    inward_below: int = 0
-
-
-def _masks(mode: int, half: int) -> Masks:
-    """The masks of a mode, given the bits of half the smallest value."""
-    near, before = Masks(half=-1), half - 1
-    match mode:
-        case Mode.NEAREST:
-            return near._replace(even=-1, limit_above=half, limit_below=half)
-        case Mode.NEAREST_AWAY:
-            return near._replace(one_above=-1, one_below=-1, limit_above=before, limit_below=before)
-        case Mode.NEAREST_UP:
-            return near._replace(one_above=-1, limit_above=before, limit_below=half)
-        case Mode.UP:
-            return Masks(ones_above=-1, limit_above=0, inward_below=-1)
-        case Mode.DOWN:
-            return Masks(ones_below=-1, limit_below=0, inward_above=-1)
-        case Mode.ODD:
-            return Masks(odd=-1, limit_above=0, limit_below=0)
-    return Masks(inward_above=-1, inward_below=-1)
-
-
-class Strip(NamedTuple):
-    """A rounding of strips.
+class LoopRounding(NamedTuple):
+    """A rounding.
 
     Attributes:
         loop: Address of the loop.
-        how: Address of its numbers.
+        grid: Address of its numbers.
     """
 
     loop: int
-    how: int
+    grid: int
 
 
 @cache
-def strip(how: GridBits, rule: Rule) -> Strip:
-    """The rounding onto a grid in float32's bits."""
-    masks = _masks(rule.mode, how.half)
-    if not how.zero:
-        masks = masks._replace(limit_above=-1, limit_below=-1)
-    ends = how.top, how.bottom, how.floor, how.over, how.under
-    flags = how.signed, how.negative_zero, how.zero, rule.saturate, rule.bits, rule.correction
-    numbers = how.shift, how.low, how.least, *ends, *flags, how.parity, *masks, _way(how, rule)
-    return Strip(_loop(how, rule).address, kept_address(numbers))
+def strip(how: GridBits, rule: Rule) -> LoopRounding:
+    """The rounding of strips onto a grid in float32's bits."""
+    loop = Native("strips", _faster(how, rule) or name_of(variant_of(how, rule)), 7)
+    return LoopRounding(loop.address, kept_address((*numbers(how, rule), bits_that_matter(how, rule) <= 16)))
 
 
-def _loop(how: GridBits, rule: Rule) -> Native:
-    if rule.mode == Mode.STOCHASTIC:
-        return _STOCHASTIC
-    if rule.mode != Mode.NEAREST or not how.negative_zero:
-        return _DETERMINISTIC
-    if rounds_by_addition(how, rule):
-        return _NEAREST
-    is_spaced = not how.low and not how.least and how.signed and how.top == how.bottom
-    return _SPACED if is_spaced and (rule.saturate or how.is_open) else _DETERMINISTIC
-
-
-def _way(how: GridBits, rule: Rule) -> int:
-    """The fastest way to round stochastically onto a grid; see `loops.strips`."""
-    is_symmetric = how.signed and how.negative_zero and how.top == how.bottom
-    if not is_symmetric or rule.correction:
-        return _IN_GENERAL
-    if not how.least and how.shift <= _FIRST and (rule.saturate or how.is_open):
-        return _BY_ADDITION
-    if not rule.saturate:
-        return _IN_GENERAL
+def _faster(how: GridBits, rule: Rule) -> str | None:
+    """The loop that is a faster way to the same results, if there is one; see `loops.strips`."""
+    if rounds_by_addition(how, rule) and how.negative_zero:
+        return "nearest_by_addition"
+    if variant_of(how, rule) != SYMMETRIC or rule.correction:
+        return None
     mantissa = SINGLE.mantissa - how.shift
-    is_even = how.zero and how.low > mantissa and how.least == how.low - mantissa << SINGLE.mantissa
+    is_even = how.low > mantissa and how.least == how.low - mantissa << SINGLE.mantissa
     # Positions must fit an int32, and what they are computed with a float32.
-    return _BY_STEPS if is_even and mantissa + _FIRST < 30 and how.low > mantissa + _FIRST else _IN_GENERAL
+    return "stochastic_by_steps" if is_even and mantissa + 16 < 30 and how.low > mantissa + 16 else None
+
+
+@cache
+def row(how: GridBits, rule: Rule) -> LoopRounding:
+    """The rounding of rows of float64 numbers."""
+    return LoopRounding(Native("doubles", name_of(variant_of(how, rule)), 4).address, kept_address(numbers(how, rule)))
+
+
+def numbers(how: GridBits, rule: Rule) -> tuple[int, ...]:
+    """The numbers of a `loops.roundings.OntoGrid`."""
+    used = used_bits(how.carrier, bits_that_matter(how, rule), rule.correction)
+    return how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under, *used

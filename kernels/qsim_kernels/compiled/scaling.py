@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, grid_bits
-from qsim_kernels.compiled import quantize_into
+from qsim_kernels.carrier import SINGLE, double_bits, grid_bits, rounding_bits
+from qsim_kernels.compiled import quantize_into, rounding
 from qsim_kernels.compiled.hadamard import hadamard
-from qsim_kernels.compiled.jobs import Job, job_address, making as making_job, packed
+from qsim_kernels.compiled.jobs import Job, job_address, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
+from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import matmul_rescaled_into, rescaled_into, under_whole
-from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaledRounding, Scales, TileSizes, Turn
+from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 
 __all__ = [
     "amaxes_into",
@@ -61,7 +63,7 @@ def scales_into(out: Tensor, amaxes: Tensor, under: Tensor | None, scales: Scale
         reference.scales_into(out, amaxes, under, scales)
         return
     amaxes = amaxes.contiguous()
-    _SCALES.share(making_job(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else under.item()), amaxes.numel())
+    _SCALES.share(_making(scales, out.data_ptr(), amaxes.data_ptr(), 1.0 if under is None else under.item()), amaxes.numel())
 
 
 scales_of_tiles_into = partial(reference.scales_of_tiles_into, largest=amaxes_into, make=scales_into)
@@ -79,7 +81,7 @@ def quantize_tiles_into(out: Tensor, scales: Tensor | None, x: Tensor, under: Te
         return
     x, divisors = _stored(x), scales if under is None else torch.empty_like(scales)
     whole = 1.0 if under is None else under.item()
-    made = making_job(making, scales.data_ptr(), scales.data_ptr(), whole)
+    made = _making(making, scales.data_ptr(), scales.data_ptr(), whole)
     factors = {Restore.NOTHING: None, Restore.SCALE: scales, Restore.ALL: divisors}[elements.restore]
     result = _result(out)
     job = _rounding(_job(x, tiles), result, factors, divisors, elements, out.dtype)._replace(**_noise(noise))
@@ -110,7 +112,7 @@ def quantize_scaled_into(out: Tensor, x: Tensor, scales: Tensor, under: Tensor |
 
 def _in_loops(x: Tensor, out: Tensor, elements: ElementRounding) -> bool:
     """Whether the loops can round: in float32's bits."""
-    return torch.float64 not in (x.dtype, out.dtype) and grid_bits(elements.grid, wide=False).carrier == SINGLE
+    return torch.float64 not in (x.dtype, out.dtype) and rounding_bits(elements.grid, elements.rule, wide=False).carrier == SINGLE
 
 
 def _stored(x: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ def _rounding(job: Job, out: Tensor, factors: Tensor | None, divisors: Tensor, e
         factors=0 if factors is None else factors.data_ptr(),
         divisors=divisors.data_ptr(),
         strip=chosen.loop,
-        how=chosen.how,
+        how=chosen.grid,
         leaves_zero=elements.rule.leaves_zero,
         most=SINGLE.pattern(torch.finfo(dtype).max) if is_limited else SINGLE.nan,
     )
@@ -176,3 +178,18 @@ def _share(loop: Native, job: Job, rows: int) -> None:
         _SHARE.share(packed(job), -(-job.columns // job.width), tile)
     else:
         _SHARE.share(packed(job), rows, job.matrices * job.rows * job.columns // rows)
+
+
+def _making(how: Scales, out: int, amaxes: int, under: float) -> bytes:
+    """The job of `loops.scales`: the addresses of the scales and of the largest magnitudes, and the scale of the whole tensor, or 1."""
+    return packed((out, amaxes, double_bits(under), *_scale_numbers(how)))
+
+
+@lru_cache(maxsize=256)
+def _scale_numbers(how: Scales) -> tuple[int, ...]:
+    values, mode = grid_bits(how.grid, wide=True), Mode.UP if how.rule == ScaleRule.CEIL else Mode.NEAREST
+    # Without zero, every number is above half of the smallest.
+    values = values if values.zero else values._replace(half=-1)
+    grid = rounding.numbers(values, Rule(int(mode), 0, correction=False, saturate=True))
+    margin, largest, least = double_bits(math.ldexp(1.0, how.margin)), double_bits(how.largest), double_bits(how.least)
+    return how.rule, margin, largest, how.mantissa, least, *grid

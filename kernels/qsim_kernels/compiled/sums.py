@@ -7,11 +7,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.compiled.jobs import ProductJob, job_address, kept_address, packed
-from qsim_kernels.compiled.native import Native
+from qsim_kernels.carrier import grid_bits
+from qsim_kernels.compiled.jobs import ProductJob, job_address, packed
+from qsim_kernels.compiled.rounding import row
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.compiled.units import ALIGNED, add_in_unit, aligned_numbers, as_double, exponents_of, onto_numbers
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.compiled.units import ALIGNED, add_in_unit, aligned_numbers, as_double, exponents_of
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.sums import (
     AlignedSum,
@@ -26,7 +26,6 @@ from qsim_kernels.sums import (
 )  # fmt: skip
 
 _ROUNDED = Loop("sums", "rounded")
-_ONTO = {mode: Native("doubles", mode.name.lower(), 4) for mode in Mode}
 #: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.
 _WIDTH, _ROWS = 128, 7 + 64
 #: The most random numbers that are drawn for them at once.
@@ -76,10 +75,5 @@ def accumulate_into(
 def _rounded_numbers(how: RoundedSum) -> bytes:
     product = 0, 0
     if how.product is not None and how.product_rule is not None:
-        product = _rounding(how.product, how.product_rule)
-    return packed((*_rounding(how.grid, how.rule), *product, how.chunk, how.order, roundings_per_term(how)))
-
-
-def _rounding(grid: Grid, rule: Rule) -> tuple[int, int]:
-    """The addresses of the loop that rounds rows and of its numbers."""
-    return _ONTO[Mode(rule.mode)].address, kept_address(onto_numbers(grid, rule))
+        product = row(grid_bits(how.product, wide=True), how.product_rule)
+    return packed((*row(grid_bits(how.grid, wide=True), how.rule), *product, how.chunk, how.order, roundings_per_term(how)))

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.carrier import double_bits, grid_bits
+from qsim_kernels.compiled import rounding
 from qsim_kernels.compiled.jobs import GroupsJob, ProductJob, job_address, packed
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.sums import SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 
@@ -79,19 +80,11 @@ def exponents_of(x: Tensor, low: int) -> Tensor:
 
 
 @cache
-def onto_numbers(grid: Grid, rule: Rule) -> tuple[int, ...]:
-    """The numbers of a `loops.doubles.Onto`."""
-    how = grid_bits(grid, wide=True)
-    patterns = how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under
-    return *patterns, double_bits(how.scale), how.signed, how.negative_zero, how.zero, rule.bits, rule.correction, rule.saturate
-
-
-@cache
 def aligned_numbers(how: AlignedSum) -> bytes:
     """The numbers of a `loops.sums.AlignedParameters`."""
     end = math.ldexp(1.0, math.frexp(how.grid.max)[1])
-    onto = onto_numbers(how.grid, Rule(how.mode, 0, correction=False, saturate=False))
-    return packed((how.mode == Mode.NEAREST, double_bits(end), how.grid.exponent, how.block, how.fraction, *onto))
+    grid = rounding.numbers(grid_bits(how.grid, wide=True), Rule(how.mode, 0, correction=False, saturate=False))
+    return packed((how.mode == Mode.NEAREST, double_bits(end), how.grid.exponent, how.block, how.fraction, *grid))
 
 
 def _unit_numbers(how: BlockScaledSum) -> bytes:

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, grid_bits
+from qsim_kernels.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.jobs import Update, packed
 from qsim_kernels.compiled.rounding import strip
@@ -27,8 +27,8 @@ _STORED = (torch.float32, torch.bfloat16)
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
-    grids = roundings.grid, roundings.inner, roundings.state
-    if roundings.in_format or any(grid_bits(grid, wide=False).carrier != SINGLE for grid in grids):
+    chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
+    if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
         reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam))
     else:
         reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam, _update_whole))

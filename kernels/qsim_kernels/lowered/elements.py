@@ -46,6 +46,13 @@ class LoopElement:
         self.value, self.dtype = value, dtype
 
     @classmethod
+    def constant(cls, number: float, dtype: torch.dtype) -> LoopElement:
+        """A number as an element; an integer's dtype takes no fraction, with which torch would compute in floats."""
+        if not dtype.is_floating_point and number != int(number):
+            raise TypeError(f"{number} is not a number of {dtype}")
+        return cls(ops.constant(float(number) if dtype.is_floating_point else int(number), dtype), dtype)
+
+    @classmethod
     def __torch_function__(cls, function: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None) -> Any:
         """The functions of torch that rounding calls; torch raises an error for any other."""
         return _FUNCTIONS[function](*args) if function in _FUNCTIONS else NotImplemented
@@ -86,7 +93,10 @@ class LoopElement:
         return LoopElement(ops.neg(self.value), self.dtype)
 
     def __rsub__(self, other: float) -> LoopElement:
-        return _constant(other, self.dtype) - self
+        return LoopElement.constant(other, self.dtype) - self
+
+    def __rlshift__(self, other: float) -> LoopElement:
+        return LoopElement.constant(other, self.dtype) << self
 
     __hash__ = None  # type: ignore[assignment]
     __lt__, __le__, __gt__, __ge__, __eq__ = (_binary(name, torch.bool) for name in ("lt", "le", "gt", "ge", "eq"))  # type: ignore[assignment]
@@ -118,19 +128,12 @@ def _common(one: LoopElement | float, other: LoopElement | float) -> torch.dtype
 
 def _as(x: LoopElement | float, dtype: torch.dtype) -> LoopElement:
     """An element or a number as an element of a dtype."""
-    return x.to(dtype) if isinstance(x, LoopElement) else _constant(x, dtype)
-
-
-def _constant(number: float, dtype: torch.dtype) -> LoopElement:
-    """A number as an element; an integer's dtype takes no fraction, with which torch would compute in floats."""
-    if not dtype.is_floating_point and number != int(number):
-        raise TypeError(f"{number} is not a number of {dtype}")
-    return LoopElement(ops.constant(float(number) if dtype.is_floating_point else int(number), dtype), dtype)
+    return x.to(dtype) if isinstance(x, LoopElement) else LoopElement.constant(x, dtype)
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., LoopElement]] = {
     torch.where: where,
-    torch.zeros_like: lambda x: _constant(0, x.dtype),
-    torch.ones_like: lambda x: _constant(1, x.dtype),
-    torch.bitwise_left_shift: lambda number, by: _constant(number, by.dtype) << by,
+    torch.zeros_like: lambda x: LoopElement.constant(0, x.dtype),
+    torch.ones_like: lambda x: LoopElement.constant(1, x.dtype),
+    torch.bitwise_left_shift: lambda number, by: LoopElement.constant(number, by.dtype) << by,
 }

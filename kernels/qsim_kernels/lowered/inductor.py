@@ -28,6 +28,11 @@ def generates(device: torch.device) -> bool:
     return not isinstance(V.get_fake_mode(), NullHandler)
 
 
+def writes_loops(x: object) -> bool:
+    """Whether a function gets elements of a loop in place of tensors."""
+    return not isinstance(x, Tensor)
+
+
 @cache
 def learn(operator: Any, function: Callable[..., Tensor]) -> None:
     """Let Inductor generate an operator's loops, and AOTAutograd compute it again in the backward pass if keeping its result costs more.

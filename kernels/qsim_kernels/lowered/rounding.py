@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits
+from qsim_kernels.carrier import DOUBLE, GridBits, grid_bits, variant_of
 from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.lowered import inductor
 from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
-from qsim_kernels.reference.rounding import as_values, checked, rounds_by_addition, signed
+from qsim_kernels.reference.rounding import as_values, round_bits, rounds_by_addition
 
 
 def quantize(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, offset: int, dtype: torch.dtype) -> Tensor | None:
@@ -28,10 +29,12 @@ _quantize = fusible("quantize_fused(Tensor x, str grid, str rule, ScalarType dty
 
 def rounded(bits: Tensor, values: GridBits, how: Rule) -> Tensor:
     """Round bit patterns of the carrier without random bits."""
-    magnitude = bits & ~values.carrier.sign
-    # NaN's patterns must not overflow: C++ compilers assume that integers never do, and would drop the NaN check.
-    numbers = magnitude if rounds_by_addition(values, how) else magnitude.clamp(max=values.carrier.infinity)
-    return checked(signed(numbers, bits, values, how, None), magnitude, values, how)
+    if rounds_by_addition(values, how) or not inductor.writes_loops(bits):
+        return round_bits(bits, values, how)
+    from qsim_kernels.meanings import inductor as meaning  # imports Inductor
+
+    found: Tensor = meaning.rounding(values.carrier).round_bits(bits, None, values, variant_of(values, how))
+    return found
 
 
 def quantize_and_sum(x: Tensor, seed: Tensor | None, grid: str, rule: str, stream: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import GridBits, counts_wide, grid_bits
+from qsim_kernels.carrier import GridBits, counts_wide, grid_bits, rounding_bits
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.reference.checksum import checksum
 from qsim_kernels.reference.chunks import pieces
@@ -41,7 +41,7 @@ def quantize_into(out: Tensor, x: Tensor, seed: Tensor | None, grid: Grid, rule:
         stream: Which of the seed's streams of random bits to use.
         offset: Logical index of `x`'s first element.
     """
-    how = grid_bits(grid, wide=torch.float64 in (x.dtype, out.dtype))
+    how = rounding_bits(grid, rule, wide=torch.float64 in (x.dtype, out.dtype))
     number = None if seed is None else int(seed)
     for index, (source, target) in pieces(x, out, first=offset):
         patterns = _rounded(source, how, rule, number, stream, index)
@@ -67,7 +67,7 @@ def encode_into(
     Returns:
         Whether there is one, if `check` is set.
     """
-    how = grid_bits(grid, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
+    how = rounding_bits(grid, rule, wide=x.dtype == torch.float64 or counts_wide(grid, coding))
     number = None if seed is None else int(seed)
     lost = False
     for index, (source, target) in pieces(x, out, first=offset):

@@ -234,7 +234,7 @@ def spread(scales: Tensor, x: Tensor, tiles: TileSizes) -> Tensor:
 def _onto(x: Tensor, grid: Grid, rule: Rule) -> Tensor:
     """Round positive float64 numbers onto a grid."""
     how = grid_bits(grid, wide=True)
-    return as_values(round_bits(x.view(torch.int64), how, rule, None), how, torch.float64)
+    return as_values(round_bits(x.view(torch.int64), how, rule), how, torch.float64)
 
 
 def _onto_singles(x: Tensor, *_: object) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
+from qsim_kernels.carrier import rounding_bits
 from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import ElementNoise, block_words
@@ -47,7 +47,7 @@ def rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None
     """Round float32 values onto a grid, in a dtype that holds them; a rule that saturates turns infinities into NaN."""
     if rule.mode == Mode.NEAREST and not rule.saturate and grid in _DTYPES:
         return one_nan(x.to(_DTYPES[grid]).to(dtype))
-    how = grid_bits(grid, wide=False)
+    how = rounding_bits(grid, rule, wide=False)
     if rule.saturate:
         x = x.masked_fill(x.isinf(), math.nan)
     carrier = float_dtype(how)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS
-from qsim_kernels.compiled.loops.bits import as_double, as_long, call, doubles, longs, numbers, part, room_for_longs, shorts, wide_words
-from qsim_kernels.compiled.loops.doubles import NEAREST, TOWARD_ZERO, Onto, onto, onto_at
+from qsim_kernels.carrier import DOUBLE
+from qsim_kernels.compiled.loops.bits import as_double, as_long, call, doubles, longs, numbers, part, room_for_longs, shorts, words
 from qsim_kernels.compiled.loops.noise import SERVED, draw
+from qsim_kernels.compiled.loops.roundings import OntoGrid, double_at, of_sums
+from qsim_kernels.grid import Mode
 from qsim_kernels.sums import LEAST_EXPONENT, Order
 
 #: The most elements of a row that are computed together, and their rows of numbers that `rounded` needs room for.
@@ -23,7 +24,8 @@ WAITING = 64
 #: Where rows of numbers begin in the room of `rounded`: terms, results, four of a step, random bits; then sums that wait; then the noise.
 _ROW = 8 * WIDTH
 _TERM, _TOTAL, _DUE, _AFTER, _GAINED, _LOST, _RAW, _WAITING, _NOISE_AT = (*range(0, 8 * _ROW, _ROW), (7 + WAITING) * _ROW)
-_MANTISSA, _BIAS, _INFINITY, _NAN, _NOISE = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan, NOISE_BITS
+_MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
+_nearest, _toward_zero = of_sums(Mode.NEAREST), of_sums(Mode.TOWARD_ZERO)
 _PAIRWISE, _KAHAN = int(Order.PAIRWISE), int(Order.KAHAN)
 _i64: Any = np.int64
 _u64: Any = np.uint64
@@ -33,7 +35,7 @@ _f32: Any = np.float32
 class AlignedParameters(NamedTuple):
     """A matrix unit: an `AlignedSum`."""
 
-    onto: Onto
+    grid: OntoGrid
     is_nearest: bool
     end: float
     low: int
@@ -73,7 +75,7 @@ class RowAddresses(NamedTuple):
 def aligned_parameters(at):
     """Read `AlignedParameters` from memory."""
     n = longs(at)
-    return AlignedParameters(onto_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
+    return AlignedParameters(double_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
 
 
 @part
@@ -100,9 +102,8 @@ def limited(exact, unit):
     """The exact sum of a block, rounded to a running sum."""
     if abs(exact) >= unit.end:
         return exact * np.inf
-    if unit.is_nearest:
-        return onto(exact, _u64(0), unit.onto, NEAREST)
-    return onto(exact, _u64(0), unit.onto, TOWARD_ZERO)
+    bits = as_long(exact)
+    return as_double(_nearest(bits, _u64(0), unit.grid, 0) if unit.is_nearest else _toward_zero(bits, _u64(0), unit.grid, 0))
 
 
 @part
@@ -168,7 +169,7 @@ def _round(x_at, room, index, count, how):
 @part
 def _take(room, index, count, how):
     """Copy the random bits of one rounding of some elements."""
-    raw, noise = wide_words(room + _RAW), wide_words(room + _NOISE_AT)
+    raw, noise = words(room + _RAW), words(room + _NOISE_AT)
     if how.stride:
         for i in range(count):
             raw[i] = noise[index + i * how.stride]
@@ -249,10 +250,7 @@ def _draw(room, index, count, seed, stream):
     Returns:
         The place of the first.
     """
-    noise, blocks = wide_words(room + _NOISE_AT), count // SERVED + 1
-    draw(noise, blocks, _u64(index // SERVED), _u64(seed), _u64(stream), 32, False)
-    for i in range(blocks * SERVED):
-        noise[i] >>= _u64(_NOISE - 32)
+    draw(words(room + _NOISE_AT), count // SERVED + 1, _u64(index // SERVED), _u64(seed), _u64(stream))
     return index % SERVED
 
 
@@ -265,8 +263,8 @@ def rounded(job_at, first, count):
         count: The number of rows.
     """
     out_at, a, b, exponents_a, exponents_b, rows, columns, length, every, unit_at = numbers(job_at, 10)
-    course_at, seed, stream, offset, stride, inner, width, room, words, own_rows = numbers(job_at + 80, 10)
-    room += 8 * words * (first // own_rows)
+    course_at, seed, stream, offset, stride, inner, width, room, room_size, own_rows = numbers(job_at + 80, 10)
+    room += 8 * room_size * (first // own_rows)
     how, total, step = _rounded_parameters(course_at, unit_at, stride), doubles(room + _TOTAL), every if every else length
     is_chunked = how.chunk > 1
     along, apart = (1, length) if is_chunked else (columns, columns)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import round_bits
 from qsim_kernels.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
-from qsim_kernels.triton.device.rounding import NAN, SIGN, round_bits
+from qsim_kernels.triton.device.rounding import NAN, SIGN
 from qsim_kernels.triton.device.values import as_numbers
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 
@@ -180,7 +181,7 @@ def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constex
         rows_b: The same for the other operand.
         grid: `Numbers` of the grid in float64.
         P: An `AlignedVariant`.
-        V: The `Variant` for rounding to the grid.
+        V: The `KernelVariant` for rounding to the grid.
         M: Rows of a tile.
         N: Columns.
     """
@@ -252,7 +253,7 @@ def aligned_kernel(
         blocks: The number of blocks.
         every: The number of blocks in a chain.
         P: An `AlignedVariant`.
-        V: The `Variant` for rounding to the grid, in float64.
+        V: The `KernelVariant` for rounding to the grid, in float64.
         M: Rows of a tile.
         N: Columns of a tile.
     """

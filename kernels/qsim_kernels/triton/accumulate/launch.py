@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, grid_bits
 from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.reference import sums as reference
 from qsim_kernels.sums import (
     SINGLE_GRID,
@@ -38,8 +39,7 @@ from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_
 from qsim_kernels.triton.accumulate.planes import planes
 from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, rounded_kernel
 from qsim_kernels.triton.accumulate.units import launch_aligned, launch_block_scaled, launch_two_step, unit_of
-from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.values import Variant
+from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.updates import own_grid
 
@@ -175,7 +175,7 @@ class RoundedArguments(NamedTuple):
     """The numbers of a rounded sum: compile-time, and those of its roundings: that of sums, then that of products."""
 
     sum_variant: RoundedVariant
-    variants: tuple[Variant, Variant]
+    variants: tuple[KernelVariant, KernelVariant]
     numbers: tuple[int, ...]
     product_numbers: tuple[int, ...]
 

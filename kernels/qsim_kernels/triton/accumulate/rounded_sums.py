@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import round_bits
 from qsim_kernels.triton.accumulate.aligned import store_sums
 from qsim_kernels.triton.device.directed import (
     NEAREST,
@@ -20,7 +21,7 @@ from qsim_kernels.triton.device.directed import (
     upper_bits,
 )
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
-from qsim_kernels.triton.device.rounding import SIGN, round_bits, round_magnitude
+from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
 from qsim_kernels.triton.device.values import Noise, as_numbers
 from qsim_kernels.triton.quantize.kernels import NUMBERS
 
@@ -31,7 +32,7 @@ INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
 
 class RoundedVariant(NamedTuple):
-    """The compile-time numbers of a rounded sum, next to the `Variant` of its rounding and that of its products'.
+    """The compile-time numbers of a rounded sum, next to the `KernelVariant` of its rounding and that of its products'.
 
     Attributes:
         native: A dtype whose conversion is the rounding of sums: `tl.float32`, `tl.bfloat16` or `tl.float16`; None if there is none.
@@ -69,7 +70,7 @@ def round_step(x, drawn, noise, grid, NATIVE: tl.constexpr, FAST: tl.constexpr, 
         grid: `Numbers`.
         NATIVE: See `RoundedVariant`.
         FAST: The same.
-        V: The `Variant`.
+        V: The `KernelVariant`.
     """
     if NATIVE is not None:
         result = x.to(NATIVE).to(x.dtype)
@@ -97,7 +98,7 @@ def _added(drawn, noise, V: tl.constexpr):
 def _fast(x, grid, V: tl.constexpr):
     """Round float32 values to a symmetric grid with evenly spaced values around zero."""
     pattern = x.to(tl.int32, bitcast=True)
-    beyond = grid.top if V.saturate else grid.top + (1 << grid.shift)
+    beyond = end_of_additions(grid, V)
     within = tl.minimum(tl.abs(x), beyond.to(tl.float32, bitcast=True), propagate_nan=tl.PropagateNan.ALL)
     result = round_magnitude(within, pattern < 0, 0, grid, V)
     if not V.saturate:
@@ -169,7 +170,7 @@ def add_term(
         grid: `Numbers`.
         product_grid: The same for products.
         C: A `RoundedVariant`.
-        V: The `Variant` of the sum's rounding.
+        V: The `KernelVariant` of the sum's rounding.
         W: That of the products'.
         FIRST: The index in `random` of the term's first rounding.
     """
@@ -250,7 +251,7 @@ def sum_of_products(
         grid: `Numbers`.
         product_grid: The same for products.
         C: A `RoundedVariant`.
-        V: The `Variant` of the sum's rounding.
+        V: The `KernelVariant` of the sum's rounding.
         W: That of the products'.
         M: Rows of a tile.
         N: Columns.
@@ -318,7 +319,7 @@ def rounded_kernel(
         length: Elements along the sum.
         every: Elements of a short sum.
         C: A `RoundedVariant`.
-        V: The `Variant` of the sum's rounding.
+        V: The `KernelVariant` of the sum's rounding.
         W: That of the products'.
         M: Rows of a tile.
         N: Columns of a tile.

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import INTERPRETED, round_bits
 from qsim_kernels.triton.device.codes import codes_of, narrow_integers_of
-from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_bits, round_magnitude, round_nearest, round_single
+from qsim_kernels.triton.device.rounding import NEAREST, clamp, round_magnitude, round_nearest, round_single
 from qsim_kernels.triton.device.undecided import round_later
 
 
@@ -69,7 +69,7 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.
         x: float32 or float64 values.
         drawn: The output of `random_integers`.
         grid: `Numbers`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
     """
@@ -98,18 +98,18 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
         drawn: The output of `random_integers`.
         grid: `Numbers`.
         coding: `Codes`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         C: The `CodeVariant`.
         NARROW: Whether codes have at most 16 bits.
         CLAMPED: Whether the values have been through `clamp`.
     """
-    if V.fast:
+    if V.fast and V.saturate:
         clean = x if CLAMPED else clamp(x, grid, C.nan)
         signs = clean.to(tl.int32, bitcast=True)
         if V.mode == NEAREST:
             clean = round_nearest(clean, grid, V)
         elif V.later:
-            clean = round_later(clean, tl.abs(clean), drawn, grid, V.few)
+            clean = round_later(clean, tl.abs(clean), drawn, grid, V.few, tl.maximum(grid.top, grid.bottom))
         else:
             clean = round_magnitude(tl.abs(clean), clean < 0, drawn, grid, V)
             if C.twos_complement:

@@ -7,7 +7,7 @@ enough to round to it as the exact value would be rounded.
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED
 
 #: The directions, by the names that PTX gives them: to nearest, toward zero, down, up.
 NEAREST: tl.constexpr = tl.constexpr("rn")

@@ -6,38 +6,20 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
+from qsim_kernels.meanings.triton import philox
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
-
-INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 #: Set in the numbers of the Philox blocks that hold the last 16 bits; no element's index is that large.
 LATE_BLOCKS: tl.constexpr = tl.constexpr(-(2**63))
 
 
 @triton.jit
-def wide_product(a, b: tl.constexpr):
-    """Both halves of a 64-bit product: one multiplication, where Triton's own Philox takes two."""
-    if INTERPRETED:
-        product = a.to(tl.uint64) * b
-    else:
-        # For a product of 64-bit numbers the compiler would also add the upper halves, which are zero.
-        product = tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], dtype=tl.uint64, is_pure=True, pack=1)
-    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
-
-
-@triton.jit
 def words(index, seed, stream):
-    """The four words of the blocks with the given numbers; see `reference.philox.philox`."""
-    c0, c1 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
-    c2, c3 = stream.to(tl.uint32), (stream >> 32).to(tl.uint32)
-    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    for _ in tl.static_range(10):
-        high0, low0 = wide_product(c0, 0xD2511F53)
-        high1, low1 = wide_product(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + 0x9E3779B9).to(tl.uint32), (k1 + 0xBB67AE85).to(tl.uint32)
-    return c0, c1, c2, c3
+    """The four words of the blocks with the given numbers."""
+    lower, upper = index.to(tl.uint32), (index >> 32).to(tl.uint32)
+    of_stream = stream.to(tl.uint32), (stream >> 32).to(tl.uint32)
+    return philox(lower, upper, of_stream[0], of_stream[1], seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
 
 
 @triton.jit
@@ -152,14 +134,14 @@ def random_integers(noise, first, V: tl.constexpr, RUN: tl.constexpr, ALIGNED: t
     Args:
         noise: A `Noise`.
         first: Logical index of the block's first element.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         RUN: Number of neighbours a thread holds, so that words are made where they are used instead of going through shared memory.
         ALIGNED: Whether `first` begins a Philox block.
         BLOCK: Number of elements.
 
     Returns:
         `Words` for the variants that draw later.
-        Otherwise integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of `NOISE_BITS`.
+        Otherwise integers in the top bits of 16 or 32 for `round_magnitude`, of 32 for `round_bits` or, on float64, of 53.
     """
     drawn = 0
     if V.mode == STOCHASTIC:
@@ -211,5 +193,5 @@ def as_added(bits, noise, V: tl.constexpr):
     if V.halves and not V.fast:
         bits <<= 16
     if V.wide:
-        bits = (bits.to(tl.int64) << 1) | noise.late
+        bits = ((bits.to(tl.int64) << 1) | noise.late) << 20
     return bits

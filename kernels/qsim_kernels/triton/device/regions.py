@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.rounding import NAN
 
 

@@ -1,20 +1,18 @@
-"""Rounding onto a grid inside a kernel.
+"""A faster way to round onto the grids of most formats: float32's own additions find the neighbours.
 
-`round_bits` is the reference algorithm, for every grid and mode. `round_single` is the fast path for the grids of most formats: it lets
-float32's own addition find the neighbour.
+`meanings.triton.round_bits` rounds onto all others.
 """
 
 import triton
 import triton.language as tl
 
 from qsim_kernels.grid import Mode
-from qsim_kernels.triton.device.noise import INTERPRETED, STOCHASTIC
+from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.triton.device.noise import STOCHASTIC
 from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multiply_add_toward_zero
 from qsim_kernels.triton.device.undecided import round_later
 
 NEAREST: tl.constexpr = tl.constexpr(int(Mode.NEAREST))
-NEAREST_AWAY: tl.constexpr = tl.constexpr(int(Mode.NEAREST_AWAY))
-NEAREST_UP: tl.constexpr = tl.constexpr(int(Mode.NEAREST_UP))
 TOWARD_ZERO: tl.constexpr = tl.constexpr(int(Mode.TOWARD_ZERO))
 UP: tl.constexpr = tl.constexpr(int(Mode.UP))
 DOWN: tl.constexpr = tl.constexpr(int(Mode.DOWN))
@@ -22,6 +20,7 @@ ODD: tl.constexpr = tl.constexpr(int(Mode.ODD))
 
 SIGN: tl.constexpr = tl.constexpr(-(2**31))
 NAN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -43,9 +42,15 @@ def clamp(x, grid, NAN_STAYS: tl.constexpr):
 
 
 @triton.jit
-def clamped_magnitude(x, grid):
-    """Clamp magnitudes to the largest value; NaN stays."""
-    top = grid.top.to(tl.float32, bitcast=True)
+def end_of_additions(grid, V: tl.constexpr):
+    """Bits of the magnitude to which others are clamped: the largest value, or the one after it if what reaches that overflows."""
+    return grid.top if V.saturate else grid.top + (1 << (grid.shift + tl.maximum(grid.low - (grid.top >> 23), 0)))
+
+
+@triton.jit
+def clamped_magnitude(x, grid, V: tl.constexpr):
+    """Clamp magnitudes; NaN stays."""
+    top = end_of_additions(grid, V).to(tl.float32, bitcast=True)
     if INTERPRETED:
         y = tl.minimum(tl.abs(x), top, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -86,7 +91,7 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         negative: Whether they are magnitudes of negative values.
         drawn: Random integers of 16 or 32 bits, for stochastic rounding.
         grid: `Numbers`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
     """
     power = nearby_power(y, grid, V, False)
     # The spacing is 2**-23 of this power, and 2**-16 of the spacing is 2**-39 of it.
@@ -114,13 +119,13 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
 
 @triton.jit
 def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.constexpr = False):
-    """Round float32 values, saturating, onto a grid with evenly spaced values around zero.
+    """Round float32 values onto a grid with evenly spaced values around zero.
 
     Args:
         x: Values.
         drawn: The output of `random_integers`.
         grid: `Numbers`.
-        V: The `Variant`.
+        V: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
 
@@ -131,115 +136,23 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
         y = tl.abs(x)
     elif V.symmetric:
         # One instruction less than clamping from both sides.
-        y = clamped_magnitude(x, grid)
+        y = clamped_magnitude(x, grid, V)
     else:
         x = clamp(x, grid, True)
         y = tl.abs(x)
     bits = x.to(tl.int32, bitcast=True)
     if V.later:
-        result = round_later(x, y, drawn, grid, V.few).to(tl.int32, bitcast=True)
+        result = round_later(x, y, drawn, grid, V.few, tl.maximum(end_of_additions(grid, V), grid.bottom)).to(tl.int32, bitcast=True)
     else:
         result = round_magnitude(y, bits < 0, drawn, grid, V).to(tl.int32, bitcast=True) | (bits & SIGN)
+    is_number = x == x
+    if not V.saturate:
+        value = result.to(tl.float32, bitcast=True)
+        # NaN stays: it is not larger. What replaces larger numbers may be NaN.
+        result = tl.where(tl.abs(value) > grid.top.to(tl.float32, bitcast=True), grid.over | (bits & SIGN), result)
+        is_number = (result & NAN) <= INFINITY
     if not V.keep_sign:
         result = (result.to(tl.float32, bitcast=True) + 0.0).to(tl.int32, bitcast=True)
     if FIX_NAN:
-        result = tl.where(x == x, result, NAN)
+        result = tl.where(is_number, result, NAN)
     return result
-
-
-@triton.jit
-def raising(magnitude, bits, steps, drawn, grid, V: tl.constexpr):
-    """The number that is added to magnitudes before their last `steps` bits are dropped, and whether those below `grid.least` go to it."""
-    inexact = magnitude > 0
-    negative = (bits < 0) & inexact
-    unit = (magnitude * 0 + 1) << steps
-    ones = unit - 1
-    if V.mode == NEAREST:
-        increment = (((magnitude + grid.parity) >> steps) & ones & 1) + (ones >> 1)
-        away = magnitude > grid.half
-    elif V.mode == NEAREST_AWAY:
-        increment = unit >> 1
-        away = (magnitude >= grid.half) & inexact
-    elif V.mode == NEAREST_UP:
-        increment = tl.where(negative, ones, unit) >> 1
-        away = (magnitude > grid.half) | ((magnitude == grid.half) & inexact & (bits > 0))
-    elif V.mode == TOWARD_ZERO:
-        increment = magnitude * 0
-        away = magnitude < 0
-    elif V.mode == UP:
-        increment = tl.where(negative, 0, ones)
-        away = bits > 0
-    elif V.mode == DOWN:
-        increment = tl.where(negative, ones, 0)
-        away = negative
-    elif V.mode == ODD:
-        increment = ((((magnitude + grid.parity) >> steps) & 1) ^ 1) * ones
-        away = inexact
-    elif V.wide:
-        increment = (drawn << 19) >> (52 - steps)
-        position = (tl.minimum(magnitude, grid.least).to(tl.float64, bitcast=True) * grid.scale).to(tl.int64)
-        away = position + drawn >= 8589934592
-    else:
-        increment = (drawn >> 9).to(tl.int32, bitcast=True) >> (23 - steps)
-        position = (tl.minimum(magnitude, grid.least).to(tl.float32, bitcast=True) * grid.scale).to(tl.uint32)
-        away = position + drawn < position
-    return increment, away
-
-
-@triton.jit
-def beyond_end(magnitude, bits, negative, grid, V: tl.constexpr):
-    """Where magnitudes go that are rounded beyond the largest value."""
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    end = tl.where(negative, grid.floor, grid.top)
-    if not V.saturate:
-        if V.mode == TOWARD_ZERO:
-            outward = magnitude == INFINITY
-        elif V.mode == UP:
-            outward = (magnitude == INFINITY) | (bits >= 0)
-        elif V.mode == DOWN:
-            outward = (magnitude == INFINITY) | negative
-        else:
-            outward = magnitude >= 0
-        end = tl.where(outward, tl.where(negative, grid.under, grid.over), end)
-    return end
-
-
-@triton.jit
-def round_bits(bits, drawn, grid, V: tl.constexpr):
-    """Round values given as bit patterns, onto any grid; the steps and names are those of `reference.rounding.round_bits`.
-
-    Args:
-        bits: Patterns of the carrier.
-        drawn: Random bits, in the top of 32; for float64 in the top of `NOISE_BITS` in an int64.
-        grid: `Numbers`, whose scale maps a magnitude below the smallest value to its position between zero and it, in units of the noise.
-        V: The `Variant`.
-    """
-    MANTISSA: tl.constexpr = 52 if V.wide else 23
-    INFINITY: tl.constexpr = 0x7FF0000000000000 if V.wide else 0x7F800000
-    MASK: tl.constexpr = 0x7FFFFFFFFFFFFFFF if V.wide else 0x7FFFFFFF
-    magnitude = bits & MASK
-    negative = (bits < 0) & (magnitude > 0)
-    # Not by the bits: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
-    value = bits.to(tl.float64 if V.wide else tl.float32, bitcast=True)
-    is_nan = value != value
-    if V.flat:
-        steps = grid.shift
-    else:
-        steps = grid.shift + tl.minimum(tl.maximum(grid.low - (magnitude >> MANTISSA), 0), MANTISSA - grid.shift)
-    increment, away = raising(magnitude, bits, steps, drawn, grid, V)
-    rounded = (magnitude + increment) & ~(((magnitude * 0 + 1) << steps) - 1)
-    if not V.zero:
-        rounded = tl.maximum(rounded, grid.least)
-    elif not V.flat:
-        rounded = tl.where(magnitude < grid.least, tl.where(away, grid.least, 0), rounded)
-    if V.saturate and V.symmetric:
-        rounded = tl.minimum(rounded, grid.top)
-    elif not V.open:
-        end = beyond_end(magnitude, bits, negative, grid, V)
-        rounded = tl.where(rounded > tl.where(negative, grid.bottom, grid.top), end, rounded)
-        is_nan |= rounded > INFINITY
-    if V.signed:
-        with_sign = rounded | (bits & ~MASK)
-        rounded = with_sign if V.keep_sign else tl.where(rounded == 0, 0, with_sign)
-    # The canonical NaN has all bits set but the sign.
-    return tl.where(is_nan, MASK, rounded)

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from qsim_kernels.carrier import DOUBLE, SINGLE
 from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.meanings.triton import INTERPRETED, round_bits
 from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
-from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.rounding import round_bits
-from qsim_kernels.triton.device.values import Variant, as_double, as_numbers
+from qsim_kernels.triton.device.values import KernelVariant, as_double, as_numbers
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.quantize.kernels import NUMBERS
@@ -105,7 +104,7 @@ def nearest_ratios(a, under, making, G: tl.constexpr):
         a: Magnitudes, float32.
         under: A pointer to the scale of the whole tensor, or one for each magnitude.
         making: `ScaleNumbers`.
-        G: The `Variant` of rounding onto the grid in float32.
+        G: The `KernelVariant` of rounding onto the grid in float32.
     """
     whole = tl.load(under)
     # Tiny numbers are scaled up first, so that no difference vanishes, and huge ones down, so that no product overflows.
@@ -151,7 +150,7 @@ def tile_scales(bits, under, making, M: tl.constexpr, G: tl.constexpr):
         under: A pointer to the scale of the whole tensor, if they are under one.
         making: `ScaleNumbers`.
         M: The `ScaleVariant`.
-        G: The `Variant` of rounding onto the scales' grid.
+        G: The `KernelVariant` of rounding onto the scales' grid.
     """
     if M.powers and under is None:
         scales, inverses = powers_as_scales(bits, making)
@@ -221,7 +220,7 @@ def _prepared(scales: Scales, unders: int, shape: torch.Size) -> Launch:
 
 
 @lru_cache(maxsize=1024)
-def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, Variant], tuple[int, ...]]:
+def making_of(scales: Scales, is_under: bool) -> tuple[tuple[ScaleVariant, KernelVariant], tuple[int, ...]]:
     """The variant and the runtime numbers of a kernel that computes scales.
 
     Args:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.triton.device.noise import INTERPRETED
+from qsim_kernels.meanings.triton import INTERPRETED
 
 
 @triton.jit

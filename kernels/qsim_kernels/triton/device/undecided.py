@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qsim_kernels.arithmetic.philox import FACTOR_0, FACTOR_2, GROWTH_0, GROWTH_1
 from qsim_kernels.triton.device.toward_zero import multiply_add_toward_zero
 
 #: Elements of a Philox block, and of one call of the PTX below.
@@ -31,8 +32,8 @@ def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[s
         "mov.b32 round, 0;",
         # A short loop: it runs rarely, and unrolled instructions would get in the way of others.
         f'{name}_ROUND: .pragma "nounroll";',
-        f"mul.wide.u32 product0, {c0}, 0xD2511F53;",
-        f"mul.wide.u32 product1, {c2}, 0xCD9E8D57;",
+        f"mul.wide.u32 product0, {c0}, {FACTOR_0};",
+        f"mul.wide.u32 product1, {c2}, {FACTOR_2};",
         "mov.b64 {low0, high0}, product0;",
         "mov.b64 {low1, high1}, product1;",
         f"xor.b32 {c0}, high1, {c1};",
@@ -41,8 +42,8 @@ def _philox(name: str, block: str, seed: str, stream: str, upper: str) -> list[s
         f"xor.b32 {c2}, {c2}, key1;",
         f"mov.b32 {c1}, low1;",
         f"mov.b32 {c3}, low0;",
-        "add.u32 key0, key0, 0x9E3779B9;",
-        "add.u32 key1, key1, 0xBB67AE85;",
+        f"add.u32 key0, key0, {GROWTH_0};",
+        f"add.u32 key1, key1, {GROWTH_1};",
         "add.u32 round, round, 1;",
         "setp.lt.u32 again, round, 10;",
         f"@again bra.uni {name}_ROUND;",
@@ -178,7 +179,7 @@ def add_half_word(bits, words, place):
 
 
 @triton.jit
-def round_later(x, y, drawn, grid, FEW: tl.constexpr):
+def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
     """Round float32 values onto a grid with evenly spaced values around zero, drawing the last 16 random bits only where they matter.
 
     Args:
@@ -187,6 +188,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr):
         drawn: `Words`.
         grid: `Numbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
         FEW: Whether values have at most 11 significant bits.
+        largest: The largest magnitude in `y`.
     """
     # Near 2**7 times the spacing, or 1.5 times that, float32's spacing is 2**-16 of the grid's. NaN stays NaN.
     power = tl.maximum(y.to(tl.int32, bitcast=True) & 0x7FC00000, grid.low << 23).to(tl.float32, bitcast=True)
@@ -204,7 +206,6 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr):
         )  # fmt: skip
     else:
         distance = (total + 1) & 0xFFFF
-        largest = tl.maximum(grid.top, grid.bottom)
         result = tl.inline_asm_elementwise(
             SETTLE_MANY_BITS, CONSTRAINTS_OF_MANY_BITS,
             [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale, grid.low << 23, largest],

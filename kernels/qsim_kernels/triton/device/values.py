@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-class Variant(NamedTuple):
+class KernelVariant(NamedTuple):
     """The compile-time variant of a kernel. Everything else about formats and roundings is passed at run time.
 
     Attributes:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.blocks import as_single
-from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.regions import narrowed
 
 

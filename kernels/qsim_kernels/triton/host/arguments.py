@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from qsim_kernels.carrier import DOUBLE, NOISE_BITS, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
-from qsim_kernels.triton.device.noise import INTERPRETED
-from qsim_kernels.triton.device.values import CodeVariant, Variant
+from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)
 
 
 @lru_cache(maxsize=4096)
-def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ...]]:
+def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[int, ...]]:
     """The variant and the numbers of a rounding, from `keep` to `scale` in the kernels' order.
 
     Args:
@@ -27,7 +27,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     rule = rule._replace(bits=bits_that_matter(how, rule))
     halves = 0 < rule.bits <= 16
     drawn = 16 if halves else 32
-    variant = Variant(
+    variant = KernelVariant(
         mode=int(rule.mode),
         saturate=rule.saturate,
         fast=_is_fast(how, rule),
@@ -46,8 +46,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
     # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
     correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    # On float32 positions are counted in units of 32 random bits.
-    scale = how.carrier.pattern(how.scale * 2.0 ** (0 if variant.wide else 32 - NOISE_BITS))
+    scale = 0 if variant.flat or variant.wide else how.carrier.pattern(math.ldexp(1.0, how.carrier.drawn) / how.carrier.value(how.least))
     return variant, (
         *noise,
         how.shift,
@@ -67,10 +66,12 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[Variant, tuple[int, ..
 def _is_fast(how: GridBits, rule: Rule) -> bool:
     """Whether adding and subtracting a power of two rounds: the power must exist, and leave room for a carry."""
     room = 2 <= how.shift <= 23 and (how.top >> 23) + 1 + how.shift < 254
-    return how.carrier == SINGLE and how.low > 0 and how.zero and room and rule.saturate and rule.mode in _FAST_MODES
+    # Where numbers overflow, they do so from the value on that would follow the largest.
+    ends = rule.saturate or (rule.mode in (Mode.NEAREST, Mode.STOCHASTIC) and how.top == how.bottom)
+    return how.carrier == SINGLE and how.low > 0 and how.zero and room and ends and rule.mode in _FAST_MODES
 
 
-def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
+def drawn_later(variant: KernelVariant, grid: Grid, few: bool) -> KernelVariant:
     """The variant that draws the last 16 random bits only where they can matter, if there is one; see `triton.device.undecided`.
 
     Args:
@@ -81,7 +82,8 @@ def drawn_later(variant: Variant, grid: Grid, few: bool) -> Variant:
     how = grid_bits(grid, variant.wide)
     # Near 2**7 or 1.5 times 2**7 spacings, the sums must stay within one binade of float32. This also limits evenly
     # spaced values to at most 2**7; unsigned ones of 8 bits have twice as many.
-    room = how.shift >= 18 or (how.shift >= 16 and how.top < how.low << 23)
+    end = how.top if variant.saturate else how.top + (1 << how.shift + max(how.low - (how.top >> 23), 0))
+    room = how.shift >= 18 or (how.shift >= 16 and end < how.low << 23)
     draws = variant.mode == Mode.STOCHASTIC and variant.fast and variant.whole and not variant.halves
     return variant._replace(later=draws and room and not INTERPRETED, few=few)
 

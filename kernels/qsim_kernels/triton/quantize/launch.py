@@ -10,7 +10,7 @@ from torch import Tensor
 from qsim_kernels.carrier import counts_wide
 from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.transposed import TransposedTile
-from qsim_kernels.triton.device.values import Variant
+from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import ElementOrder, in_order, prepared
@@ -196,7 +196,8 @@ def _both(
     if tile is None:
         variant = drawn_later_if_faster(variant, grid, source)
         second_variant = drawn_later_if_faster(second_variant, code_grid, source)
-    one_grid = grid == code_grid and variant.fast and second_variant.fast and code_variant.nan
+    saturate = variant.saturate and second_variant.saturate
+    one_grid = grid == code_grid and variant.fast and second_variant.fast and saturate and code_variant.nan
     constants = (variant, second_variant, code_variant, tile, one_grid, run_length(source, target), 2048)
     # Two grids need so many registers that fewer threads fit.
     scarce = {"maxnreg": 40} if one_grid and source.itemsize == target.itemsize == 2 and tile is None else {}
@@ -204,7 +205,7 @@ def _both(
     return launcher(quantize_and_encode_kernel, (source, target, codes, unseeded, misaligned), *numbers, *constants, share=2048, **scarce)
 
 
-def drawn_later_if_faster(variant: Variant, grid: Grid, source: torch.dtype) -> Variant:
+def drawn_later_if_faster(variant: KernelVariant, grid: Grid, source: torch.dtype) -> KernelVariant:
     """The variant that draws later, unless so many bytes are moved that drawing all random bits takes no extra time."""
     return arguments.drawn_later(variant, grid, few=True) if significant_bits(source) <= 11 else variant
 

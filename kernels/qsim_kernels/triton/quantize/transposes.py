@@ -15,7 +15,7 @@ from qsim_kernels.encoding import code_dtype, read_encoding
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
-from qsim_kernels.triton.device.values import CodeVariant, Noise, Variant, as_codes, as_numbers
+from qsim_kernels.triton.device.values import CodeVariant, KernelVariant, Noise, as_codes, as_numbers
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.seeds import seed_of
@@ -87,7 +87,7 @@ def both_ways_kernel(
         rows: Rows of the matrix.
         columns: Columns.
         out: The codes in place, or None.
-        V: The `Variant` of their rounding, and `C` their `CodeVariant`.
+        V: The `KernelVariant` of their rounding, and `C` their `CodeVariant`.
         W: The same for the transposed codes, and `D`.
         S: The `Square`.
     """
@@ -198,7 +198,7 @@ def _form(rounding: str | None, turned: str, source: torch.dtype, rows: int, col
     return _Form(run, programs, one.is_stochastic or other.is_stochastic, codes, turned_codes)
 
 
-def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[Variant, CodeVariant, tuple[int, ...]]:
+def _numbers(grid: Grid, rule: Rule, coding: Coding, source: torch.dtype) -> tuple[KernelVariant, CodeVariant, tuple[int, ...]]:
     variant, numbers = arguments.rounding(grid, rule, source == torch.float64 or counts_wide(grid, coding))
     code_variant, code_numbers = arguments.writing(grid, coding, variant.wide)
     return drawn_later_if_faster(variant, grid, source), code_variant, (*numbers, *code_numbers)

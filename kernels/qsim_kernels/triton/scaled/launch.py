@@ -11,7 +11,7 @@ from qsim_kernels.reference import scaling as reference
 from qsim_kernels.scales import ElementRounding, ScaledRounding, Scales, TileSizes, Turn
 from qsim_kernels.triton.device import tile_scales
 from qsim_kernels.triton.device.saturation import clamp_of_given, clamp_of_tiles
-from qsim_kernels.triton.device.values import Variant
+from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
@@ -163,7 +163,7 @@ def _unders(under: Tensor | None) -> int:
     return 0 if under is None else under.numel()
 
 
-def _rounding(elements: ElementRounding, source: torch.dtype, target: torch.dtype) -> tuple[Variant, tuple[int, ...]]:
+def _rounding(elements: ElementRounding, source: torch.dtype, target: torch.dtype) -> tuple[KernelVariant, tuple[int, ...]]:
     """The variant and numbers of the rounding; if more bytes are moved, all random bits are drawn at no extra cost."""
     variant, numbers = arguments.rounding(elements.grid, elements.rule, False)
     return (arguments.drawn_later(variant, elements.grid, few=False) if is_narrow(source, target) else variant), numbers

@@ -5,10 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
-from qsim_kernels.triton.device.noise import INTERPRETED, integers_of_rows
+from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
 from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of

@@ -97,9 +97,9 @@ def update_block(
         state_bits: `NoiseNumbers` of the moments' rounding.
         state: `Numbers` of the moments.
         K: The `Kind`.
-        V: The `Variant` of the weights' rounding.
-        N: The `Variant` of the inner rounding, which is to the nearest value.
-        S: The `Variant` of the moments' rounding.
+        V: The `KernelVariant` of the weights' rounding.
+        N: The `KernelVariant` of the inner rounding, which is to the nearest value.
+        S: The `KernelVariant` of the moments' rounding.
         M: The moments' dtype.
         RUN: Number of neighbours a thread holds.
         BLOCK: Number of elements.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
-from qsim_kernels.triton.device.noise import INTERPRETED
 from qsim_kernels.triton.device.rounding import NAN
 
 

@@ -1,0 +1,169 @@
+"""Rounding onto a grid, on the bits of a number and in integers alone: exact in every mode.
+
+A magnitude's bits, read as an integer, grow with its value and are evenly spaced within a binade. So the neighbour below is the pattern
+with its low bits cleared, and adding enough to carry into the bits that are kept reaches the neighbour above. How many bits are cleared
+depends on the binade alone. Below the smallest value of the grid, which is a power of two, the neighbours are that value and zero.
+"""
+
+from qsim_kernels.arithmetic.words import (
+    BEHIND,
+    INFINITY,
+    MAGNITUDE,
+    MANTISSA,
+    SIGN,
+    SPARE,
+    carries,
+    is_nan,
+    maximum,
+    minimum,
+    to_int,
+    to_word,
+    where,
+)
+from qsim_kernels.grid import Mode
+
+NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC = map(int, Mode)
+
+
+def round_bits(bits, drawn, grid, variant):
+    """Round a number.
+
+    Args:
+        bits: Its bits.
+        drawn: Its random bits, as `random_bits` returns them; stochastic rounding alone reads them.
+        grid: A `GridBits`.
+        variant: What is known when code is compiled: a `Variant`.
+
+    Returns:
+        The bits of the result.
+    """
+    # NaN counts as infinity until the end, so that no sum overflows.
+    magnitude = minimum(bits & MAGNITUDE, INFINITY)
+    steps = cleared_bits(magnitude, grid, variant)
+    rounded = ((magnitude + raised_by(magnitude, bits, steps, drawn, grid, variant)) >> steps) << steps
+    if not variant.zero:
+        rounded = maximum(rounded, grid.least)
+    elif not variant.flat:
+        below = where(leaves_zero(magnitude, bits, drawn, grid, variant), grid.least, 0)
+        rounded = where(magnitude < grid.least, below, rounded)
+    rounded = limited(rounded, magnitude, bits, grid, variant)
+    if variant.signed and variant.keep_sign:
+        result = rounded | (bits & SIGN)
+    elif variant.signed:
+        result = where(rounded == 0, 0, rounded | (bits & SIGN))
+    else:
+        result = rounded
+    if variant.saturate or variant.open:
+        is_missing = is_nan(bits)
+    else:
+        is_missing = is_nan(bits) | (rounded > INFINITY)
+    return where(is_missing, MAGNITUDE, result)
+
+
+def is_negative(bits):
+    """Whether a number is below zero; minus zero is not."""
+    return (bits < 0) & (bits & MAGNITUDE > 0)
+
+
+def cleared_bits(magnitude, grid, variant):
+    """The number of low bits that are cleared: one more with each binade below the lowest that has a spacing of its own."""
+    if variant.flat:
+        steps = grid.shift
+    else:
+        steps = minimum(maximum(grid.low + grid.shift - (magnitude >> MANTISSA), grid.shift), MANTISSA)
+    return steps
+
+
+def raised_by(magnitude, bits, steps, drawn, grid, variant):
+    """The number that is added before low bits are cleared, so that the neighbour is left that the mode chooses."""
+    unit = 1 << steps
+    ones = unit - 1
+    if variant.mode == NEAREST:
+        # Half a unit less the last bit, plus the last bit of the neighbour below: a tie carries if that is odd.
+        added = (ones >> 1) + (((magnitude + grid.parity) >> steps) & ones & 1)
+    elif variant.mode == NEAREST_AWAY:
+        added = unit >> 1
+    elif variant.mode == NEAREST_UP:
+        added = where(is_negative(bits), ones, unit) >> 1
+    elif variant.mode == TOWARD_ZERO:
+        added = 0
+    elif variant.mode == UP:
+        added = where(is_negative(bits), 0, ones)
+    elif variant.mode == DOWN:
+        added = where(is_negative(bits), ones, 0)
+    elif variant.mode == ODD:
+        added = where((magnitude + grid.parity) >> steps & 1 == 0, ones, 0)
+    else:
+        # As many random bits as are cleared: they carry as often as the number is far from the neighbour below.
+        added = to_int(drawn >> SPARE + 1) >> (MANTISSA - steps)
+    return added
+
+
+def leaves_zero(magnitude, bits, drawn, grid, variant):
+    """Whether a magnitude below the smallest value goes to that value instead of zero."""
+    if variant.mode == NEAREST:
+        leaves = magnitude > grid.half
+    elif variant.mode == NEAREST_AWAY:
+        leaves = (magnitude >= grid.half) & (magnitude > 0)
+    elif variant.mode == NEAREST_UP:
+        leaves = (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
+    elif variant.mode == TOWARD_ZERO:
+        leaves = magnitude < 0
+    elif variant.mode == UP:
+        leaves = (bits >= 0) & (magnitude > 0)
+    elif variant.mode == DOWN:
+        leaves = is_negative(bits)
+    elif variant.mode == ODD:
+        leaves = magnitude > 0
+    else:
+        leaves = reaches(magnitude, drawn, grid)
+    return leaves
+
+
+def reaches(magnitude, drawn, grid):
+    """Whether the share of the smallest value that a magnitude is, in as many bits as are drawn, carries with the random bits."""
+    field = magnitude >> MANTISSA
+    significand = (magnitude & ((1 << MANTISSA) - 1)) | where(field > 0, 1 << MANTISSA, 0)
+    binades = (grid.least >> MANTISSA) - maximum(field, 1)
+    share = (to_word(significand) << SPARE) >> minimum(maximum(binades - 1, 0), MANTISSA + 1)
+    return carries(share, drawn)
+
+
+def limited(rounded, magnitude, bits, grid, variant):
+    """Replace a magnitude beyond the largest value: by that value, or by an infinity or NaN if the rounding leads outward."""
+    if variant.saturate and variant.symmetric:
+        result = minimum(rounded, grid.top)
+    elif variant.open:
+        # The pattern above the largest value is that of infinity.
+        result = rounded
+    else:
+        negative = is_negative(bits)
+        largest = where(negative, grid.bottom, grid.top)
+        result = where(rounded > largest, beyond(magnitude, negative, grid, variant), rounded)
+    return result
+
+
+def beyond(magnitude, negative, grid, variant):
+    """The result of an overflow."""
+    is_infinite = magnitude == INFINITY
+    if variant.saturate:
+        end = where(negative, grid.floor, grid.top)
+    elif variant.mode == TOWARD_ZERO:
+        end = where(is_infinite, where(negative, grid.under, grid.over), where(negative, grid.floor, grid.top))
+    elif variant.mode == UP:
+        end = where(negative, where(is_infinite, grid.under, grid.floor), grid.over)
+    elif variant.mode == DOWN:
+        end = where(negative, grid.under, where(is_infinite, grid.over, grid.top))
+    else:
+        end = where(negative, grid.under, grid.over)
+    return end
+
+
+def random_bits(word, used):
+    """The random bits that a rounding uses of 32 drawn ones, and half of the last one's weight if the rule has a correction.
+
+    Args:
+        word: The drawn bits.
+        used: A `UsedBits`.
+    """
+    return ((word & used.keep) << BEHIND) | used.correction

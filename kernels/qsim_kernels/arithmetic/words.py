@@ -1,0 +1,86 @@
+"""The vocabulary of the arithmetic, with its meaning for Python's integers.
+
+A number is given by its bits, as a signed integer as wide as its carrier: here float32, and float64 where `constants` are bound to it.
+Operators and comparisons are those of integers of that width. Random bits are unsigned words: 32 bits for each element, and in float64's
+arithmetic 53, of which the first 32 are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from qsim_kernels.carrier import SINGLE, Carrier
+
+T = TypeVar("T")
+
+
+def constants(carrier: Carrier) -> dict[str, int]:
+    """The constants of a carrier, by their names.
+
+    `MANTISSA` is the number of stored bits of a significand, `SIGN` the sign bit, and `MAGNITUDE` all others, which are those of the
+    canonical NaN, too. Magnitudes above `INFINITY` are NaN. `DRAWN` is a word of all random bits of an element, `SPARE` how many of them
+    there are beyond those of a significand, and `BEHIND` how many beyond 32.
+    """
+    return {
+        "MANTISSA": carrier.mantissa,
+        "SIGN": carrier.sign,
+        "MAGNITUDE": carrier.nan,
+        "INFINITY": carrier.infinity,
+        "DRAWN": (1 << carrier.drawn) - 1,
+        "SPARE": carrier.drawn - carrier.mantissa - 1,
+        "BEHIND": carrier.drawn - 32,
+    }
+
+
+MANTISSA, SIGN, MAGNITUDE, INFINITY, DRAWN, SPARE, BEHIND = constants(SINGLE).values()
+
+
+def where(condition: bool, chosen: T, other: T) -> T:
+    """One of two numbers."""
+    return chosen if condition else other
+
+
+def minimum(a: int, b: int) -> int:
+    """The smaller of two integers."""
+    return min(a, b)
+
+
+def maximum(a: int, b: int) -> int:
+    """The larger of two integers."""
+    return max(a, b)
+
+
+def is_nan(bits: int) -> bool:
+    """Whether bits are those of a NaN."""
+    return bits & MAGNITUDE > INFINITY
+
+
+def to_word(x: int) -> int:
+    """An integer that is not negative as a word of random bits."""
+    return x
+
+
+def to_int(word: int) -> int:
+    """A word of fewer bits than the carrier has as an integer of the carrier's width."""
+    return word
+
+
+def carries(a: int, b: int) -> bool:
+    """Whether the sum of two words of random bits is more than such a word holds."""
+    return a + b > DRAWN
+
+
+def low_word(x: int) -> int:
+    """The last 32 bits of a word."""
+    return x & 0xFFFFFFFF
+
+
+def wide_product(a: int, b: int) -> tuple[int, int]:
+    """The first and the last 32 bits of the product of two words of 32 bits."""
+    return a * b >> 32, a * b & 0xFFFFFFFF
+
+
+def unrolled(count: int) -> Iterable[int]:
+    """The numbers below another one, for a loop that compilers unroll."""
+    return range(count)

@@ -1,0 +1,1 @@
+"""Meanings of the arithmetic's vocabulary on each machine. `binding` gives them to its functions."""

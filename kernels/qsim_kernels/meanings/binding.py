@@ -1,0 +1,94 @@
+"""A function of the arithmetic with another meaning: the same code with other globals, and with functions in place of some operators."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+#: Operators by the names that replace them.
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_", ast.BitXor: "xor", ast.LShift: "lshift",
+    ast.RShift: "rshift", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq",
+}  # fmt: skip
+
+
+def bound(
+    module: ModuleType,
+    words: Mapping[str, Any],
+    wrap: Callable[[FunctionType], Any] = lambda function: function,
+    constant: Callable[[int], Any] = int,
+    known: Mapping[str, Any] | None = None,
+) -> SimpleNamespace:
+    """The functions of a module of the arithmetic, with a meaning of its vocabulary.
+
+    Args:
+        module: The module.
+        words: What its names mean. `lt`, `add` and other names of the module `operator` replace operators, and those of the module's own
+            functions are overrides: faster ways to the same result.
+        wrap: Makes a backend's function; those that it calls are wrapped, too.
+        constant: Makes a backend's constant of an integer.
+        known: Values of parameters: conditions that depend on nothing else are decided when the functions are bound.
+    """
+    # Compilers look a function's globals up in its module.
+    home = ModuleType(f"{module.__name__}.{len(sys.modules)}")
+    sys.modules[home.__name__] = home
+    scope = home.__dict__
+    scope |= {name: constant(given) for name, given in vars(module).items() if type(given) is int}
+    scope |= {"__builtins__": builtins, **words}
+    for name, given in vars(module).items():
+        if isinstance(given, FunctionType) and given.__module__ == module.__name__ and name not in words:
+            scope[name] = wrap(_with_globals(given, scope, known or {}))
+    return SimpleNamespace(**scope)
+
+
+def _with_globals(function: FunctionType, scope: dict[str, Any], known: Mapping[str, Any]) -> FunctionType:
+    """A function that reads other globals."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    if known:
+        tree = _Decided({name: given for name, given in function.__globals__.items() if type(given) is int} | dict(known)).visit(tree)
+    tree = _Calls({kind: name for kind, name in _OPERATORS.items() if name in scope}).visit(tree)
+    compiled = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
+    made = FunctionType(next(part for part in compiled.co_consts if inspect.iscode(part)), scope, function.__name__)
+    made.__doc__, made.__module__ = function.__doc__, scope["__name__"]
+    return made
+
+
+class _Decided(ast.NodeTransformer):
+    """Only the branches that are taken, where conditions are known."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        names = {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)}
+        if not names <= self._known.keys():
+            return node
+        is_true = eval(compile(ast.Expression(node.test), "<known>", "eval"), {}, dict(self._known))
+        return node.body if is_true else node.orelse
+
+
+class _Calls(ast.NodeTransformer):
+    """Calls in place of operators."""
+
+    def __init__(self, names: Mapping[type[ast.AST], str]) -> None:
+        self._names = names
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        return self._call(node, node.op, node.left, node.right)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        return self._call(node, node.ops[0], node.left, node.comparators[0])
+
+    def _call(self, node: ast.expr, operator: ast.AST, *operands: ast.expr) -> ast.expr:
+        name = self._names.get(type(operator))
+        return node if name is None else ast.copy_location(ast.Call(ast.Name(name, ast.Load()), list(operands), []), node)

@@ -1,0 +1,147 @@
+"""The vocabulary for the scalars that Numba compiles: int32 or int64 for bits, unsigned integers for words.
+
+Numba's own operators make 64 bits of 32 and a number, which halves what vectors hold. Here a number takes the type of the other operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import types as numba_types
+from numba.extending import intrinsic
+
+from qsim_kernels import arithmetic
+from qsim_kernels.arithmetic import words
+from qsim_kernels.carrier import SINGLE, Carrier, Variant
+from qsim_kernels.meanings.binding import bound
+
+types: Any = numba_types
+_WORD = 0xFFFFFFFF
+
+
+def _common(a: Any, b: Any) -> Any:
+    """The type of an operation: that of the first operand, but numbers of the source, which have 64 bits, give way."""
+    first, second = types.unliteral(a), types.unliteral(b)
+    return second if first == types.int64 else first
+
+
+def _operation(make: Callable[..., Any], result: Any = None) -> Any:
+    """An operation on two numbers, by a function of LLVM's builder, whether they have signs, and the numbers."""
+
+    def operation(context: Any, a: Any, b: Any) -> Any:
+        kind = _common(a, b)
+
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            one, other = (context.cast(builder, value, source, kind) for value, source in zip(given, signature.args, strict=True))
+            return make(builder, getattr(kind, "signed", False), one, other)
+
+        return (result or kind)(a, b), generate
+
+    return intrinsic(prefer_literal=True)(operation)
+
+
+def _comparison(sign: str) -> Any:
+    def make(builder: Any, signed: bool, a: Any, b: Any) -> Any:
+        return (builder.icmp_signed if signed else builder.icmp_unsigned)(sign, a, b)
+
+    return _operation(make, types.boolean)
+
+
+def _selection(sign: str) -> Any:
+    def make(builder: Any, signed: bool, a: Any, b: Any) -> Any:
+        return builder.select((builder.icmp_signed if signed else builder.icmp_unsigned)(sign, a, b), a, b)
+
+    return _operation(make)
+
+
+@intrinsic(prefer_literal=True)
+def where(context: Any, condition: Any, chosen: Any, other: Any) -> Any:
+    """One of two numbers."""
+    kind = _common(chosen, other)
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        pair = (context.cast(builder, value, source, kind) for value, source in zip(given[1:], signature.args[1:], strict=True))
+        return builder.select(context.cast(builder, given[0], condition, types.boolean), *pair)
+
+    return kind(condition, chosen, other), generate
+
+
+def _conversion(kind: Any) -> Any:
+    """A conversion to a type."""
+
+    def convert(context: Any, x: Any) -> Any:
+        return kind(x), lambda context, builder, signature, given: context.cast(builder, given[0], x, kind)
+
+    return intrinsic(convert)
+
+
+_OPERATIONS = {
+    "add": _operation(lambda builder, _, a, b: builder.add(a, b)),
+    "sub": _operation(lambda builder, _, a, b: builder.sub(a, b)),
+    "mul": _operation(lambda builder, _, a, b: builder.mul(a, b)),
+    "and_": _operation(lambda builder, _, a, b: builder.and_(a, b)),
+    "or_": _operation(lambda builder, _, a, b: builder.or_(a, b)),
+    "xor": _operation(lambda builder, _, a, b: builder.xor(a, b)),
+    "lshift": _operation(lambda builder, _, a, b: builder.shl(a, b)),
+    "rshift": _operation(lambda builder, signed, a, b: (builder.ashr if signed else builder.lshr)(a, b)),
+    "lt": _comparison("<"),
+    "gt": _comparison(">"),
+    "ge": _comparison(">="),
+    "eq": _comparison("=="),
+    "minimum": _selection("<"),
+    "maximum": _selection(">"),
+    "where": where,
+}
+
+
+def _inlined(function: Callable[..., Any]) -> Any:
+    """A function that LLVM copies into its callers."""
+    return numba.njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)(function)
+
+
+def rounding(carrier: Carrier, variant: Variant) -> SimpleNamespace:
+    """The functions of `arithmetic.rounding` for a carrier's bits, compiled for a variant."""
+    constants = words.constants(carrier)
+    nan, infinity = constants["MAGNITUDE"], constants["INFINITY"]
+    bits, word = (types.int32, types.uint32) if carrier == SINGLE else (types.int64, types.uint64)
+    unsigned: Any = np.uint32 if carrier == SINGLE else np.uint64
+    zero, one, last = map(unsigned, (0, 1, carrier.drawn - 1))
+    less, both = _OPERATIONS["lt"], _OPERATIONS["and_"]
+
+    @_inlined
+    def is_nan(x):
+        return less(infinity, both(x, nan))
+
+    @_inlined
+    def carries(a, b):
+        # By a comparison the compiler would use the processor's carry bit, of which vectors have none.
+        return (a >> one) + (b >> one) + (a & b & one) >> last != zero
+
+    conversions = {"is_nan": is_nan, "carries": carries, "to_word": _conversion(word), "to_int": _conversion(bits)}
+    return bound(arithmetic.rounding, {**constants, **_OPERATIONS, **conversions}, _inlined, known={"variant": variant})
+
+
+@intrinsic
+def _wide_product(context: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        product = builder.mul(*(context.cast(builder, x, kind, types.uint64) for x, kind in zip(given, signature.args, strict=True)))
+        mask, width = product.type(_WORD), product.type(32)
+        return context.make_tuple(builder, signature.return_type, (builder.lshr(product, width), builder.and_(product, mask)))
+
+    return types.UniTuple(types.uint64, 2)(a, b), generate
+
+
+_and = _OPERATIONS["and_"]
+
+
+@_inlined
+def _low_word(x):
+    return _and(x, _WORD)
+
+
+#: `arithmetic.philox.philox` for words in 64 bits.
+philox = bound(arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined).philox

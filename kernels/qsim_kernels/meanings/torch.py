@@ -1,0 +1,90 @@
+"""The vocabulary for tensors: int32 for float32's bits, int64 for float64's, and int64 for words.
+
+Conditions are masks, integers with all bits set or none: integer arithmetic is several times faster than selecting by booleans.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qsim_kernels import arithmetic
+from qsim_kernels.arithmetic import words
+from qsim_kernels.carrier import SINGLE, Carrier, GridBits
+from qsim_kernels.meanings.binding import bound
+
+_WORD = 0xFFFFFFFF
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return a.clamp(max=b) if isinstance(a, Tensor) else min(a, b)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return a.clamp(min=b) if isinstance(a, Tensor) else max(a, b)
+
+
+def where(mask: Any, chosen: Any, other: Any) -> Any:
+    """One of two integers, selected by a mask."""
+    if type(other) is int and other == 0:
+        return chosen & mask
+    differing = chosen ^ other
+    # Temporary tensors are changed in place.
+    selected = differing.bitwise_and_(mask) if isinstance(differing, Tensor) else differing & mask
+    return selected.bitwise_xor_(other)
+
+
+def _words(carrier: Carrier) -> dict[str, Any]:
+    constants = words.constants(carrier)
+    dtype, real, last = (torch.int32, torch.float32, 31) if carrier == SINGLE else (torch.int64, torch.float64, 63)
+
+    def lt(a: Any, b: Any) -> Any:
+        # Nothing here is so large that a difference overflows.
+        return (a if type(b) is int and b == 0 else a - b) >> last
+
+    def eq(a: Any, b: Any) -> Any:
+        return (a ^ b) - 1 >> last if isinstance(a, Tensor) else a == b
+
+    def reaches(magnitude: Tensor, drawn: Tensor, grid: GridBits) -> Tensor:
+        # By a product, because vectors have no shifts of 64 bits.
+        share = magnitude.clamp(max=grid.least).view(real) * (math.ldexp(1.0, carrier.drawn) / carrier.value(grid.least))
+        return -(share.to(torch.int64) + drawn >> carrier.drawn).to(dtype)
+
+    return {
+        **constants,
+        "where": where,
+        "minimum": _minimum,
+        "maximum": _maximum,
+        "is_nan": lambda bits: lt(constants["INFINITY"], bits & constants["MAGNITUDE"]),
+        "to_int": lambda word: word.to(dtype),
+        "lt": lt,
+        "gt": lambda a, b: lt(b, a),
+        "ge": lambda a, b: ~lt(a, b),
+        "eq": eq,
+        "reaches": reaches,
+    }
+
+
+@cache
+def rounding(carrier: Carrier) -> SimpleNamespace:
+    """The functions of `arithmetic.rounding` for tensors of a carrier's bits."""
+    return bound(arithmetic.rounding, _words(carrier))
+
+
+def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
+    # Bits above the 32nd stay in both halves: they are cleared before a word is multiplied, and at the end.
+    product = (a & _WORD).mul_(b) if isinstance(a, Tensor) else (a & _WORD) * b
+    return product >> 32, product
+
+
+_philox = bound(arithmetic.philox, {"low_word": lambda x: x & _WORD, "wide_product": _wide_product, "unrolled": range}).philox
+
+
+def philox(*counter_and_key: Tensor | int) -> tuple[Tensor, ...]:
+    """`arithmetic.philox.philox` for tensors of words; numbers stand for words that are the same everywhere."""
+    return tuple(word & _WORD for word in _philox(*counter_and_key))

@@ -1,0 +1,119 @@
+"""The vocabulary for Triton's blocks: int32 or int64 for bits, uint32 for words, and int64 for those of float64's arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from qsim_kernels import arithmetic
+from qsim_kernels.arithmetic import words
+from qsim_kernels.carrier import DOUBLE, SINGLE
+from qsim_kernels.meanings.binding import bound
+
+INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+# Functions of their own, because Triton's interpreter replaces what it finds in `tl` alone.
+@triton.jit
+def where(condition, chosen, other):
+    """One of two numbers."""
+    return tl.where(condition, chosen, other)
+
+
+@triton.jit
+def minimum(a, b):
+    """The smaller of two integers."""
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def maximum(a, b):
+    """The larger of two integers."""
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def is_nan_single(bits):
+    """Whether bits are those of a NaN.
+
+    Not by comparing integers: if they come from a conversion, the compiler may remove the sign before it and leave a NaN's undefined.
+    """
+    value = bits.to(tl.float32, bitcast=True)
+    return value != value
+
+
+@triton.jit
+def is_nan_double(bits):
+    """`is_nan_single` for float64."""
+    value = bits.to(tl.float64, bitcast=True)
+    return value != value
+
+
+@triton.jit
+def to_uint32(x):
+    """Convert to 32 bits without a sign."""
+    return x.to(tl.uint32)
+
+
+@triton.jit
+def to_int32(x):
+    """Convert to 32 bits with a sign."""
+    return x.to(tl.int32)
+
+
+@triton.jit
+def to_int64(x):
+    """Convert to 64 bits with a sign."""
+    return x.to(tl.int64)
+
+
+@triton.jit
+def carries_single(a, b):
+    """Whether the sum of two words of 32 bits has one more."""
+    return a + b < a
+
+
+@triton.jit
+def carries_double(a, b):
+    """Whether the sum of two words of 53 bits has one more."""
+    return (a + b) >> 53 > 0
+
+
+@triton.jit
+def wide_product(a, b: tl.constexpr):
+    """Both halves of a product of words: one multiplication, where Triton's own Philox takes two."""
+    if INTERPRETED:
+        product = a.to(tl.uint64) * b
+    else:
+        # For a product of 64-bit numbers the compiler would also add the upper halves, which are zero.
+        product = tl.inline_asm_elementwise("mul.wide.u32 $0, $1, $2;", "=l,r,r", [a, b], dtype=tl.uint64, is_pure=True, pack=1)
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
+
+
+def _bound(module: Any, vocabulary: dict[str, Any]) -> Any:
+    constant = int if INTERPRETED else tl.constexpr
+    constants = {name: constant(given) if isinstance(given, int) else given for name, given in vocabulary.items()}
+    return bound(module, {"tl": tl, **constants}, triton.jit, constant)
+
+
+_COMMON = {"where": where, "minimum": minimum, "maximum": maximum}
+_SINGLE = {"is_nan": is_nan_single, "to_word": to_uint32, "to_int": to_int32, "carries": carries_single}
+_DOUBLE = {"is_nan": is_nan_double, "to_word": to_int64, "to_int": to_int64, "carries": carries_double}
+
+_round_single = _bound(arithmetic.rounding, {**_COMMON, **_SINGLE, **words.constants(SINGLE)}).round_bits
+_round_double = _bound(arithmetic.rounding, {**_COMMON, **_DOUBLE, **words.constants(DOUBLE)}).round_bits
+philox = _bound(
+    arithmetic.philox, {"low_word": to_uint32, "wide_product": wide_product, "unrolled": range if INTERPRETED else tl.static_range}
+).philox
+
+
+@triton.jit
+def round_bits(bits, drawn, grid, V: tl.constexpr):
+    """`arithmetic.rounding.round_bits` in float32's or, if `V.wide`, in float64's bits."""
+    if V.wide:
+        result = _round_double(bits, drawn, grid, V)
+    else:
+        result = _round_single(bits, drawn, grid, V)
+    return result
