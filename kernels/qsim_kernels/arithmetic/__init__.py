@@ -1,6 +1,6 @@
 """The arithmetic: what is computed for each element, written once for all machines.
 
-These are functions of integers and floats in a small vocabulary, `words`. As they stand they compute with Python's numbers. `meanings`
+These are functions of integers and floats in a small vocabulary, `words`. Unbound, they compute with Python's numbers. `meanings`
 binds the same functions to torch's tensors, to Numba's scalars, to Triton's blocks and to Inductor's loops.
 """
 
