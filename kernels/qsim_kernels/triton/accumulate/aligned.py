@@ -15,9 +15,9 @@ import triton.language as tl
 from qsim_kernels.meanings.triton import round_bits
 from qsim_kernels.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import NAN, SIGN
-from qsim_kernels.triton.device.values import as_numbers
-from qsim_kernels.triton.quantize.kernels import NUMBERS
+from qsim_kernels.triton.device.values import Numbers, in_carrier
 
 LEAST: tl.constexpr = tl.constexpr(LEAST_EXPONENT)
 
@@ -231,11 +231,10 @@ def with_one_nan(x):
     return pattern.to(x.dtype, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["length", "blocks", "every", *NUMBERS])
+@kernel(do_not_specialize=["blocks", "every"])
 def aligned_kernel(
     a, b, exponents_a, exponents_b, out, is_wide, rows_a, rows_b, length: tl.int64, blocks, every,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    grid: Numbers,
     P: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
@@ -257,7 +256,7 @@ def aligned_kernel(
         M: Rows of a tile.
         N: Columns of a tile.
     """
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, True)
+    grid = in_carrier(grid, True)
     operands = first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P, M, N)
     wanted = True
     if P.launches == 2:

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.accumulate.aligned import chain, first_operands, moved, store_sums, with_one_nan
-from qsim_kernels.triton.accumulate.rounded_sums import RANDOM, ROUNDING, add_rounded, first_blocks
+from qsim_kernels.triton.accumulate.rounded_sums import add_rounded, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
-from qsim_kernels.triton.device.values import Noise, as_numbers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 
 
 @triton.jit
@@ -76,22 +77,19 @@ def load_step(at_a, at_b, row, column, k, rows, columns, left, EVEN: tl.constexp
     return x, y
 
 
-@triton.jit(do_not_specialize=["every", *RANDOM, *ROUNDING])
+@kernel(do_not_specialize=["every"], specialize=["batch_stride_a", "batch_stride_b"])
 def chunked_kernel(
     a, b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64, inner_stride: tl.int64,
     rows, columns, length, every,
     batch_stride_a: tl.int64, row_stride, stride_a, batch_stride_b: tl.int64, stride_b, column_stride,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    used: UsedNumbers, grid: Numbers,
     C: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, INNER: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product, whose operands are matrices of bfloat16 or float16; other arguments are as in `rounded_kernel`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, C.wide)
+    noise, grid = noise_of(seed, stream, used), in_carrier(grid, C.wide)
     tile_row, tile_column = grouped_tile(tl.program_id(0), rows, columns, M, N, GROUP)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * batch_stride_a, b + batch * batch_stride_b
@@ -133,20 +131,17 @@ def chunked_kernel(
     tl.store(at, with_one_nan(result), mask=(row < rows)[:, None] & (column < columns)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "length", "blocks_of_sum", "blocks_of_chunk", "every", *RANDOM, *ROUNDING])
+@kernel(do_not_specialize=["blocks_of_sum", "blocks_of_chunk", "every"])
 def chained_kernel(
     a, b, exponents_a, exponents_b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64,
     inner_stride: tl.int64, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length: tl.int64, blocks_of_sum, blocks_of_chunk, every,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    used: UsedNumbers, grid: Numbers,
     C: tl.constexpr, V: tl.constexpr, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product; the arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting blocks."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, C.wide)
+    noise, grid = noise_of(seed, stream, used), in_carrier(grid, C.wide)
     operands = first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P, M, N)
     CARRIER: tl.constexpr = tl.float64 if C.wide else tl.float32
     random = 0

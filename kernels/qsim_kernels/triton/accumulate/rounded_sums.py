@@ -21,13 +21,10 @@ from qsim_kernels.triton.device.directed import (
     upper_bits,
 )
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
-from qsim_kernels.triton.device.values import Noise, as_numbers
-from qsim_kernels.triton.quantize.kernels import NUMBERS
+from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 
-#: Arguments that are not worth specializing on: where random bits come from, and the numbers of a rounding.
-RANDOM = ["seed", "stream", "offset", "stride", "inner_stride"]
-ROUNDING = ["keep", "correction", "late", *NUMBERS]
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
 
@@ -287,17 +284,11 @@ def first_blocks(rows, columns, offset, stride, M: tl.constexpr, N: tl.constexpr
     return offset // 8 + element * (stride // 8)
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "length", "every", *RANDOM, *ROUNDING, *(f"product_{name}" for name in ROUNDING)])
+@kernel(do_not_specialize=["length", "every"])
 def rounded_kernel(
     a, b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64, inner_stride: tl.int64,
     rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
-    product_keep: tl.int64, product_correction: tl.int64, product_late: tl.int64,
-    product_shift: tl.int64, product_low: tl.int64, product_least: tl.int64, product_half: tl.int64, product_parity: tl.int64,
-    product_top: tl.int64, product_bottom: tl.int64, product_floor: tl.int64, product_over: tl.int64, product_under: tl.int64,
-    product_scale: tl.int64,
+    used: UsedNumbers, grid: Numbers, product_used: UsedNumbers, product_grid: Numbers,
     C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.
@@ -326,13 +317,8 @@ def rounded_kernel(
     """
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, stream, keep, correction, late)
-    product_noise = Noise(seed, stream, product_keep, product_correction, product_late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, C.wide)
-    product_grid = as_numbers(
-        product_shift, product_low, product_least, product_half, product_parity, product_top, product_bottom, product_floor, product_over,
-        product_under, product_scale, C.wide,
-    )  # fmt: skip
+    noise, product_noise = noise_of(seed, stream, used), noise_of(seed, stream, product_used)
+    grid, product_grid = in_carrier(grid, C.wide), in_carrier(product_grid, C.wide)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * length * rows_a, b + batch * length * rows_b
     row, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)

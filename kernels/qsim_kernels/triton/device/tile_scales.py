@@ -16,10 +16,10 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.meanings.triton import INTERPRETED, round_bits
 from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
-from qsim_kernels.triton.device.values import KernelVariant, as_double, as_numbers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import KernelVariant, Numbers, as_double, in_carrier
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
-from qsim_kernels.triton.quantize.kernels import NUMBERS
 
 #: Scales that a program computes.
 _BLOCK = 128
@@ -64,16 +64,23 @@ class ScaleNumbers(NamedTuple):
     grid: Any
 
 
-#: The arguments from which a kernel makes `ScaleNumbers`, in the order of `making_numbers`.
-MAKING = ["largest", "factor", "spare", "power", "smallest", "lift", *(f"scale_{name}" for name in NUMBERS)]
+class MakingNumbers(NamedTuple):
+    """`ScaleNumbers` but for the grid, as kernels take them: 64-bit integers."""
+
+    largest: Any
+    factor: Any
+    spare: Any
+    power: Any
+    smallest: Any
+    lift: Any
 
 
 @triton.jit
-def as_scale_numbers(largest, factor, spare, power, smallest, lift, grid):
+def scale_numbers(making, grid, G: tl.constexpr):
     """Convert int64 arguments to `ScaleNumbers`."""
-    return ScaleNumbers(
-        as_double(largest), as_double(factor), spare.to(tl.int64), power.to(tl.int64), as_double(smallest), lift.to(tl.int32), grid
-    )
+    largest, factor, smallest = as_double(making.largest), as_double(making.factor), as_double(making.smallest)
+    spare, power, lift = making.spare.to(tl.int64), making.power.to(tl.int64), making.lift.to(tl.int32)
+    return ScaleNumbers(largest, factor, spare, power, smallest, lift, in_carrier(grid, G.wide))
 
 
 @triton.jit
@@ -183,20 +190,14 @@ def under_whole(scales, under):
     return tl.minimum(scales * tl.load(under), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit(do_not_specialize=[*MAKING, "count", "each"], do_not_specialize_on_alignment=["under"])
+@kernel(do_not_specialize_on_alignment=["under"])
 def scales_kernel(
     amaxes, out, under, count: tl.int64, each: tl.int64,
-    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
-    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
-    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    making: MakingNumbers, grid: Numbers,
     M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scales that result from `count` largest magnitudes, `each` of which are under one scale."""
-    grid = as_numbers(
-        scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
-        scale_scale, G.wide,
-    )  # fmt: skip
-    making = as_scale_numbers(largest, factor, spare, power, smallest, lift, grid)
+    making = scale_numbers(making, grid, G)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(amaxes + place, mask=place < count, other=0).to(tl.int32, bitcast=True)
     if under is not None:

@@ -164,6 +164,8 @@ def _settle_text(operands: tuple[str, ...]) -> str:
     return "{" + "\n".join([*lines, "}"])
 
 
+#: The exponent fields of 2**32 and 1 together, as int32: without those of a power of two, they are those of 2**32 divided by it.
+SCALED_BY: tl.constexpr = tl.constexpr(((127 + 32 + 127) << 23) - (1 << 32))
 SETTLE: tl.constexpr = tl.constexpr(_settle_text(_OPERANDS))
 SETTLE_MANY_BITS: tl.constexpr = tl.constexpr(_settle_text(_OPERANDS_OF_MANY_BITS))
 CONSTRAINTS: tl.constexpr = tl.constexpr(",".join(["=&f"] * 8 + ["f"] * 16 + ["r"] * 16 + ["l"] * 24 + ["f"] * 16))
@@ -197,18 +199,20 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
     rounded = tl.fma(power, -lift, (total & -0x10000).to(tl.float32, bitcast=True))
     # The first bits leave a value undecided if 2**-16 more of the spacing would reach its upper neighbour.
     least = grid.least.to(tl.float32, bitcast=True)
+    # 2**32 divided by the smallest value.
+    scale = (SCALED_BY - grid.least).to(tl.float32, bitcast=True)
     if FEW:
         distance = total - (((grid.low + grid.shift - 16) << 23) + 0xFFFF)
         result = tl.inline_asm_elementwise(
             SETTLE, CONSTRAINTS,
-            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale],
+            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, scale],
             dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
     else:
         distance = (total + 1) & 0xFFFF
         result = tl.inline_asm_elementwise(
             SETTLE_MANY_BITS, CONSTRAINTS_OF_MANY_BITS,
-            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, grid.scale, grid.low << 23, largest],
+            [rounded, x, distance, drawn.place, drawn.block, drawn.seed, drawn.stream, least, scale, grid.low << 23, largest],
             dtype=tl.float32, is_pure=True, pack=8,
         )  # fmt: skip
     return result

@@ -73,7 +73,7 @@ class CodeVariant(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A grid as patterns of the carrier, and the scale as a float of it; the names are those of `carrier.GridBits`."""
+    """A grid as patterns of the carrier; the names are those of `carrier.GridBits`."""
 
     shift: Any
     low: Any
@@ -85,7 +85,6 @@ class Numbers(NamedTuple):
     floor: Any
     over: Any
     under: Any
-    scale: Any
 
 
 class Codes(NamedTuple):
@@ -120,6 +119,30 @@ class Codes(NamedTuple):
     nan: Any
 
 
+class CodeNumbers(NamedTuple):
+    """`Codes` but for `shift`, as kernels take them: 64-bit integers."""
+
+    lowest: Any
+    scale: Any
+    rest: Any
+    lift: Any
+    mask: Any
+    sign: Any
+    unused: Any
+    binade: Any
+    last: Any
+    infinity: Any
+    nan: Any
+
+
+class UsedNumbers(NamedTuple):
+    """How a rounding uses random words; see `Noise`."""
+
+    keep: Any
+    correction: Any
+    late: Any
+
+
 class Noise(NamedTuple):
     """The source of random bits and how they are used.
 
@@ -145,23 +168,28 @@ def as_double(bits):
 
 
 @triton.jit
-def as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, WIDE: tl.constexpr):
-    """Convert int64 patterns to the carrier's width; the scale to a float."""
+def in_carrier(grid, WIDE: tl.constexpr):
+    """Convert a grid's int64 patterns to the carrier's width."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
-    CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Numbers(
-        shift.to(PATTERN), low.to(PATTERN), least.to(PATTERN), half.to(PATTERN), parity.to(PATTERN), top.to(PATTERN), bottom.to(PATTERN),
-        floor.to(PATTERN), over.to(PATTERN), under.to(PATTERN), scale.to(PATTERN).to(CARRIER, bitcast=True),
+        grid.shift.to(PATTERN), grid.low.to(PATTERN), grid.least.to(PATTERN), grid.half.to(PATTERN), grid.parity.to(PATTERN),
+        grid.top.to(PATTERN), grid.bottom.to(PATTERN), grid.floor.to(PATTERN), grid.over.to(PATTERN), grid.under.to(PATTERN),
     )  # fmt: skip
 
 
 @triton.jit
-def as_codes(shift, lowest, scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, WIDE: tl.constexpr):
-    """Convert int64 arguments to the carrier's width and types."""
+def noise_of(seed, stream, used):
+    """The source of random bits of which a rounding uses some."""
+    return Noise(seed, stream, used.keep, used.correction, used.late)
+
+
+@triton.jit
+def codes_in_carrier(coding, shift, WIDE: tl.constexpr):
+    """Convert the int64 numbers of codes to the carrier's width and types, given the bits that are rounded away."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
     CARRIER: tl.constexpr = tl.float64 if WIDE else tl.float32
     return Codes(
-        shift.to(PATTERN), lowest.to(PATTERN), scale.to(PATTERN).to(CARRIER, bitcast=True), rest.to(PATTERN).to(CARRIER, bitcast=True),
-        lift.to(PATTERN), mask.to(PATTERN), sign.to(PATTERN), unused.to(PATTERN),
-        binade.to(PATTERN), last.to(PATTERN), infinity.to(PATTERN), nan.to(PATTERN),
+        shift.to(PATTERN), coding.lowest.to(PATTERN), coding.scale.to(PATTERN).to(CARRIER, bitcast=True),
+        coding.rest.to(PATTERN).to(CARRIER, bitcast=True), coding.lift.to(PATTERN), coding.mask.to(PATTERN), coding.sign.to(PATTERN),
+        coding.unused.to(PATTERN), coding.binade.to(PATTERN), coding.last.to(PATTERN), coding.infinity.to(PATTERN), coding.nan.to(PATTERN),
     )  # fmt: skip

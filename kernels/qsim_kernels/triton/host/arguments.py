@@ -15,7 +15,7 @@ _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHAST
 
 @lru_cache(maxsize=4096)
 def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[int, ...]]:
-    """The variant and the numbers of a rounding, from `keep` to `scale` in the kernels' order.
+    """The variant and the numbers of a rounding, those of `values.UsedNumbers` and `values.Numbers`.
 
     Args:
         grid: The values to choose from.
@@ -46,7 +46,6 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
     # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
     correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    scale = 0 if variant.flat or variant.wide else how.carrier.pattern(math.ldexp(1.0, how.carrier.drawn) / how.carrier.value(how.least))
     return variant, (
         *noise,
         how.shift,
@@ -59,7 +58,6 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
         how.floor,
         how.over,
         how.under,
-        scale,
     )
 
 

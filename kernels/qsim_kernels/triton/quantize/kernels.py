@@ -1,10 +1,6 @@
 """The kernels: one per operator, over flat or transposed tensors. Formats and roundings are runtime arguments: a sweep compiles each once.
 
 Full blocks are read and written without a mask, because masks depend on runtime values, which would prevent wide accesses.
-
-The numbers of grids, codes and random bits are separate arguments, and jitted functions put them together again. Triton also takes tuples,
-but always specializes on their elements, up to version 3.7 at least: on a 1, on multiples of 16 and on the width of each, whatever
-`do_not_specialize` and annotations say. Most formats would have a kernel of their own.
 """
 
 import triton
@@ -13,15 +9,10 @@ import triton.language as tl
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, load, note_lost, rounded, store
 from qsim_kernels.triton.device.codes import values_of
 from qsim_kernels.triton.device.noise import random_integers
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
 from qsim_kernels.triton.device.transposed import encode_tile, quantize_and_encode_tile, quantize_tile
-from qsim_kernels.triton.device.values import Noise, as_codes, as_numbers
-
-#: Arguments that are not worth specializing on.
-NOISE = ["seed", "noise_stream", "offset", "count", "keep", "correction", "late"]
-MATRIX = ["rows", "columns"]
-NUMBERS = ["shift", "low", "least", "half", "parity", "top", "bottom", "floor", "over", "under", "scale"]
-CODES = ["shift", "lowest", "code_scale", "rest", "lift", "mask", "sign", "unused", "binade", "last", "infinity", "nan"]
+from qsim_kernels.triton.device.values import CodeNumbers, Numbers, UsedNumbers, codes_in_carrier, in_carrier, noise_of
 
 
 @triton.jit
@@ -38,20 +29,18 @@ def quantize_block(
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS, do_not_specialize_on_alignment=["seed_pointer"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_kernel(
     x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    used: UsedNumbers, grid: Numbers,
     V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values, of matrices of `rows` and `columns` if there is a `TransposedTile`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+    noise = noise_of(seed, noise_stream, used)
+    grid = in_carrier(grid, V.wide)
     start = tl.program_id(0).to(tl.int64) * (STEPS * BLOCK)
     if T is not None:
         quantize_tile(x, out, rows, columns, offset, noise, grid, V, T)
@@ -81,23 +70,19 @@ def encode_block(
         note_lost(lost, tl.reshape(values, (BLOCK // RUN, RUN)))
 
 
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES, do_not_specialize_on_alignment=["seed_pointer", "lost"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "lost"])
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
-    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
-    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    used: UsedNumbers, grid: Numbers, coding: CodeNumbers,
     V: tl.constexpr, C: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values and write their codes; set `lost`, if given, where a NaN has no code."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-    coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
+    noise = noise_of(seed, noise_stream, used)
+    grid = in_carrier(grid, V.wide)
+    coding = codes_in_carrier(coding, grid.shift, V.wide)
     # Two blocks amortize a thread's fixed costs, which memory traffic would not hide.
     start = tl.program_id(0).to(tl.int64) * (2 * BLOCK)
     if T is not None:
@@ -120,15 +105,14 @@ def decode_block(codes, out, start, count, coding, C: tl.constexpr, BLOCK: tl.co
     store(out + start, as_dtype(values, out.dtype.element_ty), place, count - start, MASKED)
 
 
-@triton.jit(do_not_specialize=["count", *CODES])
+@kernel()
 def decode_kernel(
     codes, out, count: tl.int64,
-    shift: tl.int64, lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64,
-    unused: tl.int64, binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    shift: tl.int64, coding: CodeNumbers,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the values of `count` codes."""
-    coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, C.wide)
+    coding = codes_in_carrier(coding, shift, C.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if start + BLOCK <= count:
         decode_block(codes, out, start, count, coding, C, BLOCK, False)
@@ -157,36 +141,22 @@ def quantize_and_encode_block(
     store(codes_out + start, codes.to(codes_out.dtype.element_ty), place, count - start, MASKED)
 
 
-_SECOND = [f"code_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS)]
-
-
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _SECOND + ["factor"], do_not_specialize_on_alignment=["seed_pointer"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
-    code_keep: tl.int64, code_correction: tl.int64, code_late: tl.int64,
-    code_shift: tl.int64, code_low: tl.int64, code_least: tl.int64, code_half: tl.int64, code_parity: tl.int64, code_top: tl.int64,
-    code_bottom: tl.int64, code_floor: tl.int64, code_over: tl.int64, code_under: tl.int64, code_scale: tl.int64,
-    lowest: tl.int64, factor: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
-    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
+    used: UsedNumbers, grid: Numbers,
+    code_used: UsedNumbers, code_grid: Numbers, coding: CodeNumbers,
     V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-    code_noise = Noise(seed, code_stream, code_keep, code_correction, code_late)
-    code_grid = as_numbers(
-        code_shift, code_low, code_least, code_half, code_parity, code_top, code_bottom, code_floor, code_over, code_under, code_scale,
-        W.wide,
-    )  # fmt: skip
-    if ONE_GRID:
-        code_grid = grid
-    coding = as_codes(code_shift, lowest, factor, rest, lift, mask, sign, unused, binade, last, infinity, nan, W.wide)
+    noise = noise_of(seed, noise_stream, used)
+    grid = in_carrier(grid, V.wide)
+    code_noise = noise_of(seed, code_stream, code_used)
+    coding = codes_in_carrier(coding, code_grid.shift, W.wide)
+    code_grid = grid if ONE_GRID else in_carrier(code_grid, W.wide)
     start = tl.program_id(0).to(tl.int64) * BLOCK
     if T is not None:
         quantize_and_encode_tile(x, out, codes_out, rows, columns, noise, grid, code_noise, code_grid, coding, V, W, C, T)

@@ -15,11 +15,20 @@ from qsim_kernels.encoding import code_dtype, read_encoding
 from qsim_kernels.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
-from qsim_kernels.triton.device.values import CodeVariant, KernelVariant, Noise, as_codes, as_numbers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import (
+    CodeNumbers,
+    CodeVariant,
+    KernelVariant,
+    Numbers,
+    UsedNumbers,
+    codes_in_carrier,
+    in_carrier,
+    noise_of,
+)
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.seeds import seed_of
-from qsim_kernels.triton.quantize.kernels import CODES, MATRIX, NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import drawn_later_if_faster
 
 
@@ -43,9 +52,6 @@ class Square(NamedTuple):
     alike: bool
 
 
-_TURNED = [f"turned_{name}" for name in ("keep", "correction", "late", "stream", *NUMBERS, *CODES[1:])]
-
-
 @triton.jit
 def tile_of_codes(values, first, noise, grid, coding, V: tl.constexpr, C: tl.constexpr, S: tl.constexpr):
     """The codes of a tile's values, given the logical index of each row's first element."""
@@ -62,21 +68,10 @@ def store_inside(out, places, codes, inside, WHOLE: tl.constexpr):
         tl.store(out + places, codes, mask=inside)
 
 
-@triton.jit(do_not_specialize=MATRIX + NOISE + NUMBERS + CODES + _TURNED, do_not_specialize_on_alignment=["seed_pointer"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
-    lowest: tl.int64, code_scale: tl.int64, rest: tl.int64, lift: tl.int64, mask: tl.int64, sign: tl.int64, unused: tl.int64,
-    binade: tl.int64, last: tl.int64, infinity: tl.int64, nan: tl.int64,
-    turned_keep: tl.int64, turned_correction: tl.int64, turned_late: tl.int64,
-    turned_shift: tl.int64, turned_low: tl.int64, turned_least: tl.int64, turned_half: tl.int64, turned_parity: tl.int64,
-    turned_top: tl.int64, turned_bottom: tl.int64, turned_floor: tl.int64, turned_over: tl.int64, turned_under: tl.int64,
-    turned_scale: tl.int64,
-    turned_lowest: tl.int64, turned_code_scale: tl.int64, turned_rest: tl.int64, turned_lift: tl.int64, turned_mask: tl.int64,
-    turned_sign: tl.int64, turned_unused: tl.int64, turned_binade: tl.int64, turned_last: tl.int64, turned_infinity: tl.int64,
-    turned_nan: tl.int64,
+    used: UsedNumbers, grid: Numbers, coding: CodeNumbers, turned_used: UsedNumbers, turned_grid: Numbers, turned_coding: CodeNumbers,
     V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.
@@ -109,23 +104,15 @@ def both_ways_kernel(
         values = as_single(tl.load(x + places))
     else:
         values = as_single(tl.load(x + places, mask=inside, other=0))
-    turned_noise = Noise(seed, turned_stream, turned_keep, turned_correction, turned_late)
-    turned_grid = as_numbers(
-        turned_shift, turned_low, turned_least, turned_half, turned_parity, turned_top, turned_bottom, turned_floor, turned_over,
-        turned_under, turned_scale, W.wide,
-    )  # fmt: skip
-    turned_coding = as_codes(
-        turned_shift, turned_lowest, turned_code_scale, turned_rest, turned_lift, turned_mask, turned_sign, turned_unused, turned_binade,
-        turned_last, turned_infinity, turned_nan, W.wide,
-    )  # fmt: skip
+    turned_noise, turned_coding = noise_of(seed, turned_stream, turned_used), codes_in_carrier(turned_coding, turned_grid.shift, W.wide)
+    turned_grid = in_carrier(turned_grid, W.wide)
     turned = tile_of_codes(values, first, turned_noise, turned_grid, turned_coding, W, D, S).to(turned_out.dtype.element_ty)
     if out is not None:
         if S.alike:
             codes = turned
         else:
-            noise = Noise(seed, noise_stream, keep, correction, late)
-            grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-            coding = as_codes(shift, lowest, code_scale, rest, lift, mask, sign, unused, binade, last, infinity, nan, V.wide)
+            noise, coding = noise_of(seed, noise_stream, used), codes_in_carrier(coding, grid.shift, V.wide)
+            grid = in_carrier(grid, V.wide)
             codes = tile_of_codes(values, first, noise, grid, coding, V, C, S).to(out.dtype.element_ty)
         store_inside(out, places, codes, inside, S.whole)
     store_inside(turned_out, turned_places, tl.trans(turned), turned_inside, S.whole)

@@ -15,11 +15,11 @@ from torch import Tensor
 from qsim_kernels.grid import Grid, Rule
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.device.noise import random_integers
-from qsim_kernels.triton.device.values import Noise, as_numbers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
-from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
 from qsim_kernels.triton.quantize.launch import quantize_into, run_length
 
 # Enough warps to keep a large GPU busy; more would leave more partial sums to add.
@@ -53,19 +53,16 @@ def walk_down(
     store(sums + index(0, columns, column), total, place, left, MASKED)
 
 
-@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, "rows", "columns", "depth"], do_not_specialize_on_alignment=["seed_pointer"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    used: UsedNumbers, grid: Numbers,
     V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
+    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
     across = tl.cdiv(columns, BLOCK)
     program = tl.program_id(0).to(tl.int64)
     column, part = program % across * BLOCK, program // across

@@ -10,17 +10,15 @@ from qsim_kernels.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import integers_of_rows
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, region_place, store_region
 from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
-from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, inverses_of, tile_scales, under_whole
-from qsim_kernels.triton.device.values import Noise, as_numbers
-from qsim_kernels.triton.quantize.kernels import NOISE, NUMBERS
+from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
+from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
-
-_REGIONS = ["rows", "columns", "down", "along", "regions_down", "regions_along", "signs", "apart"]
 
 
 @triton.jit
@@ -113,30 +111,17 @@ def round_region(
         store_region(out, narrowed(result, out.dtype.element_ty), at, m, S)
 
 
-@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *MAKING, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "under"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def tiles_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
-    apart: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, over_below: tl.int64, scale: tl.int64,
-    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
-    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
-    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: Numbers, making: MakingNumbers, scale_grid: Numbers,
     V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
-    scale_grid = as_numbers(
-        scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
-        scale_scale, G.wide,
-    )  # fmt: skip
-    making = as_scale_numbers(largest, factor, spare, power, smallest, lift, scale_grid)
-    m = Matrices(rows, columns, down, along, regions_down, regions_along)
+    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
+    making = scale_numbers(making, scale_grid, G)
     at = region_place(tl.program_id(0), m, S)
     if under is not None:
         under += at.matrix * apart
@@ -164,22 +149,16 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
     return own
 
 
-@triton.jit(do_not_specialize=[*NOISE, *NUMBERS, *_REGIONS], do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
+@kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
 def scaled_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64, signs: tl.int64,
-    apart: tl.int64,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, over_below: tl.int64, scale: tl.int64,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: Numbers,
     V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under given scales; see `tiles_kernel`."""
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
-    noise = Noise(seed, noise_stream, keep, correction, late)
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, over_below, scale, V.wide)
-    m = Matrices(rows, columns, down, along, regions_down, regions_along)
+    noise, grid = noise_of(seed, noise_stream, used), in_carrier(grid, V.wide)
     at = region_place(tl.program_id(0), m, S)
     if under is not None:
         under += at.matrix * apart

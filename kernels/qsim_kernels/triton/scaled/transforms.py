@@ -13,22 +13,18 @@ from qsim_kernels.reference.hadamard import hadamard as hadamard_in_torch
 from qsim_kernels.scales import TileSizes, Turn
 from qsim_kernels.triton.device.blocks import as_single
 from qsim_kernels.triton.device.hadamard import hadamard as transformed
+from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.regions import Matrices, load_region, region_place, store_region
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.scaled.partition import cut_into, reading
 
-_REGIONS = ["rows", "columns", "down", "along", "regions_down", "regions_along", "signs"]
 #: Elements of a region of whole rows, and columns of one of columns.
 _ELEMENTS, _WIDE = 1024, 64
 
 
-@triton.jit(do_not_specialize=_REGIONS)
-def hadamard_kernel(
-    x, out, rows: tl.int64, columns: tl.int64, down: tl.int64, along: tl.int64, regions_down: tl.int64, regions_along: tl.int64,
-    signs: tl.int64, T: tl.constexpr, S: tl.constexpr,
-):  # fmt: skip
+@kernel()
+def hadamard_kernel(x, out, m: Matrices, signs: tl.int64, T: tl.constexpr, S: tl.constexpr):
     """Write the transform of a region in float32."""
-    m = Matrices(rows, columns, down, along, regions_down, regions_along)
     at = region_place(tl.program_id(0), m, S)
     store_region(out, transformed(as_single(load_region(x, at, m, S)), signs.to(tl.int32), T, S.height, S.width), at, m, S)
 

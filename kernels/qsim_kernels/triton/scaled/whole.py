@@ -11,8 +11,9 @@ from torch import Tensor
 
 from qsim_kernels.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
-from qsim_kernels.triton.device.tile_scales import MAKING, as_scale_numbers, making_of, tile_scales
-from qsim_kernels.triton.device.values import as_numbers
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
+from qsim_kernels.triton.device.values import Numbers
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 #: Elements that a single program reads at most, in eight blocks.
@@ -31,12 +32,9 @@ def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, 
     return bits
 
 
-@triton.jit(do_not_specialize=["count", *MAKING], do_not_specialize_on_alignment=["out", "state"])
+@kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
-    x, out, state, count: tl.int64,
-    largest: tl.int64, factor: tl.int64, spare: tl.int64, power: tl.int64, smallest: tl.int64, lift: tl.int64,
-    scale_shift: tl.int64, scale_low: tl.int64, scale_least: tl.int64, scale_half: tl.int64, scale_parity: tl.int64, scale_top: tl.int64,
-    scale_bottom: tl.int64, scale_floor: tl.int64, scale_over: tl.int64, scale_under: tl.int64, scale_scale: tl.int64,
+    x, out, state, count: tl.int64, making: MakingNumbers, grid: Numbers,
     M: tl.constexpr, G: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""
@@ -57,12 +55,7 @@ def whole_scale_kernel(
         if is_last:
             own = tl.atomic_max(state, 0, sem="relaxed")
     if is_last:
-        grid = as_numbers(
-            scale_shift, scale_low, scale_least, scale_half, scale_parity, scale_top, scale_bottom, scale_floor, scale_over, scale_under,
-            scale_scale, G.wide,
-        )  # fmt: skip
-        making = as_scale_numbers(largest, factor, spare, power, smallest, lift, grid)
-        scale, _ = tile_scales(tl.zeros([1], tl.int32) + own, None, making, M, G)
+        scale, _ = tile_scales(tl.zeros([1], tl.int32) + own, None, scale_numbers(making, grid, G), M, G)
         tl.store(out + tl.arange(0, 1), scale)
 
 

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
-from qsim_kernels.triton.device.values import Noise, as_numbers
-from qsim_kernels.triton.quantize.kernels import NUMBERS
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, written
 from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.updates import Factors
@@ -25,18 +25,10 @@ class Where(NamedTuple):
     stride: Any
 
 
-class NoiseNumbers(NamedTuple):
-    """How a rounding uses random words: see `values.Noise`."""
-
-    keep: Any
-    correction: Any
-    late: Any
-
-
 @triton.jit
 def integers(keys, role, bits, start, where, V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr):
     """The random integers of a block's elements: of neighbours at once, or of each by its position in the whole tensor."""
-    noise = Noise(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), bits.keep, bits.correction, bits.late)
+    noise = noise_of(tl.load(keys + 2 * role), tl.load(keys + 2 * role + 1), bits)
     if SMOOTH:
         drawn = random_integers(noise, where.offset + start, V, RUN, True, BLOCK)
     else:
@@ -91,10 +83,10 @@ def update_block(
         start: The first element's index.
         f: `Factors`.
         where: `Where`.
-        bits: `NoiseNumbers` of the weights' rounding.
+        bits: `UsedNumbers` of the weights' rounding.
         grid: `Numbers` of the weights.
         inner: `Numbers` of the compensation and of intermediates.
-        state_bits: `NoiseNumbers` of the moments' rounding.
+        state_bits: `UsedNumbers` of the moments' rounding.
         state: `Numbers` of the moments.
         K: The `Kind`.
         V: The `KernelVariant` of the weights' rounding.
@@ -136,36 +128,14 @@ def update_block(
         store(x.param + start, written(weight - change, drawn, grid, V, K.own, P), place, left, not SMOOTH)
 
 
-_INNER = [f"inner_{name}" for name in NUMBERS]
-_STATE = [f"state_{name}" for name in ("keep", "correction", "late", *NUMBERS)]
-
-
-@triton.jit(do_not_specialize=["keep", "correction", "late", *NUMBERS, *_INNER, *_STATE], do_not_specialize_on_alignment=["found_inf"])
+@kernel(do_not_specialize_on_alignment=["found_inf"])
 def update_kernel(
-    table, work, factors, keys, found_inf,
-    keep: tl.int64, correction: tl.int64, late: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
-    inner_shift: tl.int64, inner_low: tl.int64, inner_least: tl.int64, inner_half: tl.int64, inner_parity: tl.int64, inner_top: tl.int64,
-    inner_bottom: tl.int64, inner_floor: tl.int64, inner_over: tl.int64, inner_under: tl.int64, inner_scale: tl.int64,
-    state_keep: tl.int64, state_correction: tl.int64, state_late: tl.int64,
-    state_shift: tl.int64, state_low: tl.int64, state_least: tl.int64, state_half: tl.int64, state_parity: tl.int64, state_top: tl.int64,
-    state_bottom: tl.int64, state_floor: tl.int64, state_over: tl.int64, state_under: tl.int64, state_scale: tl.int64,
+    table, work, factors, keys, found_inf, bits: UsedNumbers, grid: Numbers, inner: Numbers, state_bits: UsedNumbers, state: Numbers,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Update a few blocks of one of many parameters; `work` says which."""
-    grid = as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, V.wide)
-    inner = as_numbers(
-        inner_shift, inner_low, inner_least, inner_half, inner_parity, inner_top, inner_bottom, inner_floor, inner_over, inner_under,
-        inner_scale, N.wide,
-    )  # fmt: skip
-    state = as_numbers(
-        state_shift, state_low, state_least, state_half, state_parity, state_top, state_bottom, state_floor, state_over, state_under,
-        state_scale, S.wide,
-    )  # fmt: skip
-    bits = NoiseNumbers(keep, correction, late)
-    state_bits = NoiseNumbers(state_keep, state_correction, state_late)
+    grid, inner, state = in_carrier(grid, V.wide), in_carrier(inner, N.wide), in_carrier(state, S.wide)
     tensor = tl.load(work + 2 * tl.program_id(0))
     start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * (STEPS * BLOCK)
     row = table + tensor * COLUMNS

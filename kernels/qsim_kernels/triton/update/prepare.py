@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.device.noise import words
-from qsim_kernels.triton.device.values import as_double, as_numbers
-from qsim_kernels.triton.quantize.kernels import NUMBERS
+from qsim_kernels.triton.device.records import kernel
+from qsim_kernels.triton.device.values import Numbers, as_double, in_carrier
 from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 from qsim_kernels.updates import ROLES as _ROLES
@@ -34,13 +34,11 @@ def store_key(keys, step, seed, stream, role, present):
     tl.store(keys + 2 * role + 1, (c.to(tl.uint64) | (d.to(tl.uint64) << 32)).to(tl.int64, bitcast=True), mask=present)
 
 
-@triton.jit(do_not_specialize=["tensors", "lr", "seed", "beta1", "beta2", "epsilon", "decay", "dampening", *NUMBERS],
-            do_not_specialize_on_alignment=["lr_pointer", "grad_scale", "found_inf"])  # fmt: skip
+@kernel(do_not_specialize_on_alignment=["lr_pointer", "grad_scale", "found_inf"])
 def prepare_kernel(
     table, factors, keys, tensors: tl.int64, lr_pointer, lr: tl.int64, grad_scale, found_inf, seed: tl.int64,
     beta1: tl.int64, beta2: tl.int64, epsilon: tl.int64, decay: tl.int64, dampening: tl.int64,
-    shift: tl.int64, low: tl.int64, least: tl.int64, half: tl.int64, parity: tl.int64, top: tl.int64, bottom: tl.int64, floor: tl.int64,
-    over: tl.int64, under: tl.int64, scale: tl.int64,
+    inner: Numbers,
     K: tl.constexpr, N: tl.constexpr, P: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Count the step and write the factors and keys of as many tensors as there are lanes. Numbers are passed as their bits."""
@@ -78,7 +76,7 @@ def prepare_kernel(
         factors + lane * FACTORS, present, unscale, keep1, fresh1, beta2 * one, one - beta2, rate * one, root,
         as_double(epsilon) * one, decay * one,
         tl.load(row + PRODUCTS, mask=present).to(tl.pointer_type(tl.float32)), moved > 0,
-        as_numbers(shift, low, least, half, parity, top, bottom, floor, over, under, scale, N.wide), K, N, P,
+        in_carrier(inner, N.wide), K, N, P,
     )  # fmt: skip
 
 
