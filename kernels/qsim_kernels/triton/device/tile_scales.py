@@ -65,7 +65,7 @@ class ScaleNumbers(NamedTuple):
 
 
 class MakingNumbers(NamedTuple):
-    """`ScaleNumbers` but for the grid, as kernels take them: 64-bit integers."""
+    """`ScaleNumbers` except for the grid, as kernels take them: 64-bit integers."""
 
     largest: Any
     factor: Any

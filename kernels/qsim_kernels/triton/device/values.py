@@ -120,7 +120,7 @@ class Codes(NamedTuple):
 
 
 class CodeNumbers(NamedTuple):
-    """`Codes` but for `shift`, as kernels take them: 64-bit integers."""
+    """`Codes` except for `shift`, as kernels take them: 64-bit integers."""
 
     lowest: Any
     scale: Any

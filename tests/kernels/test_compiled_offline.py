@@ -1,0 +1,41 @@
+"""Kernels compile for a GPU that is not there, in all their kinds: Triton's interpreter accepts more than its compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@pytest.mark.skipif(not os.access(TOOL, os.X_OK), reason="this Triton cannot compile for NVIDIA's GPUs")
+def test_all_kinds_of_kernels_compile() -> None:
+    """In a process of its own, where Triton does not interpret, and each within the registers of a thread."""
+    settings = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "support.compiled_offline", "--json"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {kernel for kernels in found.values() for kernel in kernels} >= {
+        "quantize_kernel",
+        "encode_kernel",
+        "decode_kernel",
+        "tiles_kernel",
+        "whole_scale_kernel",
+        "hadamard_kernel",
+        "quantize_and_sum_kernel",
+        "rescale_kernel",
+        "update_kernel",
+        "prepare_kernel",
+        "planes_kernel",
+        "aligned_kernel",
+        "rounded_kernel",
+        "chunked_kernel",
+    }
+    assert all(0 < registers < 255 for kernels in found.values() for forms in kernels.values() for _, registers in forms)

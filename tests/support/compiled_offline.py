@@ -1,0 +1,151 @@
+"""The machine code of the kernels for an H200, on any machine: instructions and registers, by operator and kernel.
+
+`PYTHONPATH=kernels:tests python tests/support/compiled_offline.py` prints a table, with which commits can be compared without a GPU: equal
+numbers nearly always mean the same machine code. It runs in a process of its own, because it takes the place of the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import qsim
+from qsim_kernels.ops.backend import library
+from qsim_kernels.triton.host.launcher import Launcher
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_compile = JITFunction.run
+
+
+class _H200:
+    """The parts of a driver that a compiler needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _Properties:
+    """The properties of an H200 that launches depend on."""
+
+    multi_processor_count, major, minor, L2_cache_size, total_memory = 132, 9, 0, 50 << 20, 141 << 30
+    shared_memory_per_block_optin = 232448
+
+
+class _OnGPU(TorchDispatchMode):
+    """Operators on CPU tensors by their implementations for CUDA."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, _, name = function.name().partition("::")
+        if space == "qsim":
+            with contextlib.suppress(KeyError):
+                function = library.implementation(name.partition(".")[0], "CUDA")
+        return function(*args, **(kwargs or {}))
+
+
+def _measured(cubin: bytes) -> tuple[int, int]:
+    """Instructions, and registers of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing, resources = (
+            subprocess.run([_TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("-sass", "-res-usage")
+        )
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", listing, re.MULTILINE)
+    return len(instructions), int(re.findall(r"REG:(\d+)", resources)[0])
+
+
+def compiled(works: dict[str, Callable[[], object]]) -> dict[str, dict[str, list[tuple[int, int]]]]:
+    """The instructions and registers of the kernels that some works would launch on a GPU, by the works' names and the kernels'."""
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
+
+    def run(self: Any, *arguments: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        kernel = _compile(self, *arguments, grid=grid, warmup=True, **options)
+        if kernel is not None:
+            found[name].setdefault(self.fn.__name__, []).append(_measured(kernel.asm["cubin"]))
+        return kernel
+
+    def launch(self: Launcher, programs: int, *arguments: Any) -> None:
+        self._kernel.run(*arguments, *self._tail, grid=(programs, 1, 1), **self._options)
+
+    driver.set_active(_H200())
+    JITFunction.run, Launcher.__call__ = run, launch  # type: ignore[method-assign]
+    torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[misc, assignment]
+    torch.cuda.get_device_properties = lambda *_: _Properties()  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    for name, work in works.items():
+        found[name] = {}
+        with _OnGPU():
+            work()
+    return found
+
+
+def _step(update: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    parameter.grad = torch.ones_like(parameter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        qsim.optim.AdamW([parameter], update=update).step()
+
+
+def _layer() -> None:
+    layer = qsim.convert(torch.nn.Linear(512, 256), qsim.FivePoint("e4m3", "e4m3", grad=qsim.Quantizer("e5m2", "stochastic"))).bfloat16()
+    layer(torch.ones(256, 512, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+
+
+def works() -> dict[str, Callable[[], object]]:
+    """Calls of the operators whose kernels are compiled."""
+    x = torch.randn(256, 512)
+    found: dict[str, Callable[[], object]] = {
+        "decode": lambda: qsim.decode(torch.zeros(512, dtype=torch.uint8), "e4m3"),
+        "float64": lambda: qsim.quantize(x.double(), "e4m3", rounding="stochastic", seed=1),
+        "transform": lambda: qsim.transforms.Hadamard(16, seed=1)(x.bfloat16()),
+        "layer": _layer,
+    }
+    for dtype, rounding, overflow in ((torch.float32, "nearest", "saturate"), (torch.bfloat16, "stochastic", "nonfinite")):
+        y, seed = x.to(dtype), 1 if rounding == "stochastic" else None
+        given = {"rounding": rounding, "overflow": overflow, "seed": seed}
+        found[f"quantize {rounding} {overflow}"] = lambda y=y, given=given: qsim.quantize(y, "e4m3", **given)  # type: ignore[misc]
+        found[f"up {overflow}"] = lambda y=y, overflow=overflow: qsim.quantize(y, "e4m3", rounding="up", overflow=overflow)  # type: ignore[misc]
+        found[f"encode {rounding}"] = lambda y=y, given=given: qsim.encode(y, "e4m3", **given)  # type: ignore[misc]
+        found[f"nvfp4 {rounding}"] = lambda y=y, rounding=rounding, seed=seed: qsim.quantize(y, "nvfp4", rounding=rounding, seed=seed)  # type: ignore[misc]
+    a, b = (qsim.quantize(y, "e4m3") for y in (x.bfloat16(), x.bfloat16().T.contiguous()))
+    for accumulator in ("h100_fp8", "Rounded('fp16')", "Rounded('fp16', chunk=32)"):
+        found[accumulator] = lambda accumulator=accumulator: qsim.matmul(a, b, accumulator, formats=("e4m3", "e4m3"), check=False)  # type: ignore[misc]
+    for update in ("stochastic", "kahan"):
+        found[f"AdamW {update}"] = lambda update=update: _step(update)  # type: ignore[misc]
+    return found
+
+
+if __name__ == "__main__":
+    results = compiled(works())
+    if "--json" in sys.argv:
+        print(json.dumps(results))
+    else:
+        for name, kernels in results.items():
+            for kernel, forms in kernels.items():
+                print(f"{name:32} {kernel:26}", *(f"{count:5} instructions, {registers:3} registers" for count, registers in forms))
+    sys.stdout.flush()
+    os._exit(0)  # the interpreter's end would ask the driver
