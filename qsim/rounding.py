@@ -9,12 +9,13 @@ Example:
     >>> rounding.resolve("stochastic")
     Stochastic()
     >>> import torch, qsim
-    >>> from qsim.rounding import DOWN, NEAREST, NEAREST_AWAY, NEAREST_UP, ODD, TOWARD_ZERO, UP
-    >>> for mode in (NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD):
+    >>> from qsim.rounding import DOWN, NEAREST, NEAREST_AWAY, NEAREST_DOWN, NEAREST_UP, ODD, TOWARD_ZERO, UP
+    >>> for mode in (NEAREST, NEAREST_AWAY, NEAREST_UP, NEAREST_DOWN, TOWARD_ZERO, UP, DOWN, ODD):
     ...     print(mode, qsim.quantize(torch.tensor([0.25, -0.25, 1.2]), "e2m1", rounding=mode).tolist())
     nearest [0.0, -0.0, 1.0]
     nearest_away [0.5, -0.5, 1.0]
     nearest_up [0.5, -0.0, 1.0]
+    nearest_down [0.0, -0.5, 1.0]
     toward_zero [0.0, -0.0, 1.0]
     up [0.5, -0.0, 1.5]
     down [0.0, -0.5, 1.0]
@@ -38,6 +39,7 @@ __all__ = [
     "NAMED",
     "NEAREST",
     "NEAREST_AWAY",
+    "NEAREST_DOWN",
     "NEAREST_UP",
     "ODD",
     "Overflow",
@@ -108,6 +110,8 @@ NEAREST = Plain(Mode.NEAREST)
 NEAREST_AWAY = Plain(Mode.NEAREST_AWAY)
 #: Ties go toward +infinity, as in Definition 2 of *Training with Fewer Bits*.
 NEAREST_UP = Plain(Mode.NEAREST_UP)
+#: Ties go toward -infinity.
+NEAREST_DOWN = Plain(Mode.NEAREST_DOWN)
 #: The neighbour of smaller magnitude.
 TOWARD_ZERO = Plain(Mode.TOWARD_ZERO)
 #: The larger neighbour.
@@ -162,7 +166,7 @@ class Stochastic(Rounding):
 
 #: The roundings that can be given by name.
 NAMED: dict[str, Rounding] = {
-    **{str(plain): plain for plain in (NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD)},
+    **{str(plain): plain for plain in (NEAREST, NEAREST_AWAY, NEAREST_UP, NEAREST_DOWN, TOWARD_ZERO, UP, DOWN, ODD)},
     "stochastic": Stochastic(),
 }
 

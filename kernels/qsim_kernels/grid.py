@@ -23,6 +23,7 @@ class Mode(IntEnum):
     DOWN = 5
     ODD = 6
     STOCHASTIC = 7
+    NEAREST_DOWN = 8
 
 
 class Grid(NamedTuple):

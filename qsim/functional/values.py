@@ -38,8 +38,8 @@ def quantize(
     Args:
         x: float32, bfloat16, float16 or float64, of any shape and strides.
         format: A name, a torch dtype, a `Format`, or a block format: a `Block` or its name.
-        rounding: `"nearest"` (ties to even), `"nearest_away"`, `"nearest_up"`, `"toward_zero"`, `"up"`, `"down"`, `"odd"`, `"stochastic"`,
-            or `Stochastic(bits, correction)`.
+        rounding: `"nearest"` (ties to even), `"nearest_away"`, `"nearest_up"`, `"nearest_down"`, `"toward_zero"`, `"up"`, `"down"`,
+            `"odd"`, `"stochastic"`, or `Stochastic(bits, correction)`.
         overflow: `"saturate"` sends everything beyond the largest value to it, infinities too. `"nonfinite"` gives infinities, or NaN where
             the format has none.
         clip_gradient: Make the gradient zero where `x` is beyond the largest or the smallest value.

@@ -12,7 +12,7 @@ import qsim
 from qsim import Stochastic, rounding
 from qsim.rounding import Rounding
 
-PLAIN = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd"]
+PLAIN = ["nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd"]
 
 
 def test_names() -> None:
@@ -37,7 +37,7 @@ def test_values(how: Rounding) -> None:
 
 def test_differences() -> None:
     every = {*rounding.NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(1, correction=True)}
-    assert len(every) == 11
+    assert len(every) == 12
     assert [how.is_stochastic for how in rounding.NAMED.values()] == [False] * 7 + [True]
     assert repr(Stochastic(6, correction=True)) == "Stochastic(bits=6, correction=True)"
 
@@ -49,7 +49,7 @@ def test_differences() -> None:
         ("stochastik", "did you mean 'stochastic'?"),
         (
             "xyz",
-            "unknown rounding 'xyz': allowed are nearest, nearest_away, nearest_up, toward_zero, up, down, odd, stochastic and Stochastic",
+            "unknown rounding 'xyz': allowed are nearest, nearest_away, nearest_up, nearest_down, toward_zero, up, down, odd, stoch",
         ),
     ],
 )
@@ -93,6 +93,7 @@ def test_ties_by_hand() -> None:
         "nearest": [-4.0, -2.0, -2.0, -0.0, 0.0, 2.0, 2.0, 4.0],
         "nearest_away": [-4.0, -3.0, -2.0, -1.0, 1.0, 2.0, 3.0, 4.0],
         "nearest_up": [-3.0, -2.0, -1.0, -0.0, 1.0, 2.0, 3.0, 4.0],
+        "nearest_down": [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0],
         "toward_zero": [-3.0, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 3.0],
         "up": [-3.0, -2.0, -1.0, -0.0, 1.0, 2.0, 3.0, 4.0],
         "down": [-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0],

@@ -21,7 +21,18 @@ from support.comparing import first_difference, same_bits
 from support.scaled_cases import DIFFERENT, SCALINGS, hard
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-ROUNDINGS = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd", "stochastic", Stochastic(5, correction=True)]
+ROUNDINGS = [
+    "nearest",
+    "nearest_away",
+    "nearest_up",
+    "nearest_down",
+    "toward_zero",
+    "up",
+    "down",
+    "odd",
+    "stochastic",
+    Stochastic(5, correction=True),
+]
 
 
 def check(x: Tensor, format: Any, packed: bool = False, overflow: str = "saturate", **how: Any) -> ScaledCodes:

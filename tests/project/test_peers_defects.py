@@ -22,7 +22,7 @@ from support import inputs
 from support.bounds import check_share
 from support.oracle_arrays import Bracket, mismatches, numbers
 
-ROUNDINGS = ["nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd", "stochastic"]
+ROUNDINGS = ["nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd", "stochastic"]
 
 
 def seeded(rounding: str) -> dict[str, int]:
@@ -101,7 +101,7 @@ def test_tiny_values_never_round_up_under_stochastic_rounding(fmt: Float) -> Non
 def test_negative_zero_and_tiny_negatives_lose_their_sign() -> None:
     """QPyTorch."""
     x = torch.tensor([-0.0, -1e-30, -1e-45])
-    for rounding in ("nearest", "nearest_away", "nearest_up", "toward_zero", "up"):
+    for rounding in ("nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up"):
         got = qsim.quantize(x, "e4m3", rounding=rounding)
         assert got.tolist() == [0.0, 0.0, 0.0]
         assert got.signbit().all(), rounding

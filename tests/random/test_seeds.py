@@ -99,7 +99,7 @@ def test_nothing_else_draws_from_torchs_generator(x: Tensor) -> None:
     noisy(x, generator=torch.Generator().manual_seed(1))
     noisy(x, seed=1)
     noisy(x, seed=torch.tensor(1))
-    for rounding in ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd"):
+    for rounding in ("nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd"):
         qsim.quantize(x, "e2m1", rounding=rounding)
         qsim.encode(x, "e2m1", rounding=rounding)
     assert torch.equal(torch.get_rng_state(), before)

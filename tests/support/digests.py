@@ -16,7 +16,8 @@ from qsim.formats import Format
 from qsim.formats.dtypes import holds
 from support import catalogue, inputs
 
-ROUNDINGS = [*qsim.rounding.NAMED, *(qsim.Stochastic(bits, correction) for bits in (1, 6, 16, 20, 32) for correction in (False, True))]
+_NAMES = ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd", "stochastic")
+ROUNDINGS = [*_NAMES, *(qsim.Stochastic(bits, correction) for bits in (1, 6, 16, 20, 32) for correction in (False, True))]
 _SCALINGS = (
     scaling.Tensor(),
     scaling.Tensor(rule="even", format="e8m0"),

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 
 from qsim.formats import Fixed, Float, Format, PowerOfTwo
 
-DETERMINISTIC = ("nearest", "nearest_away", "nearest_up", "toward_zero", "up", "down", "odd")
+DETERMINISTIC = ("nearest", "nearest_away", "nearest_up", "nearest_down", "toward_zero", "up", "down", "odd")
 OVERFLOWS = ("saturate", "nonfinite")
 
 
@@ -99,6 +99,7 @@ def goes_up(rounding: str, negative: bool, low: int, p: Fraction, random: int, b
         "nearest": p > half or (p == half and low % 2 == 1),
         "nearest_away": p >= half,
         "nearest_up": p > half or (p == half and not negative),
+        "nearest_down": p > half or (p == half and negative),
         "toward_zero": False,
         "up": not negative,
         "down": negative,

@@ -89,6 +89,7 @@ class Bracket:
             "nearest": lambda: (p > 0.5) | ((p == 0.5) & odd),
             "nearest_away": lambda: p >= 0.5,
             "nearest_up": lambda: (p > 0.5) | ((p == 0.5) & ~self.negative),
+            "nearest_down": lambda: (p > 0.5) | ((p == 0.5) & self.negative),
             "toward_zero": lambda: np.zeros(p.shape, np.bool_),
             "up": lambda: ~self.negative,
             "down": lambda: self.negative,

@@ -22,7 +22,7 @@ from qsim_kernels.arithmetic.words import (
 )
 from qsim_kernels.grid import Mode
 
-NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC = map(int, Mode)
+NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
 
 
 def round_bits(bits, drawn, grid, variant):
@@ -85,6 +85,8 @@ def raised_by(magnitude, bits, steps, drawn, grid, variant):
         added = unit >> 1
     elif variant.mode == NEAREST_UP:
         added = where(is_negative(bits), ones, unit) >> 1
+    elif variant.mode == NEAREST_DOWN:
+        added = where(is_negative(bits), unit, ones) >> 1
     elif variant.mode == TOWARD_ZERO:
         added = 0
     elif variant.mode == UP:
@@ -107,6 +109,8 @@ def leaves_zero(magnitude, bits, drawn, grid, variant):
         leaves = (magnitude >= grid.half) & (magnitude > 0)
     elif variant.mode == NEAREST_UP:
         leaves = (magnitude > where(is_negative(bits), grid.half, grid.half - 1)) & (magnitude > 0)
+    elif variant.mode == NEAREST_DOWN:
+        leaves = (magnitude > where(is_negative(bits), grid.half - 1, grid.half)) & (magnitude > 0)
     elif variant.mode == TOWARD_ZERO:
         leaves = magnitude < 0
     elif variant.mode == UP:
