@@ -38,7 +38,7 @@ def test_values(how: Rounding) -> None:
 def test_differences() -> None:
     every = {*rounding.NAMED.values(), Stochastic(1), Stochastic(2), Stochastic(1, correction=True)}
     assert len(every) == 12
-    assert [how.is_stochastic for how in rounding.NAMED.values()] == [False] * 7 + [True]
+    assert [how.is_stochastic for how in rounding.NAMED.values()] == [False] * 8 + [True]
     assert repr(Stochastic(6, correction=True)) == "Stochastic(bits=6, correction=True)"
 
 
