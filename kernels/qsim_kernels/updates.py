@@ -72,6 +72,44 @@ class SGDAlgorithm(NamedTuple):
 Algorithm = AdamAlgorithm | SGDAlgorithm
 
 
+class UpdateVariant(NamedTuple):
+    """What is known of an update when code is compiled for it.
+
+    Attributes:
+        moment: Whether there is a first moment.
+        nesterov: See `SGDAlgorithm`.
+        coupled: Whether weight decay is added to the gradient.
+        decoupled: Whether weight decay is decoupled from the update.
+        maximize: See `AdamAlgorithm`.
+        amsgrad: See `AdamAlgorithm`.
+        in_format: See `Roundings`.
+        scaled: Whether gradients were scaled by a factor.
+    """
+
+    moment: bool
+    nesterov: bool
+    coupled: bool
+    decoupled: bool
+    maximize: bool
+    amsgrad: bool
+    in_format: bool
+    scaled: bool
+
+
+def update_variant(algorithm: Algorithm, in_format: bool, scaled: bool, moment: bool) -> UpdateVariant:
+    """The variant of an algorithm's updates."""
+    return UpdateVariant(
+        moment=moment,
+        nesterov=isinstance(algorithm, SGDAlgorithm) and algorithm.nesterov,
+        coupled=bool(algorithm.decay) and not algorithm.decoupled,
+        decoupled=bool(algorithm.decay) and algorithm.decoupled,
+        maximize=algorithm.maximize,
+        amsgrad=isinstance(algorithm, AdamAlgorithm) and algorithm.amsgrad,
+        in_format=in_format,
+        scaled=scaled,
+    )
+
+
 class Roundings(NamedTuple):
     """The roundings of an update.
 

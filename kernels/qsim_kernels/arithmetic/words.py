@@ -81,6 +81,26 @@ def wide_product(a: int, b: int) -> tuple[int, int]:
     return a * b >> 32, a * b & 0xFFFFFFFF
 
 
+def divide(a: float, b: float) -> float:
+    """The quotient of two float32 numbers, correctly rounded."""
+    raise NotImplementedError("Python has no float32: bind this word")
+
+
+def square_root(x: float) -> float:
+    """The root of a float32 number, correctly rounded."""
+    raise NotImplementedError("Python has no float32: bind this word")
+
+
+def larger(a: float, b: float) -> float:
+    """The larger of two numbers, and NaN if one is."""
+    raise NotImplementedError("Python has no float32: bind this word")
+
+
+def rounded(x: float, inner: object, how: object) -> float:
+    """The result of an operation, rounded if arithmetic is in a format."""
+    raise NotImplementedError("Python has no float32: bind this word")
+
+
 def unrolled(count: int) -> Iterable[int]:
     """The numbers below another one, for a loop that compilers unroll."""
     return range(count)

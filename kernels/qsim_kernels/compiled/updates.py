@@ -29,9 +29,9 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     """Update parameters by one step; see `reference.updates.update`."""
     chosen = (roundings.grid, roundings.rule), (roundings.inner, roundings.inner_rule), (roundings.state, roundings.state_rule)
     if roundings.in_format or any(rounding_bits(grid, rule, wide=False).carrier != SINGLE for grid, rule in chosen):
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam))
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded))
     else:
-        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, reference.adam, _update_whole))
+        reference.update(step, algorithm, roundings, UpdateFunctions(_rounded, _update_whole))
 
 
 def _update_whole(

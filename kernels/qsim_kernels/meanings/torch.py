@@ -76,6 +76,20 @@ def rounding(carrier: Carrier) -> SimpleNamespace:
     return bound(arithmetic.rounding, _words(carrier))
 
 
+#: The functions of `arithmetic.updates` for float32 tensors, and numbers; `inner` is a function that rounds intermediates.
+updates = bound(
+    arithmetic.updates,
+    {
+        # For division by a number, torch might multiply by its inverse.
+        "divide": lambda a, b: a / (b if isinstance(b, Tensor) else torch.full_like(a, b)),
+        # torch's own root is not correctly rounded on a CPU; float64 is wide enough for it.
+        "square_root": lambda x: x.to(torch.float64).sqrt().to(torch.float32),
+        "larger": torch.maximum,
+        "rounded": lambda x, inner, how: inner(x) if how.in_format else x,
+    },
+)
+
+
 def _wide_product(a: Any, b: int) -> tuple[Any, Any]:
     # Bits above the 32nd stay in both halves: they are cleared before a word is multiplied, and at the end.
     product = (a & _WORD).mul_(b) if isinstance(a, Tensor) else (a & _WORD) * b

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from qsim_kernels.carrier import rounding_bits
 from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.meanings.torch import updates as rules
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import ElementNoise, block_words
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
-from qsim_kernels.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power
+from qsim_kernels.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
 
 _Rounder = Callable[[Tensor], Tensor]
 
@@ -63,16 +64,6 @@ def _store(target: Tensor, x: Tensor) -> None:
 def as_single(x: Tensor) -> Tensor:
     """The elements as flat float32."""
     return x.reshape(-1).to(torch.float32)
-
-
-def _quotient(x: Tensor, divisor: float) -> Tensor:
-    """Divide: for division by a number, torch might multiply by its inverse."""
-    return x / torch.full_like(x, divisor)
-
-
-def _root(x: Tensor) -> Tensor:
-    """The correctly rounded square root, which torch's own on a CPU is not; float64 is wide enough for it."""
-    return x.to(torch.float64).sqrt().to(torch.float32)
 
 
 def factors_of(step: int, lr: float, scale: float, products: Tensor | None, algorithm: Algorithm, roundings: Roundings) -> Factors:
@@ -143,23 +134,19 @@ def _update_piece(
     x: UpdateTensors, factors: Factors, drawn: _Noises, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions
 ) -> None:
     """Update consecutive elements of one parameter."""
-    rounded = how.rounded
-    weight = as_single(x.param)
+    rounded, weight = how.rounded, as_single(x.param)
 
     def q(value: Tensor) -> Tensor:
-        return rounded(value, roundings.inner, roundings.inner_rule) if roundings.in_format else value
+        return rounded(value, roundings.inner, roundings.inner_rule)
 
-    grad = as_single(x.grad) * factors.scale
-    grad = q(-grad if algorithm.maximize else grad)
-    if algorithm.decay and not algorithm.decoupled:
-        grad = q(grad + q(weight * factors.decay))
-    states: list[Tensor | None]
+    variant = update_variant(algorithm, roundings.in_format, scaled=True, moment=x.first is not None)
+    first, second, largest = (None if state is None else as_single(state) for state in (x.first, x.second, x.largest))
+    grad = rules.decayed(as_single(x.grad), weight, factors, q, variant)
     if isinstance(algorithm, SGDAlgorithm):
-        change, states = _sgd(grad, x, factors, algorithm, q)
+        change, first = rules.sgd(grad, first, factors, q, variant)
     else:
-        change, states = how.adam(grad, x, factors, q, roundings.in_format)
-    if algorithm.decay and algorithm.decoupled:
-        change = q(change + q(weight * factors.decay))
+        change, first, second, largest = rules.adam(grad, first, second, largest, factors, q, variant)
+    change, states = rules.with_decay(change, weight, factors, q, variant), (first, second, largest)
     for role, (state, value) in enumerate(zip((x.first, x.second, x.largest), states, strict=True), start=1):
         if state is not None and value is not None:
             # The largest second moment was itself a second moment, so it uses the same random bits.
@@ -168,42 +155,19 @@ def _update_piece(
     if x.compensation is None:
         _store(x.param, rounded(weight - change, roundings.grid, roundings.rule, drawn(roundings.rule, 0), x.param.dtype))
     else:
-        _add_compensated(x, weight, change, roundings, q, rounded)
-
-
-def _sgd(grad: Tensor, x: UpdateTensors, factors: Factors, algorithm: SGDAlgorithm, q: _Rounder) -> tuple[Tensor, list[Tensor | None]]:
-    """The update and the new momentum."""
-    momentum = None
-    if x.first is not None:
-        momentum = q(q(as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
-        grad = q(grad + q(momentum * factors.keep2)) if algorithm.nesterov else momentum
-    return q(grad * factors.rate), [momentum, None, None]
-
-
-def adam(grad: Tensor, x: UpdateTensors, factors: Factors, q: _Rounder, in_format: bool) -> tuple[Tensor, list[Tensor | None]]:
-    """The update and the new moments."""
-    assert x.first is not None
-    assert x.second is not None
-    first = q(q(as_single(x.first) * factors.keep1) + q(grad * factors.fresh1))
-    second = q(q(as_single(x.second) * factors.keep2) + q(q(grad * grad) * factors.fresh2))
-    largest = None if x.largest is None else torch.maximum(as_single(x.largest), second)
-    taken = second if largest is None else largest
-    if in_format:
-        mean, spread = q(_quotient(first, factors.mean)), q(_root(q(_quotient(taken, factors.root))))
-        change = q(q(mean * factors.rate) / q(spread + factors.epsilon))
-    else:
-        change = first / (_root(taken) * factors.root + factors.epsilon) * factors.rate
-    return change, [first, second, largest]
+        _add_compensated(x, weight, change, roundings, q if roundings.in_format else None, rounded)
 
 
 def _add_compensated(
-    x: UpdateTensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder, rounded: Callable[..., Tensor]
+    x: UpdateTensors, weight: Tensor, change: Tensor, roundings: Roundings, q: _Rounder | None, rounded: Callable[..., Tensor]
 ) -> None:
     """Kahan's summation: the rounding error of a weight is added back in the next step."""
     assert x.compensation is not None
-    added = q(-change - as_single(x.compensation))
+    added = -change - as_single(x.compensation)
+    added = added if q is None else q(added)
     total = rounded(weight + added, roundings.grid, roundings.rule)
-    compensation = q(total - weight) - added
+    lost = total - weight
+    compensation = (lost if q is None else q(lost)) - added
     _store(x.compensation, rounded(compensation, roundings.inner, roundings.inner_rule, None, x.compensation.dtype))
     # Last, because the weight is a view of a float32 tensor.
     _store(x.param, rounded(total, roundings.grid, roundings.rule, None, x.param.dtype))
@@ -214,16 +178,14 @@ class UpdateFunctions(NamedTuple):
 
     Attributes:
         rounded: See `rounded`.
-        adam: See `adam`.
         whole: A function that updates a whole parameter, in place of this module.
     """
 
     rounded: Callable[..., Tensor]
-    adam: Callable[..., tuple[Tensor, list[Tensor | None]]]
     whole: Callable[[UpdateTensors, Factors, Callable[[int], tuple[int, int]], PlaceNumbers, Algorithm, Roundings], None] | None = None
 
 
-PLAIN = UpdateFunctions(rounded, adam)
+PLAIN = UpdateFunctions(rounded)
 
 
 def update(step: Step, algorithm: Algorithm, roundings: Roundings, how: UpdateFunctions = PLAIN) -> None:

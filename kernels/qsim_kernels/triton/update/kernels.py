@@ -11,7 +11,7 @@ from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
-from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, written
+from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
 from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 from qsim_kernels.updates import Factors
 
@@ -72,7 +72,7 @@ def read_block(x, start, count, K: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.co
 @triton.jit
 def update_block(
     e, x, start, f, where, bits, grid, inner, state_bits, state,
-    K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, S: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Update one block of elements.
@@ -90,25 +90,22 @@ def update_block(
         state: `Numbers` of the moments.
         K: The `Kind`.
         V: The `KernelVariant` of the weights' rounding.
-        N: The `KernelVariant` of the inner rounding, which is to the nearest value.
         S: The `KernelVariant` of the moments' rounding.
         M: The moments' dtype.
         RUN: Number of neighbours a thread holds.
         BLOCK: Number of elements.
         SMOOTH: Whether the block is full, all tensors are aligned and the elements are consecutive in the whole tensor.
     """
-    P: tl.constexpr = x.param.dtype.element_ty
     place = tl.max_contiguous(tl.arange(0, BLOCK), RUN)
     left = where.count - start
     weight = as_single(e.param)
-    grad = decayed(as_single(e.grad).to(tl.float32), weight, f, inner, K, N, P)
+    grad = decayed(as_single(e.grad).to(tl.float32), weight, f, inner, K)
     if K.adam:
         largest = as_single(e.largest)
-        change, first, second, largest = adam(grad, as_single(e.first), as_single(e.second), largest, f, inner, K, N, P)
+        change, first, second, largest = adam(grad, as_single(e.first), as_single(e.second), largest, f, inner, K)
     else:
-        change, first = sgd(grad, as_single(e.first), f, inner, K, N, P)
-    if K.decoupled:
-        change = q(change + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
+        change, first = sgd(grad, as_single(e.first), f, inner, K)
+    change = with_decay(change, weight, f, inner, K)
     if K.moment:
         drawn = integers(x.keys, 1, state_bits, start, where, S, RUN, BLOCK, SMOOTH)
         store(x.first + start, written(first, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
@@ -118,28 +115,28 @@ def update_block(
         if K.amsgrad:
             store(x.largest + start, written(largest, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
     if K.kahan:
-        added = q(-change - as_single(e.compensation), inner, K, N, P)
-        total = written(weight + added, 0, grid, V, K.own, P)
+        added = q(-change - as_single(e.compensation), inner, K)
+        total = written(weight + added, 0, grid, V, K.own, K.stored)
         store(x.param + start, total, place, left, not SMOOTH)
-        kept = q(as_single(total) - weight, inner, K, N, P) - added
-        store(x.compensation + start, written(kept, 0, inner, N, K.own_inner, P), place, left, not SMOOTH)
+        kept = q(as_single(total) - weight, inner, K) - added
+        store(x.compensation + start, written(kept, 0, inner, K.inner, K.own_inner, K.stored), place, left, not SMOOTH)
     else:
         drawn = integers(x.keys, 0, bits, start, where, V, RUN, BLOCK, SMOOTH)
-        store(x.param + start, written(weight - change, drawn, grid, V, K.own, P), place, left, not SMOOTH)
+        store(x.param + start, written(weight - change, drawn, grid, V, K.own, K.stored), place, left, not SMOOTH)
 
 
 @kernel(do_not_specialize_on_alignment=["found_inf"])
 def update_kernel(
     table, work, factors, keys, found_inf, bits: UsedNumbers, grid: Numbers, inner: Numbers, state_bits: UsedNumbers, state: Numbers,
-    K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, S: tl.constexpr, P: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, S: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     """Update a few blocks of one of many parameters; `work` says which."""
-    grid, inner, state = in_carrier(grid, V.wide), in_carrier(inner, N.wide), in_carrier(state, S.wide)
+    grid, inner, state = in_carrier(grid, V.wide), in_carrier(inner, K.inner.wide), in_carrier(state, S.wide)
     tensor = tl.load(work + 2 * tl.program_id(0))
     start = tl.load(work + 2 * tl.program_id(0) + 1).to(tl.int64) * (STEPS * BLOCK)
     row = table + tensor * COLUMNS
-    x = addresses(row, keys + tensor * KEYS, P, G, M, SMOOTH)
+    x = addresses(row, keys + tensor * KEYS, K.stored, G, M, SMOOTH)
     where = Where(tl.load(row + COUNT), tl.load(row + OFFSET), tl.load(row + ROW), tl.load(row + STRIDE))
     at = factors + tensor * FACTORS
     f = Factors(
@@ -155,5 +152,5 @@ def update_kernel(
         after = e
         if step + 1 < STEPS:
             after = read_block(x, begin + BLOCK, where.count, K, RUN, BLOCK, not SMOOTH)
-        update_block(e, x, begin, f, where, bits, grid, inner, state_bits, state, K, V, N, S, M, RUN, BLOCK, SMOOTH)
+        update_block(e, x, begin, f, where, bits, grid, inner, state_bits, state, K, V, S, M, RUN, BLOCK, SMOOTH)
         e = after

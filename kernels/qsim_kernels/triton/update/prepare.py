@@ -39,7 +39,7 @@ def prepare_kernel(
     table, factors, keys, tensors: tl.int64, lr_pointer, lr: tl.int64, grad_scale, found_inf, seed: tl.int64,
     beta1: tl.int64, beta2: tl.int64, epsilon: tl.int64, decay: tl.int64, dampening: tl.int64,
     inner: Numbers,
-    K: tl.constexpr, N: tl.constexpr, P: tl.constexpr, LANES: tl.constexpr,
+    K: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Count the step and write the factors and keys of as many tensors as there are lanes. Numbers are passed as their bits."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -76,31 +76,31 @@ def prepare_kernel(
         factors + lane * FACTORS, present, unscale, keep1, fresh1, beta2 * one, one - beta2, rate * one, root,
         as_double(epsilon) * one, decay * one,
         tl.load(row + PRODUCTS, mask=present).to(tl.pointer_type(tl.float32)), moved > 0,
-        in_carrier(inner, N.wide), K, N, P,
+        in_carrier(inner, K.inner.wide), K,
     )  # fmt: skip
 
 
 @triton.jit
 def store_factors(
     at, present, unscale, keep1, fresh1, keep2, fresh2, rate, root, epsilon, decay, products, active, inner,
-    K: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    K: tl.constexpr,
 ):  # fmt: skip
     """Round the factors to float32 and, if arithmetic is in the format, to the format, where products are carried from step to step."""
-    keep1, fresh1 = q(keep1.to(tl.float32), inner, K, N, P), q(fresh1.to(tl.float32), inner, K, N, P)
-    keep2, fresh2 = q(keep2.to(tl.float32), inner, K, N, P), q(fresh2.to(tl.float32), inner, K, N, P)
-    rate, root = q(rate.to(tl.float32), inner, K, N, P), root.to(tl.float32)
-    epsilon, decay = q(epsilon.to(tl.float32), inner, K, N, P), q(decay.to(tl.float32), inner, K, N, P)
+    keep1, fresh1 = q(keep1.to(tl.float32), inner, K), q(fresh1.to(tl.float32), inner, K)
+    keep2, fresh2 = q(keep2.to(tl.float32), inner, K), q(fresh2.to(tl.float32), inner, K)
+    rate, root = q(rate.to(tl.float32), inner, K), root.to(tl.float32)
+    epsilon, decay = q(epsilon.to(tl.float32), inner, K), q(decay.to(tl.float32), inner, K)
     mean = root * 0
     if K.in_format:
         if K.decoupled:
-            decay = q(rate * decay, inner, K, N, P)
+            decay = q(rate * decay, inner, K)
         if K.adam:
-            fresh1, fresh2 = q(1 - keep1, inner, K, N, P), q(1 - keep2, inner, K, N, P)
-            product1 = q(tl.load(products, mask=active, other=0) * keep1, inner, K, N, P)
-            product2 = q(tl.load(products + 1, mask=active, other=0) * keep2, inner, K, N, P)
+            fresh1, fresh2 = q(1 - keep1, inner, K), q(1 - keep2, inner, K)
+            product1 = q(tl.load(products, mask=active, other=0) * keep1, inner, K)
+            product2 = q(tl.load(products + 1, mask=active, other=0) * keep2, inner, K)
             tl.store(products, product1, mask=active)
             tl.store(products + 1, product2, mask=active)
-            mean, root = q(1 - product1, inner, K, N, P), q(1 - product2, inner, K, N, P)
+            mean, root = q(1 - product1, inner, K), q(1 - product2, inner, K)
     tl.store(at, unscale.to(tl.float32), mask=present)
     tl.store(at + 1, keep1, mask=present)
     tl.store(at + 2, fresh1, mask=present)

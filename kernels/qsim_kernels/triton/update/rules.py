@@ -1,4 +1,4 @@
-"""Update rules inside kernels: the operations of `reference.updates`, in the same order."""
+"""Update rules inside kernels: `arithmetic.updates` for blocks, and how results are stored."""
 
 from __future__ import annotations
 
@@ -7,43 +7,50 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels import arithmetic
+from qsim_kernels.meanings.binding import bound
 from qsim_kernels.meanings.triton import INTERPRETED
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, rounded
 from qsim_kernels.triton.device.rounding import NAN
+from qsim_kernels.triton.device.values import KernelVariant
 
 
 class Kind(NamedTuple):
-    """The compile-time variant of the kernels, apart from roundings.
+    """The compile-time variant of the kernels, apart from the roundings of weights and moments: an `UpdateVariant`, and more.
 
     Attributes:
+        moment: See `updates.UpdateVariant`, as the next ones.
+        nesterov: See there.
+        coupled: See there.
+        decoupled: See there.
+        maximize: See there.
+        amsgrad: See there.
+        in_format: See there.
+        scaled: See there.
         adam: Adam; otherwise SGD.
-        moment: Whether there is a first moment.
-        nesterov: See `updates.SGDAlgorithm`.
-        coupled: Whether weight decay is added to the gradient.
-        decoupled: Whether weight decay is decoupled from the update.
-        maximize: See `updates.AdamAlgorithm`.
-        amsgrad: See `updates.AdamAlgorithm`.
         kahan: Whether there is a compensation.
-        in_format: See `updates.Roundings`.
-        scaled: Whether gradients were scaled by a factor.
         own: Whether weights are rounded to nearest on their dtype's own values.
         own_inner: The same for the compensation.
         own_state: The same for the moments.
+        inner: The `KernelVariant` of the rounding of intermediates, to nearest.
+        stored: The weights' dtype.
     """
 
-    adam: bool
     moment: bool
     nesterov: bool
     coupled: bool
     decoupled: bool
     maximize: bool
     amsgrad: bool
-    kahan: bool
     in_format: bool
     scaled: bool
+    adam: bool
+    kahan: bool
     own: bool
     own_inner: bool
     own_state: bool
+    inner: KernelVariant
+    stored: tl.dtype
 
 
 @triton.jit
@@ -62,52 +69,30 @@ def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.const
 
 
 @triton.jit
-def q(x, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
+def q(x, inner, K: tl.constexpr):
     """The result of an operation, rounded if arithmetic is in the format."""
     if K.in_format:
-        x = as_single(written(x, 0, inner, N, K.own_inner, P))
+        x = as_single(written(x, 0, inner, K.inner, K.own_inner, K.stored))
     return x
 
 
 @triton.jit
-def decayed(grad, weight, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The gradient with sign, scale and coupled weight decay applied."""
-    if K.scaled:
-        grad *= f.scale
-    if K.maximize:
-        grad = -grad
-    grad = q(grad, inner, K, N, P)
-    if K.coupled:
-        grad = q(grad + q(weight * f.decay, inner, K, N, P), inner, K, N, P)
-    return grad
+def divide(a, b):
+    """The correctly rounded quotient of float32 numbers."""
+    return tl.div_rn(a, tl.broadcast_to(b, a.shape))
 
 
 @triton.jit
-def sgd(grad, first, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The update of SGD and the new momentum."""
-    if K.moment:
-        first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
-        if K.nesterov:
-            grad = q(grad + q(first * f.keep2, inner, K, N, P), inner, K, N, P)
-        else:
-            grad = first
-    return q(grad * f.rate, inner, K, N, P), first
+def square_root(x):
+    """The correctly rounded root of float32 numbers."""
+    return tl.sqrt_rn(x)
 
 
 @triton.jit
-def adam(grad, first, second, largest, f, inner, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr):
-    """The update of Adam and the new moments."""
-    first = q(q(first * f.keep1, inner, K, N, P) + q(grad * f.fresh1, inner, K, N, P), inner, K, N, P)
-    squared = q(grad * grad, inner, K, N, P)
-    second = q(q(second * f.keep2, inner, K, N, P) + q(squared * f.fresh2, inner, K, N, P), inner, K, N, P)
-    taken = second
-    if K.amsgrad:
-        largest = tl.maximum(largest, second, propagate_nan=tl.PropagateNan.ALL)
-        taken = largest
-    if K.in_format:
-        mean = q(tl.div_rn(first, tl.broadcast_to(f.mean, first.shape)), inner, K, N, P)
-        spread = q(tl.sqrt_rn(q(tl.div_rn(taken, tl.broadcast_to(f.root, taken.shape)), inner, K, N, P)), inner, K, N, P)
-        change = q(tl.div_rn(q(mean * f.rate, inner, K, N, P), q(spread + f.epsilon, inner, K, N, P)), inner, K, N, P)
-    else:
-        change = tl.div_rn(first, tl.sqrt_rn(taken) * f.root + f.epsilon) * f.rate
-    return change, first, second, largest
+def larger(a, b):
+    """The larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+_RULES = bound(arithmetic.updates, {"tl": tl, "divide": divide, "square_root": square_root, "larger": larger, "rounded": q}, triton.jit)
+decayed, sgd, adam, with_decay = _RULES.decayed, _RULES.sgd, _RULES.adam, _RULES.with_decay

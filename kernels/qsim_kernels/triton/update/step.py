@@ -18,7 +18,7 @@ from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
 from qsim_kernels.triton.update.prepare import prepare_kernel
 from qsim_kernels.triton.update.rules import Kind
-from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, SGDAlgorithm, Step, own_grid
+from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, Step, own_grid, update_variant
 
 _BLOCK = 512
 _STEPS = 4  # blocks that one program works on
@@ -39,7 +39,7 @@ def update(step: Step, algorithm: Algorithm, roundings: Roundings) -> None:
     # Kernels would round numbers that are passed to them as such.
     rate = 0 if pointer is not None else double_bits(float(step.lr))
     absent = (step.found_inf is None, step.grad_scale is None, None if pointer is None else pointer.dtype)
-    _preparer(algorithm, roundings, kind, types[0], absent)(
+    _preparer(algorithm, roundings, kind, absent)(
         -(-len(params) // _LANES), table.device, table.factors, table.keys, len(params), pointer, rate, step.grad_scale, step.found_inf,
         step.seed,
     )  # fmt: skip
@@ -65,21 +65,16 @@ def _kind(
     kahan: bool,
     scaled: bool,
 ) -> Kind:
-    adam = isinstance(algorithm, AdamAlgorithm)
+    inner, _ = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     return Kind(
-        adam=adam,
-        moment=moment,
-        nesterov=isinstance(algorithm, SGDAlgorithm) and algorithm.nesterov,
-        coupled=algorithm.decay != 0 and not algorithm.decoupled,
-        decoupled=algorithm.decay != 0 and algorithm.decoupled,
-        maximize=algorithm.maximize,
-        amsgrad=isinstance(algorithm, AdamAlgorithm) and algorithm.amsgrad,
+        *update_variant(algorithm, roundings.in_format, scaled, moment),
+        adam=isinstance(algorithm, AdamAlgorithm),
         kahan=kahan,
-        in_format=roundings.in_format,
-        scaled=scaled,
         own=_is_own(roundings.grid, roundings.rule, param),
         own_inner=_is_own(roundings.inner, roundings.inner_rule, param),
         own_state=_is_own(roundings.state, roundings.state_rule, state),
+        inner=inner,
+        stored=_TYPES[param],
     )
 
 
@@ -88,16 +83,15 @@ def _is_own(grid: Grid, rule: Rule, dtype: torch.dtype) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, param: torch.dtype, absent: tuple[Any, ...]) -> Launcher:
+def _preparer(algorithm: Algorithm, roundings: Roundings, kind: Kind, absent: tuple[Any, ...]) -> Launcher:
     """The launcher for optional arguments that are absent, the last of which is the dtype of the learning rate on the device."""
     if isinstance(algorithm, AdamAlgorithm):
         numbers = (algorithm.beta1, algorithm.beta2, algorithm.epsilon, algorithm.decay, 0.0)
     else:
         numbers = (algorithm.momentum, 0.0, 0.0, algorithm.decay, algorithm.dampening)
-    variant, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    _, (_, _, _, *grid) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     patterns = tuple(double_bits(number) for number in numbers)
-    constants = (kind, variant, _TYPES[param], _LANES)
-    return launcher(prepare_kernel, absent, *patterns, *grid, *constants, num_warps=1, enable_fp_fusion=False)
+    return launcher(prepare_kernel, absent, *patterns, *grid, kind, _LANES, num_warps=1, enable_fp_fusion=False)
 
 
 @lru_cache(maxsize=4096)
@@ -105,10 +99,9 @@ def _updater(
     roundings: Roundings, kind: Kind, param: torch.dtype, grad: torch.dtype, state: torch.dtype, smooth: bool, unchecked: bool
 ) -> Launcher:
     weights = arguments.rounding(roundings.grid, roundings.rule, False)
-    inner, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
+    _, (_, _, _, *inner_numbers) = arguments.rounding(roundings.inner, roundings.inner_rule, False)
     states = arguments.rounding(roundings.state, roundings.state_rule, False)
     run = 16 // max(param.itemsize, grad.itemsize, state.itemsize)
-    types = (_TYPES[param], _TYPES[grad], _TYPES[state])
-    constants = (kind, weights[0], inner, states[0], *types, max(run, 4), _BLOCK, _STEPS, smooth)
+    constants = (kind, weights[0], states[0], _TYPES[grad], _TYPES[state], max(run, 4), _BLOCK, _STEPS, smooth)
     numbers = (*weights[1], *inner_numbers, *states[1])
     return launcher(update_kernel, (unchecked,), *numbers, *constants, num_warps=2, enable_fp_fusion=False)
