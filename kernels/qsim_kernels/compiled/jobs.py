@@ -200,7 +200,7 @@ class Update(NamedTuple):
         param_is_narrow: Whether parameters are bfloat16, not float32.
         grad_is_narrow: The same for gradients.
         state_is_narrow: The same for moments.
-        flags: 1 to step along the gradient, 2 to add the decay to the gradient, 4 to add it to the update, 8 for Nesterov's update.
+        flags: 1 to step along the gradient, 2 to add the decay to the gradient, 4 to add it to the update.
         scale: The bits of a float32, as the following ones; see `qsim_kernels.updates.Factors`.
         offset: Logical index of the first element.
         row: The number of elements with consecutive indices; 0 if all have.

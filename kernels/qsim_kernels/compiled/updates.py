@@ -19,9 +19,9 @@ from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.reference import ElementNoise, updates as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.updates import PlaceNumbers, UpdateFunctions, UpdateTensors
-from qsim_kernels.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, SGDAlgorithm, Step
+from qsim_kernels.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, Step
 
-_ADAM, _SGD = Loop("updates", "adam"), Loop("updates", "sgd")
+_LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
 _STORED = (torch.float32, torch.bfloat16)
 
 
@@ -53,10 +53,17 @@ def _update_whole(
     factor_bits = struct.unpack("<10i", struct.pack("<10f", *factors))
     keys = [number for role in range(ROLES) for number in map(_signed, key(role) if draws else (0, 0))]
     job = Update._make([*addresses, *dtypes, _flags(algorithm), *factor_bits, *place, *chain.from_iterable(strips), *keys])
-    (_ADAM if isinstance(algorithm, AdamAlgorithm) else _SGD).share(packed(job), held.param.numel())
+    _LOOPS[_loop(algorithm, held)].share(packed(job), held.param.numel())
     for tensor, result in zip(x, held, strict=True):
         if tensor is not None and result is not None and result is not tensor and tensor is not x.grad:
             tensor.copy_(one_nan(result.to(tensor.dtype)))
+
+
+def _loop(algorithm: Algorithm, x: UpdateTensors) -> str:
+    """The name of the loop of an algorithm."""
+    if isinstance(algorithm, AdamAlgorithm):
+        return "amsgrad" if algorithm.amsgrad else "adam"
+    return "sgd" if x.first is None else "nesterov" if algorithm.nesterov else "momentum"
 
 
 def _held(x: Tensor) -> Tensor:
@@ -67,8 +74,7 @@ def _held(x: Tensor) -> Tensor:
 def _flags(algorithm: Algorithm) -> int:
     """The bits of `Update.flags`."""
     decays = bool(algorithm.decay)
-    is_nesterov = isinstance(algorithm, SGDAlgorithm) and algorithm.nesterov
-    return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2 | is_nesterov << 3
+    return algorithm.maximize | (decays and not algorithm.decoupled) << 1 | (decays and algorithm.decoupled) << 2
 
 
 def _rounded(x: Tensor, grid: Grid, rule: Rule, noise: ElementNoise | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

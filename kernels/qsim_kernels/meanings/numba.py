@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import types as numba_types
 from numba.extending import intrinsic
 
@@ -18,6 +19,7 @@ from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
 from qsim_kernels.carrier import SINGLE, Carrier, Variant
 from qsim_kernels.meanings.binding import bound
+from qsim_kernels.updates import UpdateVariant
 
 types: Any = numba_types
 _WORD = 0xFFFFFFFF
@@ -145,3 +147,25 @@ def _low_word(x):
 
 #: `arithmetic.philox.philox` for words in 64 bits.
 philox = bound(arithmetic.philox, {**_OPERATIONS, "low_word": _low_word, "wide_product": _wide_product, "unrolled": range}, _inlined).philox
+
+
+@intrinsic
+def _square_root(context: Any, x: Any) -> Any:
+    """The root as the processor computes it: correctly rounded."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.sqrt", [ir.FloatType()]), given)
+
+    return types.float32(types.float32), generate
+
+
+@_inlined
+def _larger(a, b):
+    return b if b > a or np.isnan(b) else a
+
+
+def updates(how: UpdateVariant) -> SimpleNamespace:
+    """The functions of `arithmetic.updates` for float32 numbers, compiled for a variant whose intermediates are not rounded."""
+    divide, rounded = _inlined(lambda a, b: a / b), _inlined(lambda x, inner, how: x)
+    vocabulary = {"divide": divide, "square_root": _square_root, "larger": _larger, "rounded": rounded}
+    return bound(arithmetic.updates, vocabulary, _inlined, known={"how": how})

@@ -144,16 +144,6 @@ def call(context: Any, address: Any, numbers: Any) -> Any:
     return types.void(types.int64, types.UniTuple(types.int64, count)), generate
 
 
-@intrinsic
-def root(context: Any, value: Any) -> Any:
-    """The square root of a float32, as the processor computes it: correctly rounded."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.call(builder.module.declare_intrinsic("llvm.sqrt", [ir.FloatType()]), arguments)
-
-    return types.float32(types.float32), generate
-
-
 def _same_bits(source: Any, target: Any, held: ir.Type, doc: str) -> Any:
     """A function that reinterprets one type's bits as another type of the same width."""
 

@@ -1,6 +1,6 @@
 """One step of Adam or SGD for consecutive elements of one parameter: every tensor is read and written once, strip by strip.
 
-The order of operations is that of `qsim_kernels.reference.updates`, each rounded separately. The first argument of the loops is the address
+The operations are those of `arithmetic.updates`. The first argument of the loops is the address
 of an `Update` of `compiled.jobs`.
 """
 
@@ -11,70 +11,90 @@ from typing import Any
 import numpy as np
 
 from qsim_kernels.carrier import SINGLE
-from qsim_kernels.compiled.loops.bits import address_of, as_float, call, ints, longs, part, room_for_floats, root
+from qsim_kernels.compiled.loops.bits import address_of, as_float, call, ints, longs, part, room_for_floats
 from qsim_kernels.compiled.loops.noise import SERVED
 from qsim_kernels.compiled.loops.strips import STRIP
 from qsim_kernels.compiled.loops.values import load, store
+from qsim_kernels.meanings.numba import updates as rules
+from qsim_kernels.updates import Factors, UpdateVariant
 
 # The bits of `Update.flags`.
-_MAXIMIZES, _DECAYS_GRADIENT, _DECAYS_WEIGHT, _NESTEROV = 1, 2, 4, 8
+_MAXIMIZES, _DECAYS_GRADIENT, _DECAYS_WEIGHT = 1, 2, 4
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
+#: Signs, scales and decay are applied before and after.
+_PLAIN = UpdateVariant(*[False] * len(UpdateVariant._fields))
 _i32: Any = np.int32
 _f32: Any = np.float32
 
 
-def adam(job_at, start, count):
-    """Update some elements by Adam."""
-    job = longs(job_at)
-    keep1, fresh1, keep2, fresh2 = _factor(job[11]), _factor(job[12]), _factor(job[13]), _factor(job[14])
-    rate, factor, epsilon = _factor(job[15]), _factor(job[16]), _factor(job[18])
-    weight, grad, change = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
-    first, second, largest = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
-    at, end = start, start + count
-    while at < end:
-        index, size = _place(job, at, end)
-        _begin(job, at, size, weight, grad)
-        _read(first, job[2], at, size, job[8])
-        _read(second, job[3], at, size, job[8])
-        if job[4]:
-            _read(largest, job[4], at, size, job[8])
-        for i in range(size):
-            first[i] = _f32(_f32(first[i] * keep1) + _f32(grad[i] * fresh1))
-            second[i] = spread = _f32(_f32(second[i] * keep2) + _f32(_f32(grad[i] * grad[i]) * fresh2))
-            if job[4]:
-                largest[i] = spread = spread if spread > largest[i] or np.isnan(spread) else largest[i]
-            change[i] = _f32(_f32(first[i] / _f32(_f32(root(spread) * factor) + epsilon)) * rate)
-        _finish(job, at, size, index, weight, change)
-        _write(job, 2, job[2], at, size, index, first, 1)
-        _write(job, 2, job[3], at, size, index, second, 2)
-        if job[4]:
-            # The largest second moment was itself a second moment, so it uses the same random bits.
-            _write(job, 2, job[4], at, size, index, largest, 2)
-        at += size
+def _adam(amsgrad):
+    """The loop of Adam, with or without the largest second moments."""
+    rule = rules(_PLAIN._replace(moment=True, amsgrad=amsgrad)).adam
 
-
-def sgd(job_at, start, count):
-    """Update some elements by stochastic gradient descent."""
-    job = longs(job_at)
-    keep, fresh, momentum, rate = _factor(job[11]), _factor(job[12]), _factor(job[13]), _factor(job[15])
-    weight, grad, first = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
-    is_nesterov = job[9] & _NESTEROV != 0
-    at, end = start, start + count
-    while at < end:
-        index, size = _place(job, at, end)
-        _begin(job, at, size, weight, grad)
-        if job[2]:
+    def adam(job_at, start, count):
+        job, at, end = longs(job_at), start, start + count
+        factors = _factors(job)
+        weight, grad, change = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
+        first, second, largest = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
+        while at < end:
+            index, size = _place(job, at, end)
+            _begin(job, at, size, weight, grad)
             _read(first, job[2], at, size, job[8])
+            _read(second, job[3], at, size, job[8])
+            if amsgrad:
+                _read(largest, job[4], at, size, job[8])
             for i in range(size):
-                first[i] = _f32(_f32(first[i] * keep) + _f32(grad[i] * fresh))
-            for i in range(size):
-                grad[i] = _f32(grad[i] + _f32(first[i] * momentum)) if is_nesterov else first[i]
-        for i in range(size):
-            grad[i] = _f32(grad[i] * rate)
-        _finish(job, at, size, index, weight, grad)
-        if job[2]:
+                before = largest[i] if amsgrad else _f32(0)
+                change[i], first[i], second[i], after = rule(grad[i], first[i], second[i], before, factors, 0, 0)
+                if amsgrad:
+                    largest[i] = after
+            _finish(job, at, size, index, weight, change)
             _write(job, 2, job[2], at, size, index, first, 1)
-        at += size
+            _write(job, 2, job[3], at, size, index, second, 2)
+            if amsgrad:
+                # The largest second moment was itself a second moment, so it uses the same random bits.
+                _write(job, 2, job[4], at, size, index, largest, 2)
+            at += size
+
+    return adam
+
+
+def _sgd(moment, nesterov):
+    """The loop of stochastic gradient descent, with or without momentum."""
+    rule = rules(_PLAIN._replace(moment=moment, nesterov=nesterov)).sgd
+
+    def sgd(job_at, start, count):
+        job, at, end = longs(job_at), start, start + count
+        factors = _factors(job)
+        weight, grad, first = room_for_floats(STRIP), room_for_floats(STRIP), room_for_floats(STRIP)
+        while at < end:
+            index, size = _place(job, at, end)
+            _begin(job, at, size, weight, grad)
+            if moment:
+                _read(first, job[2], at, size, job[8])
+            for i in range(size):
+                grad[i], after = rule(grad[i], first[i] if moment else _f32(0), factors, 0, 0)
+                if moment:
+                    first[i] = after
+            _finish(job, at, size, index, weight, grad)
+            if moment:
+                _write(job, 2, job[2], at, size, index, first, 1)
+            at += size
+
+    return sgd
+
+
+adam, amsgrad = _adam(False), _adam(True)
+sgd, momentum, nesterov = _sgd(False, False), _sgd(True, False), _sgd(True, True)
+
+
+@part
+def _factors(job):
+    """The `Factors` of a job."""
+    return Factors(
+        _factor(job[10]), _factor(job[11]), _factor(job[12]), _factor(job[13]), _factor(job[14]),
+        _factor(job[15]), _factor(job[16]), _factor(job[17]), _factor(job[18]), _factor(job[19]),
+    )  # fmt: skip
 
 
 @part
