@@ -73,7 +73,7 @@ Algorithm = AdamAlgorithm | SGDAlgorithm
 
 
 class UpdateVariant(NamedTuple):
-    """What is known of an update when code is compiled for it.
+    """The facts of an update that are known when code is compiled for it.
 
     Attributes:
         moment: Whether there is a first moment.

@@ -3,7 +3,7 @@
 Arguments that all functions take:
     factors: The `Factors` of the step.
     inner: What `rounded` needs to know of the format of intermediates.
-    how: What is known when code is compiled: an `UpdateVariant`.
+    how: An `UpdateVariant`, known when code is compiled.
 """
 
 from qsim_kernels.arithmetic.words import divide, larger, rounded, square_root

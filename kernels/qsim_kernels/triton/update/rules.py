@@ -32,7 +32,7 @@ class Kind(NamedTuple):
         own: Whether weights are rounded to nearest on their dtype's own values.
         own_inner: The same for the compensation.
         own_state: The same for the moments.
-        inner: The `KernelVariant` of the rounding of intermediates, to nearest.
+        inner: The `KernelVariant` of the rounding of intermediates.
         stored: The weights' dtype.
     """
 
