@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from qsim.text.parsing import read_call
-from qsim_kernels.grid import Mode, Rule, spell
+from qsim_kernels.numbers.grid import Mode, Rule, spell
 
 __all__ = [
     "DEFAULT_BITS",

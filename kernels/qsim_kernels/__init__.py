@@ -4,6 +4,6 @@ Importing this package defines the operators `torch.ops.qsim.*`. It does not imp
 """
 
 from qsim_kernels import lowered, ops
-from qsim_kernels.grid import Coding, Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule, read, spell
 
 __all__ = ["Coding", "Grid", "Mode", "Rule", "lowered", "ops", "read", "spell"]

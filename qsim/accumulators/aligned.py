@@ -11,8 +11,8 @@ import torch
 from qsim.accumulators.base import Accumulator, brief, call_of, smallest_exponent, taken_as
 from qsim.formats import FP32, Float, Format, contains, format as resolve_format
 from qsim.formats.base import check_integer
-from qsim_kernels import sums
-from qsim_kernels.grid import Mode
+from qsim_kernels.numbers import sums
+from qsim_kernels.numbers.grid import Mode
 
 AlignedRounding = Literal["toward_zero", "nearest"]
 

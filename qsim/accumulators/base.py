@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from qsim.formats import FP32, NAMED, Float, Format, contains, name_of
-from qsim_kernels.sums import Sum, spell_sum
+from qsim_kernels.numbers.sums import Sum, spell_sum
 
 #: The smallest normal number of float32 is two to this power.
 _LOWEST = -126

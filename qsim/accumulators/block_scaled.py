@@ -12,7 +12,7 @@ from qsim.accumulators.aligned import operand_formats, smallest_exponent_of
 from qsim.accumulators.base import Accumulator, brief, call_of
 from qsim.formats import Fixed, Float, Format, format as resolve_format
 from qsim.formats.base import check_integer
-from qsim_kernels import sums
+from qsim_kernels.numbers import sums
 
 #: Bits in which terms, and sums of terms in units of the last bit that is kept, are exact: float64 holds one more.
 _EXACT_BITS = 52

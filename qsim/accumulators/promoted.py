@@ -11,7 +11,7 @@ from qsim.accumulators.units import UNITS
 from qsim.formats import FP32, Float, Format, contains
 from qsim.formats.base import check_integer
 from qsim.text.parsing import read_call
-from qsim_kernels import sums
+from qsim_kernels.numbers import sums
 
 #: The units whose sums can be promoted.
 _INNER = {name: unit.accumulator for name, unit in UNITS.items() if isinstance(unit.accumulator, Aligned)}

@@ -12,8 +12,8 @@ from qsim.accumulators.base import Accumulator, brief, call_of, smallest_exponen
 from qsim.formats import BF16, FP16, Format, contains, format as resolve_format
 from qsim.formats.base import check_integer
 from qsim.rounding import Overflow, Rounding, Stochastic
-from qsim_kernels import sums
-from qsim_kernels.grid import Rule
+from qsim_kernels.numbers import sums
+from qsim_kernels.numbers.grid import Rule
 
 Order = Literal["sequential", "pairwise", "kahan"]
 

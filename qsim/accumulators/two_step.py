@@ -11,7 +11,7 @@ from qsim.accumulators.aligned import operand_formats, smallest_exponent_of
 from qsim.accumulators.base import Accumulator, brief, call_of
 from qsim.formats import Float, Format
 from qsim.formats.base import check_integer
-from qsim_kernels import sums
+from qsim_kernels.numbers import sums
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -14,9 +14,9 @@ from qsim.formats.base import shortest
 from qsim.functional.arguments import spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.scaling.block import Block
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.scaling import under_whole
-from qsim_kernels.scales import Restore
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from qsim.diagnostics.counts import Counts, Sample
 from qsim.diagnostics.elements import elements_of
 from qsim.formats import Format
 from qsim.nn.product.sites import Site
-from qsim_kernels import tallies
+from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.direct import operators
 
 #: The order in which points are reported.

@@ -11,7 +11,7 @@ from typing import Any
 
 from qsim.text.columns import aligned
 from qsim.text.percentages import percent
-from qsim_kernels import tallies
+from qsim_kernels.numbers import tallies
 
 #: The text before the first sample.
 NO_SAMPLE = "no sample yet: a sample ends with its step, at monitor.step() or at the step of the optimizer given to Monitor"

@@ -11,9 +11,9 @@ from torch import Tensor
 from qsim.nn.product.grouped_rounding import GroupedSite
 from qsim.nn.product.sites import Site, as_it_lies, layout_of, quantized, turn_of
 from qsim.random.places import Place
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.scaling import divided, spread
-from qsim_kernels.scales import Restore
 
 
 class RoundedElements(NamedTuple):

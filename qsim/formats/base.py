@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qsim_kernels.grid import Coding, Grid, spell
+from qsim_kernels.numbers.grid import Coding, Grid, spell
 
 #: Formats wider than this have too many values to list.
 LISTABLE_BITS = 20

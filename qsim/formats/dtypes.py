@@ -8,7 +8,7 @@ import torch
 
 from qsim.formats.base import Format
 from qsim.formats.floating import Float
-from qsim_kernels.grid import Grid, read
+from qsim_kernels.numbers.grid import Grid, read
 
 #: The dtypes that tensors may have, widest last.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

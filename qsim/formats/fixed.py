@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
-from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.numbers.grid import Coding, Grid
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from qsim.formats.base import BIAS_LIMIT, Format, check_flag, check_integer
-from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.numbers.grid import Coding, Grid
 
 Specials = Literal["ieee", "fn", "fnuz", "none"]
 

@@ -16,9 +16,9 @@ from qsim.functional.applying import applied
 from qsim.functional.arguments import check_input
 from qsim.scaling.geometry import dim_of
 from qsim.text.parsing import read_call
+from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.hadamard import signs_of
-from qsim_kernels.scales import Turn
 
 __all__ = ["Hadamard", "resolve"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from qsim.formats import Format
 from qsim.functional.arguments import Spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
+from qsim_kernels.numbers.scales import Noise, Restore, TileSizes
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.scales import Noise, Restore, TileSizes
 
 
 class Share(Protocol):

@@ -13,11 +13,11 @@ from qsim.functional.arguments import Spelling, refuse_dtype, spelling
 from qsim.functional.scaled import quantize_scaled
 from qsim.functional.tracing import is_readable
 from qsim.scaling import Scaling
-from qsim_kernels.encoding import code_dtype
+from qsim_kernels.numbers.encoding import code_dtype
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import operators
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import saturated, under_whole
-from qsim_kernels.scales import Restore
 
 
 class ScaledCodes(NamedTuple):

@@ -15,8 +15,8 @@ from qsim.functional.applying import applied
 from qsim.functional.arguments import Spelling
 from qsim.functional.scaled import ScaleLayout, quantize_scaled
 from qsim.scaling import Scaling
+from qsim_kernels.numbers.scales import Noise
 from qsim_kernels.ops.direct import Operators, operators
-from qsim_kernels.scales import Noise
 
 
 def rounded(

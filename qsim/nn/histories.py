@@ -15,7 +15,7 @@ from qsim.random.shards import local
 from qsim.recipes.five_point import POINTS, FivePoint
 from qsim.scaling import Delayed
 from qsim.scaling.base import Whole
-from qsim_kernels import scales as numbers
+from qsim_kernels.numbers import scales as numbers
 
 #: The points of the forward pass; others see gradients, or operands of the backward pass.
 _FORWARD = ("act", "weight", "forward_point")

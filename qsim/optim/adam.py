@@ -13,8 +13,8 @@ from qsim.functional.arguments import warn
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, reject_differentiable
 from qsim.optim.settings import UpdateSetting
 from qsim.rounding import Rounding
-from qsim_kernels import updates
-from qsim_kernels.grid import Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers import updates
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
 
 
 class Adam(LowPrecisionOptimizer):

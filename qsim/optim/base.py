@@ -176,7 +176,7 @@ class LowPrecisionOptimizer(DrawsSeed, torch.optim.Optimizer):
         """Raise an error for numbers that a setting would round away."""
 
     def _algorithm(self, group: dict[str, Any]) -> str:
-        """A group's update rule as text (see `qsim_kernels.updates`); its numbers are checked at every step."""
+        """A group's update rule as text (see `qsim_kernels.numbers.updates`); its numbers are checked at every step."""
         raise NotImplementedError
 
     def _states(self, group: dict[str, Any], setting: UpdateSetting) -> dict[str, torch.dtype]:

@@ -13,7 +13,7 @@ from qsim.rounding import NAMED, Rounding, Stochastic
 from qsim.scaling import block
 from qsim.scaling.block import Block
 from qsim.text.parsing import read_call
-from qsim_kernels.grid import Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Mode, Rule, read, spell
 
 #: The dtypes that parameters may have.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -27,7 +27,7 @@ ARITHMETICS = ("float32", "format")
 
 
 class UpdateSetting(NamedTuple):
-    """The roundings of an update, as in `qsim_kernels.updates.Roundings` but as text, and the dtypes of the states.
+    """The roundings of an update, as in `qsim_kernels.numbers.updates.Roundings` but as text, and the dtypes of the states.
 
     Attributes:
         grid: The weights' values.

@@ -11,8 +11,8 @@ from torch import Tensor
 from qsim.optim.base import FormatLike, LowPrecisionOptimizer, Params, check_fused, check_number, check_real, reject_differentiable
 from qsim.optim.settings import UpdateSetting
 from qsim.rounding import Rounding
-from qsim_kernels import updates
-from qsim_kernels.grid import spell
+from qsim_kernels.numbers import updates
+from qsim_kernels.numbers.grid import spell
 
 
 class SGD(LowPrecisionOptimizer):

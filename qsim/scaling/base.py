@@ -13,9 +13,9 @@ from qsim.formats import FP32, Format, format as resolve_format, holds, name_of
 from qsim.formats.base import check_integer, shortest
 from qsim.scaling.geometry import tiles_of_whole
 from qsim.text.parsing import read_call
-from qsim_kernels import scales as numbers
-from qsim_kernels.grid import Grid, read
-from qsim_kernels.scales import SMALLEST, ScaleRule, spell_scales
+from qsim_kernels.numbers import scales as numbers
+from qsim_kernels.numbers.grid import Grid, read
+from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, spell_scales
 
 Rule = Literal["fit", "ceil", "floor", "even"]
 

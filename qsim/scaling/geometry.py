@@ -1,4 +1,4 @@
-"""Which elements of a tensor share a scale, as `qsim_kernels.scales.TileSizes`."""
+"""Which elements of a tensor share a scale, as `qsim_kernels.numbers.scales.TileSizes`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from qsim.formats.base import check_integer
-from qsim_kernels import scales as numbers
+from qsim_kernels.numbers import scales as numbers
 
 
 def tiles_of_whole(shape: Sequence[int]) -> numbers.TileSizes:

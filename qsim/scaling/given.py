@@ -10,7 +10,7 @@ import torch
 from qsim.formats import Format
 from qsim.formats.base import check_integer
 from qsim.scaling.base import Rule, Whole
-from qsim_kernels import scales as numbers
+from qsim_kernels.numbers import scales as numbers
 
 _HOMELESS = "delayed scales live in a module, which keeps their history: give them to a layer of qsim.nn, or to qsim.convert"
 _LARGEST = torch.finfo(torch.float32).max

@@ -11,7 +11,7 @@ from qsim.formats import Format
 from qsim.formats.base import check_integer
 from qsim.scaling.base import Rule, Scaling, Tensor
 from qsim.scaling.geometry import check_dim, dim_of, tiles_of_blocks, tiles_of_channels
-from qsim_kernels import scales as numbers
+from qsim_kernels.numbers import scales as numbers
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -13,9 +13,9 @@ import qsim
 from qsim import Stochastic
 from qsim.accumulators import Accumulator, Aligned, BlockScaled, Promoted, Rounded, TwoStep, resolve
 from qsim.formats import format as resolve_format
+from qsim_kernels.numbers.sums import BlockScaledSum, Sum, is_single, noise_indices
 from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
-from qsim_kernels.sums import BlockScaledSum, Sum, is_single, noise_indices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

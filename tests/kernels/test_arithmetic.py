@@ -13,10 +13,10 @@ import qsim
 from qsim import Format
 from qsim_kernels import compiled, reference
 from qsim_kernels.arithmetic import rounding as definition
-from qsim_kernels.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
 from qsim_kernels.compiled.rounding import _faster
-from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, GridBits, rounding_bits, used_bits, variant_of
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 from qsim_kernels.reference.rounding import nearest_by_addition, rounds_by_addition
 from support import catalogue, inputs
 from support.comparing import same_bits

@@ -17,8 +17,8 @@ import qsim
 from qsim import rounding
 from qsim.formats import E4M3, Format, holders
 from qsim_kernels import reference
-from qsim_kernels.carrier import fits_single, grid_bits
-from qsim_kernels.grid import Coding, Grid, Rule, read
+from qsim_kernels.numbers.carrier import fits_single, grid_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule, read
 from qsim_kernels.reference import ElementNoise, chunks
 from support import inputs, oracle
 from support.catalogue import NAMED, VARIETY

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.reference.hadamard import hadamard as reference
-from qsim_kernels.scales import Turn
 from support.comparing import same_bits
 
 hadamard = pytest.importorskip("qsim_kernels.compiled.hadamard", reason="needs numba").hadamard

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import qsim
 from qsim import rounding as roundings
 from qsim.formats import E4M3, E5M2, Float, Format, Int
-from qsim_kernels.grid import spell
+from qsim_kernels.numbers.grid import spell
 from support.calls import CALLS, STREAM, points, same
 
 OPERATORS = torch.ops.qsim

@@ -11,7 +11,7 @@ from torch import Tensor
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E4M3FNUZ, E5M2, E8M0, FP16, Fixed, Float, Format, Int, PowerOfTwo, holds
 from qsim_kernels import Rule, reference
-from qsim_kernels.grid import spell
+from qsim_kernels.numbers.grid import spell
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.side_by_side import DEVICE, dealt, difficult, kernels, rule, seed

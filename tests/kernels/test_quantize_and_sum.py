@@ -12,7 +12,7 @@ from torch import Tensor
 from qsim import Stochastic, rounding as roundings
 from qsim.formats import E2M1, E4M3, E5M2, FP16, Float, Format, Int, holds
 from qsim_kernels import Rule, reference
-from qsim_kernels.grid import spell
+from qsim_kernels.numbers.grid import spell
 from support import inputs
 from support.comparing import first_difference, same_bits
 from support.side_by_side import DEVICE, difficult, kernels, rule, seed

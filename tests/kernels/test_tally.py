@@ -11,7 +11,7 @@ from torch import Tensor
 
 import qsim
 from qsim.formats import FP16, Format
-from qsim_kernels import tallies
+from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.tally import Implementation
 from qsim_kernels.reference.tally import tally
 from support.inputs import DTYPES

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qsim import Quantizer, Stochastic
-from qsim_kernels.encoding import spell_encoding
+from qsim_kernels.numbers.encoding import spell_encoding
 from qsim_kernels.ops import transposes
 from qsim_kernels.ops.transposes import Implementation
 from support.side_by_side import DEVICE, dealt

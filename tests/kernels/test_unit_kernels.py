@@ -12,9 +12,9 @@ from torch import Tensor
 import qsim
 from qsim.accumulators import NAMED, Accumulator, BlockScaled, TwoStep
 from qsim.formats import E4M3, E4M3FNUZ, E5M2, Format, format as resolve_format
+from qsim_kernels.numbers.sums import BlockScaledSum, Sum
 from qsim_kernels.ops.backend import HAS_NUMBA
 from qsim_kernels.reference import sums as reference
-from qsim_kernels.sums import BlockScaledSum, Sum
 
 pytest.importorskip("triton")
 from qsim_kernels.triton.accumulate import launch as kernels

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import reference
-from qsim_kernels.updates import Algorithm, Roundings, Step
+from qsim_kernels.numbers.updates import Algorithm, Roundings, Step
 from support.comparing import same_bits
 from support.side_by_side import DEVICE, kernels
 from support.update_cases import CASES, SMALL, UpdateCase, run

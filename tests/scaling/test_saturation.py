@@ -16,9 +16,9 @@ from qsim.formats import E2M1, E4M3, E5M2, Fixed, Format, Int
 from qsim.functional.arguments import spelling
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tensor as Whole, Tiles
 from qsim.transforms import Hadamard
-from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.numbers.grid import Grid, Rule, read
+from qsim_kernels.numbers.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.ops.scaled import Implementation
-from qsim_kernels.scales import ElementRounding, Restore, read_scales
 from qsim_kernels.triton.device.saturation import Clamp, clamp_of_tiles
 from support import covering
 from support.comparing import first_difference, same_bits

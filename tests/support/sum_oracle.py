@@ -1,4 +1,4 @@
-"""Emulated accumulators in exact arithmetic, one result at a time: what `qsim_kernels.sums` defines, from an accumulator's public values.
+"""Emulated accumulators in exact arithmetic, one result at a time: what `numbers.sums` defines, from an accumulator's public values.
 
 Terms and running sums are Python floats, which hold products of float32 numbers exactly; what is added is added as fractions or as
 integers, and rounded by `tests/support/oracle.py`; random bits are those of `philox_oracle`. It shares no code with the library.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import qsim
 from qsim.optim import settings
-from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, SGDAlgorithm, Step, read_roundings
+from qsim_kernels.numbers.updates import AdamAlgorithm, Algorithm, Roundings, SGDAlgorithm, Step, read_roundings
 from support.covering import dealt
 
 BETAS = (0.75, 0.875)

@@ -1,7 +1,7 @@
 """Optimizers written out: the papers' algorithms, one number and operation at a time, in exact arithmetic with a rounding after each.
 
 No code is shared with the kernels: numbers are rounded by comparing fractions, and random bits from `philox_oracle`. A step
-follows `qsim_kernels.updates`: in float32, or in the format of the weights.
+follows `qsim_kernels.numbers.updates`: in float32, or in the format of the weights.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from qsim_kernels.arithmetic.words import (
     to_word,
     where,
 )
-from qsim_kernels.grid import Mode
+from qsim_kernels.numbers.grid import Mode
 
 NEAREST, NEAREST_AWAY, NEAREST_UP, TOWARD_ZERO, UP, DOWN, ODD, STOCHASTIC, NEAREST_DOWN = map(int, Mode)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from qsim_kernels.carrier import SINGLE, Carrier
+from qsim_kernels.numbers.carrier import SINGLE, Carrier
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from qsim_kernels.grid import Mode
-from qsim_kernels.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
+from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.sums import CHUNK_SUM, SINGLE_GRID, AlignedSum, PromotedSum, Sum
 
 #: The running sum of FP8 products: float32 without its ten last bits.
 _E8M13 = SINGLE_GRID._replace(
@@ -65,7 +65,7 @@ def product_of(how: Sum) -> ChipProduct | None:
 
     Example:
         >>> from qsim_kernels.chip.products import product_of
-        >>> from qsim_kernels.sums import CHUNK_SUM
+        >>> from qsim_kernels.numbers.sums import CHUNK_SUM
         >>> product_of(CHUNK_SUM).a, product_of(CHUNK_SUM._replace(fraction=24))
         (torch.bfloat16, None)
     """

@@ -17,7 +17,7 @@ from torch import Tensor
 from qsim_kernels.chip.library import Hopper, Library, Multiply, one_on
 from qsim_kernels.chip.products import ChipProduct, product_of
 from qsim_kernels.chip.trials import spread_indices, trial_operands
-from qsim_kernels.sums import read_sum
+from qsim_kernels.numbers.sums import read_sum
 
 #: Emulates a product of two matrices, in float32.
 Emulate = Callable[[Tensor, Tensor], Tensor]

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from qsim_kernels import reference
-from qsim_kernels.carrier import DOUBLE, rounding_bits
 from qsim_kernels.compiled import tables
 from qsim_kernels.compiled.jobs import pack_values
 from qsim_kernels.compiled.native import check_numba
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.numbers.carrier import DOUBLE, rounding_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.reference import checksum
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.rounding import as_values

@@ -8,11 +8,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.jobs import Transform, packed
 from qsim_kernels.compiled.threads import Loop
+from qsim_kernels.numbers.carrier import SINGLE
+from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.reference import hadamard as reference
-from qsim_kernels.scales import Turn
 
 _TRANSFORM = Loop("hadamard", "transform")
 _LANES = 64  # as in `loops.hadamard`

@@ -201,7 +201,7 @@ class Update(NamedTuple):
         grad_is_narrow: The same for gradients.
         state_is_narrow: The same for moments.
         flags: 1 to step along the gradient, 2 to add the decay to the gradient, 4 to add it to the update.
-        scale: The bits of a float32, as the following ones; see `qsim_kernels.updates.Factors`.
+        scale: The bits of a float32, as the following ones; see `qsim_kernels.numbers.updates.Factors`.
         offset: Logical index of the first element.
         row: The number of elements with consecutive indices; 0 if all have.
         stride: The distance from the index of one row's first element to that of the next.

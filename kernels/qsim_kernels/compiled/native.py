@@ -30,7 +30,7 @@ _SOURCES = (
     _ROOM / "building.py",
     *sorted((_ROOM.parent / "arithmetic").glob("*.py")),
     *(_ROOM.parent / "meanings" / name for name in ("binding.py", "numba.py")),
-    *(_ROOM.parent / name for name in ("carrier.py", "grid.py", "scales.py", "sums.py", "tallies.py", "updates.py")),
+    *sorted((_ROOM.parent / "numbers").glob("*.py")),
 )
 _addresses: dict[str, int] = {}
 _one_at_a_time = threading.RLock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from qsim_kernels.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
 from qsim_kernels.compiled.jobs import kept_address
 from qsim_kernels.compiled.native import Native
-from qsim_kernels.grid import Rule
+from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, GridBits, bits_that_matter, name_of, used_bits, variant_of
+from qsim_kernels.numbers.grid import Rule
 from qsim_kernels.reference.rounding import rounds_by_addition
 
 

@@ -8,18 +8,18 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, double_bits, grid_bits, rounding_bits
 from qsim_kernels.compiled import quantize_into, rounding
 from qsim_kernels.compiled.hadamard import hadamard
 from qsim_kernels.compiled.jobs import Job, job_address, packed
 from qsim_kernels.compiled.native import Native
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.numbers.carrier import SINGLE, double_bits, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.scales import ElementRounding, Noise, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.reference import scaling as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.scaling import matmul_rescaled_into, rescaled_into, under_whole
-from qsim_kernels.scales import ElementRounding, Noise, Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 
 __all__ = [
     "amaxes_into",

@@ -7,13 +7,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
 from qsim_kernels.compiled.jobs import ProductJob, job_address, packed
 from qsim_kernels.compiled.rounding import row
 from qsim_kernels.compiled.threads import Loop
 from qsim_kernels.compiled.units import ALIGNED, add_in_unit, aligned_numbers, as_double, exponents_of
-from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.sums import (
+from qsim_kernels.numbers.carrier import grid_bits
+from qsim_kernels.numbers.sums import (
     AlignedSum,
     BlockScaledSum,
     PromotedSum,
@@ -24,6 +23,7 @@ from qsim_kernels.sums import (
     noise_indices,
     roundings_per_term,
 )  # fmt: skip
+from qsim_kernels.reference.rounding import one_nan
 
 _ROUNDED = Loop("sums", "rounded")
 #: The most elements that are computed together, and rows of numbers that are kept for them, as in `loops.sums`.

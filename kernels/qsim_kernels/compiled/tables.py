@@ -7,10 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, grid_bits
 from qsim_kernels.compiled.jobs import LookUp, packed
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import SINGLE, grid_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.reference import decode_into, encode_into
 
 #: Codes of at most this many bits have tables.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels import tallies
-from qsim_kernels.carrier import double_bits
 from qsim_kernels.compiled.jobs import Outcomes, packed
 from qsim_kernels.compiled.threads import Loop
+from qsim_kernels.numbers import tallies
+from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.reference import tally as reference
 
 _TALLY = Loop("tally", "tally")

@@ -8,13 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import double_bits, grid_bits
 from qsim_kernels.compiled import rounding
 from qsim_kernels.compiled.jobs import GroupsJob, ProductJob, job_address, packed
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Mode, Rule
+from qsim_kernels.numbers.carrier import double_bits, grid_bits
+from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.sums import SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 from qsim_kernels.reference.rounding import one_nan
-from qsim_kernels.sums import SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 
 #: The loop of products that are aligned and truncated.
 ALIGNED = Loop("sums", "aligned")

@@ -10,16 +10,16 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import SINGLE, grid_bits, rounding_bits
 from qsim_kernels.compiled import quantize_into
 from qsim_kernels.compiled.jobs import Update, packed
 from qsim_kernels.compiled.rounding import strip
 from qsim_kernels.compiled.threads import Loop
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import SINGLE, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, Step
 from qsim_kernels.reference import ElementNoise, updates as reference
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.updates import PlaceNumbers, UpdateFunctions, UpdateTensors
-from qsim_kernels.updates import ROLES, AdamAlgorithm, Algorithm, Factors, Roundings, Step
 
 _LOOPS = {name: Loop("updates", name) for name in ("adam", "amsgrad", "sgd", "momentum", "nesterov")}
 _STORED = (torch.float32, torch.bfloat16)

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
-from qsim_kernels.grid import Grid, Mode, Rule, read
 from qsim_kernels.lowered.fusible import fusible
 from qsim_kernels.lowered.memory import in_memory
 from qsim_kernels.lowered.rounding import onto, rounded, single_patterns
+from qsim_kernels.numbers.carrier import grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
+from qsim_kernels.numbers.scales import Restore, TileSizes, read_scales
 from qsim_kernels.reference.rounding import as_values, one_nan
 from qsim_kernels.reference.scaling import kept_from_zero, saturated, scales_of, under_whole
-from qsim_kernels.scales import Restore, TileSizes, read_scales
 
 #: The most elements of a tile that Inductor may reduce and round in one kernel.
 _READ_ONCE = 4096

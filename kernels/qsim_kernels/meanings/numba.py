@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
-from qsim_kernels.carrier import SINGLE, Carrier, Variant
 from qsim_kernels.meanings.binding import bound
-from qsim_kernels.updates import UpdateVariant
+from qsim_kernels.numbers.carrier import SINGLE, Carrier, Variant
+from qsim_kernels.numbers.updates import UpdateVariant
 
 types: Any = numba_types
 _WORD = 0xFFFFFFFF

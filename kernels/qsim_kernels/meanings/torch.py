@@ -15,8 +15,8 @@ from torch import Tensor
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
-from qsim_kernels.carrier import SINGLE, Carrier, GridBits
 from qsim_kernels.meanings.binding import bound
+from qsim_kernels.numbers.carrier import SINGLE, Carrier, GridBits
 
 _WORD = 0xFFFFFFFF
 

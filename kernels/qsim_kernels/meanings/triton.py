@@ -9,8 +9,8 @@ import triton.language as tl
 
 from qsim_kernels import arithmetic
 from qsim_kernels.arithmetic import words
-from qsim_kernels.carrier import DOUBLE, SINGLE
 from qsim_kernels.meanings.binding import bound
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
 
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 

@@ -15,7 +15,7 @@ from qsim_kernels.reference.sums_of_rows import accumulate_rows_into
 def accumulate_rows(
     x: Tensor, index: Tensor, rows: int, seed: Tensor | None, how: str, stream: int, offset: int, dtype: torch.dtype
 ) -> Tensor:
-    """Sums of the rows of a matrix that have the same index; see `qsim_kernels.sums`.
+    """Sums of the rows of a matrix that have the same index; see `qsim_kernels.numbers.sums`.
 
     Args:
         x: Of shape [n, columns].

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qsim_kernels.numbers.sums import BlockScaledSum, PromotedSum, read_sum
 from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 from qsim_kernels.reference.scaled_sums import ChainScales, accumulate_scaled_into
-from qsim_kernels.sums import BlockScaledSum, PromotedSum, read_sum
 
 
 class Implementation(OnBackend):
@@ -30,7 +30,7 @@ class Implementation(OnBackend):
         offset: int,
         chip: str = "auto",
     ) -> Tensor:
-        """The product of matrices `[…, M, K]` and `[…, K, N]` with scales of their short sums; see `qsim_kernels.sums`.
+        """The product of matrices `[…, M, K]` and `[…, K, N]` with scales of their short sums; see `qsim_kernels.numbers.sums`.
 
         Args:
             a: The left matrices.

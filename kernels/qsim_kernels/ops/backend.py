@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from qsim_kernels.grid import Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read
 
 #: Whether the compiled CPU loops are available. Checked without importing Numba.
 HAS_NUMBA = importlib.util.find_spec("numba") is not None

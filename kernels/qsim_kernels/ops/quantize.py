@@ -1,6 +1,6 @@
 """The operators: schema, fake implementation, plain torch for every device, Numba for CPUs if it is installed, Triton for CUDA.
 
-Formats and roundings are passed as the numbers of `qsim_kernels.grid`, formatted as text, so that graphs and exported programs can carry
+Formats and roundings are passed as the numbers of `numbers.grid`, formatted as text, so that graphs and exported programs can carry
 them. Noise is a pure function of (seed, stream, logical index): operators are stateless.
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from qsim_kernels.encoding import code_dtype
-from qsim_kernels.grid import Coding, Grid, read
+from qsim_kernels.numbers.encoding import code_dtype
+from qsim_kernels.numbers.grid import Coding, Grid, read
 from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 
 #: Results depend only on logical indices, so compiled code may pass tensors in any memory layout, for example channels last.

@@ -11,9 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
 from qsim_kernels.ops.backend import OnBackend, library, read_rounding
 from qsim_kernels.ops.batching import one_by_one
-from qsim_kernels.scales import ElementRounding, Restore, ScaledRounding, TileSizes, Turn, read_scales
 
 _ROUNDING = "Tensor? seed, str grid, str rule, SymInt stream, SymInt offset, ScalarType dtype, int restore"
 for _schema in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels import tallies
+from qsim_kernels.numbers import tallies
 from qsim_kernels.ops.backend import OnBackend, library
 
 library.define(
@@ -18,7 +18,7 @@ class Implementation(OnBackend):
     """The operator on one backend."""
 
     def tally(self, x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-        """Counts and sums as described in `qsim_kernels.tallies`, on the device of `x`, without synchronizing."""
+        """Counts and sums as described in `qsim_kernels.numbers.tallies`, on the device of `x`, without synchronizing."""
         if x.shape != rounded.shape:
             raise ValueError(f"tally: x has shape {tuple(x.shape)}, rounded {tuple(rounded.shape)}: they must be the same")
         found: tuple[Tensor, Tensor] = self._backend.tally(x, rounded, low, high)

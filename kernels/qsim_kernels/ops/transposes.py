@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.encoding import parts_of
+from qsim_kernels.numbers.encoding import parts_of
 from qsim_kernels.ops.backend import OnBackend, library
 from qsim_kernels.ops.schemas import schema_of
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from qsim_kernels.numbers.updates import Step, read_algorithm, read_roundings
 from qsim_kernels.ops.backend import OnBackend, library
-from qsim_kernels.updates import Step, read_algorithm, read_roundings
 
 library.define(
     "update_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second, Tensor(d!)[] largest, "

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import GridBits, counts_wide, grid_bits, rounding_bits
-from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.numbers.carrier import GridBits, counts_wide, grid_bits, rounding_bits
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.reference.checksum import checksum
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.codes import codes_of, values_of

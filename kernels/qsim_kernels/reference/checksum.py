@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.mixing import FOLD, SPREAD, STIR
+from qsim_kernels.numbers.mixing import FOLD, SPREAD, STIR
 from qsim_kernels.reference.chunks import pieces
 
 _WORD = 0xFFFFFFFF

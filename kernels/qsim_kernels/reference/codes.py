@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import GridBits
-from qsim_kernels.grid import Coding, Grid
+from qsim_kernels.numbers.carrier import GridBits
+from qsim_kernels.numbers.grid import Coding, Grid
 from qsim_kernels.reference.rounding import float_dtype
 
 

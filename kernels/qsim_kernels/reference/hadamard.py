@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.reference.philox import philox
-from qsim_kernels.scales import Turn
 
 
 def hadamard(x: Tensor, turn: Turn) -> Tensor:

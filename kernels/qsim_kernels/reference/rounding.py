@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
-from qsim_kernels.grid import Mode, Rule
 from qsim_kernels.meanings import torch as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, used_bits, variant_of
+from qsim_kernels.numbers.grid import Mode, Rule
 from qsim_kernels.reference.philox import ElementNoise, random_bits
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices whose operands have scales along the sum, which enter where a short sum is added; see `qsim_kernels.sums`.
+"""Products of matrices whose operands have scales along the sum, which enter where a short sum is added; see `qsim_kernels.numbers.sums`.
 
 Short sums come from the operator `qsim::accumulate`, so that each device computes them as fast as any other product.
 """
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qsim_kernels.numbers.sums import PromotedSum, noise_indices, spell_sum
 from qsim_kernels.reference.rounding import one_nan
 from qsim_kernels.reference.sums import sum_to_odd
-from qsim_kernels.sums import PromotedSum, noise_indices, spell_sum
 
 
 class ChainScales(NamedTuple):

@@ -1,4 +1,4 @@
-"""Scales, and rounding under them, in plain torch; see `qsim_kernels.scales`."""
+"""Scales, and rounding under them, in plain torch; see `qsim_kernels.numbers.scales`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qsim_kernels.carrier import DOUBLE, grid_bits
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 from qsim_kernels.reference import quantize_into
 from qsim_kernels.reference.hadamard import hadamard
 from qsim_kernels.reference.rounding import as_values, one_nan, round_bits
-from qsim_kernels.scales import Restore, ScaledRounding, ScaleRule, Scales, TileSizes, Turn
 
 _NEAREST = Rule(int(Mode.NEAREST), 0, False, True)
 _UP = Rule(int(Mode.UP), 0, False, True)

@@ -1,4 +1,4 @@
-"""Products of matrices with emulated accumulators, in plain torch: the definition of `qsim_kernels.sums`, one step after the other.
+"""Products of matrices with emulated accumulators, in plain torch: the definition of `qsim_kernels.numbers.sums`, one step after the other.
 
 Everything is computed in float64, which holds products of float32 numbers exactly. A sum of two numbers is rounded to odd there: the
 last of its 53 bits is set if the sum is not exact. Rounding that to fewer bits gives what rounding the exact sum would.
@@ -13,13 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
-from qsim_kernels.grid import Grid, Mode, Rule
-from qsim_kernels.reference.chunks import CHUNK
-from qsim_kernels.reference.philox import ElementNoise
-from qsim_kernels.reference.rounding import one_nan, rounded
-from qsim_kernels.reference.units import Operands, aligned, block_scaled, two_step
-from qsim_kernels.sums import (
+from qsim_kernels.numbers.carrier import grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.sums import (
     AlignedSum,
     BlockScaledSum,
     Order,
@@ -31,6 +27,10 @@ from qsim_kernels.sums import (
     noise_indices,
     roundings_per_term,
 )
+from qsim_kernels.reference.chunks import CHUNK
+from qsim_kernels.reference.philox import ElementNoise
+from qsim_kernels.reference.rounding import one_nan, rounded
+from qsim_kernels.reference.units import Operands, aligned, block_scaled, two_step
 
 
 class ElementBits(NamedTuple):
@@ -48,7 +48,7 @@ class ElementBits(NamedTuple):
 def accumulate_into(
     out: Tensor, a: Tensor, b: Tensor, seed: Tensor | None, how: Sum, stream: int, offset: int, scales: tuple[Tensor, Tensor] | None = None
 ) -> None:
-    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.sums`.
+    """Multiply matrices `[…, M, K]` and `[…, K, N]`; see `qsim_kernels.numbers.sums`.
 
     Args:
         out: The result, contiguous, of float32 or float64.

@@ -1,4 +1,4 @@
-"""Sums of the rows of a matrix that have the same index; see `qsim_kernels.sums`.
+"""Sums of the rows of a matrix that have the same index; see `qsim_kernels.numbers.sums`.
 
 Sums of equal length are a batch of products with ones for the operator `qsim::accumulate`, so that each device adds them as fast as it can.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels.sums import noise_indices, read_sum
+from qsim_kernels.numbers.sums import noise_indices, read_sum
 
 
 def accumulate_rows_into(out: Tensor, x: Tensor, index: Tensor, seed: Tensor | None, how: str, stream: int, offset: int) -> None:

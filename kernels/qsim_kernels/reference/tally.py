@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qsim_kernels import tallies
+from qsim_kernels.numbers import tallies
 from qsim_kernels.reference.chunks import pieces
 
 
@@ -19,7 +19,7 @@ def tally(x: Tensor, rounded: Tensor, low: float, high: float) -> tuple[Tensor, 
         high: The largest value of the grid.
 
     Returns:
-        Counts in int64 and sums in float64, as described in `qsim_kernels.tallies`.
+        Counts in int64 and sums in float64, as described in `qsim_kernels.numbers.tallies`.
     """
     counts, sums = x.new_zeros(tallies.SIZE, dtype=torch.int64), x.new_zeros(tallies.SUMS, dtype=torch.float64)
     for _, (before, after) in pieces(x, rounded):

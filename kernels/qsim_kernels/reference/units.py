@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import grid_bits
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 from qsim_kernels.reference.rounding import rounded
-from qsim_kernels.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, TwoStepSum
 
 #: The exponent of zero, below those of all products; and that of a sum of no products, from which all numbers are whole.
 _NONE, _LEAST_PRODUCT = -4096, -300

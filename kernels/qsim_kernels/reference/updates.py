@@ -1,4 +1,4 @@
-"""One optimizer step in plain torch, one tensor at a time; see `qsim_kernels.updates` for the formulas and the order of operations."""
+"""One optimizer step in plain torch, one tensor at a time; see `numbers.updates` for the formulas and the order of operations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import rounding_bits
-from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.meanings.torch import updates as rules
+from qsim_kernels.numbers.carrier import rounding_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
 from qsim_kernels.reference.chunks import pieces
 from qsim_kernels.reference.philox import ElementNoise, block_words
 from qsim_kernels.reference.rounding import as_values, float_dtype, one_nan, rounded as rounded_patterns
-from qsim_kernels.updates import ROLES, Algorithm, Factors, Roundings, SGDAlgorithm, Step, own_grid, power, update_variant
 
 _Rounder = Callable[[Tensor], Tensor]
 

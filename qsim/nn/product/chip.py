@@ -18,9 +18,9 @@ from qsim.nn.product.bilinear import rows
 from qsim.nn.product.operands import Gradient, Operand, Received, RoundedOperand, Upstream
 from qsim.nn.product.sites import Rounded, Site
 from qsim_kernels.chip.products import product_of
-from qsim_kernels.encoding import spell_encoding
+from qsim_kernels.numbers.encoding import spell_encoding
+from qsim_kernels.numbers.sums import read_sum
 from qsim_kernels.ops.direct import Operators
-from qsim_kernels.sums import read_sum
 
 #: The dtypes whose values are a format's, by the text of its grid.
 _DTYPES = {E4M3.spelling[0]: torch.float8_e4m3fn, E5M2.spelling[0]: torch.float8_e5m2}

@@ -14,10 +14,10 @@ from qsim.nn.product.arithmetic import Left
 from qsim.nn.product.groups import Groups, Units, transformed
 from qsim.nn.product.sites import Rounded, Site
 from qsim.scaling import Blocks, Channel, Given, Scaling, Tiles
-from qsim_kernels import scales as numbers
+from qsim_kernels.numbers import scales as numbers
+from qsim_kernels.numbers.scales import Restore, Turn
 from qsim_kernels.ops.direct import Operators
 from qsim_kernels.reference.scaling import under_whole
-from qsim_kernels.scales import Restore, Turn
 
 
 class RoundedUnits(NamedTuple):

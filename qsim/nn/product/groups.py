@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qsim_kernels.numbers.scales import Turn
 from qsim_kernels.reference.hadamard import bounded, pieces, signs_on
-from qsim_kernels.scales import Turn
 
 
 class Units(NamedTuple):

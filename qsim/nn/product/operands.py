@@ -12,7 +12,7 @@ from qsim.formats import Format
 from qsim.nn.product.arithmetic import Left
 from qsim.nn.product.observers import Observer
 from qsim.nn.product.sites import Rounded, Site
-from qsim_kernels.grid import Coding, read, spell
+from qsim_kernels.numbers.grid import Coding, read, spell
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 
 #: Formats of at most this many bits are kept for the backward pass as codes.

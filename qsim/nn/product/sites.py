@@ -25,9 +25,9 @@ from qsim.nn.product.carriers import Values
 from qsim.nn.product.directions import Direction
 from qsim.random.places import Place, narrowed, widened
 from qsim.scaling import Blocks, Tiles
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.ops.direct import DISPATCHED, Operators
 from qsim_kernels.reference.scaling import under_whole
-from qsim_kernels.scales import Restore
 
 #: Significant bits that float32 holds.
 _SINGLE = 24

@@ -14,7 +14,7 @@ import qsim
 from qsim import rounding as roundings
 from qsim.formats import E2M1, E4M3, FP16, Float, Format, Int
 from qsim.random import places, seeds
-from qsim_kernels.grid import spell
+from qsim_kernels.numbers.grid import spell
 from support.calls import same
 from support.comparing import same_bits
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import read_variant
 from qsim_kernels.compiled.loops.bits import longs, words
 from qsim_kernels.compiled.loops.roundings import double_at, in_doubles
-from qsim_kernels.grid import Mode
+from qsim_kernels.numbers.carrier import read_variant
+from qsim_kernels.numbers.grid import Mode
 
 _u64: Any = np.uint64
 

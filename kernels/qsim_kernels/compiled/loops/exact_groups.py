@@ -1,4 +1,4 @@
-"""Products of matrices whose groups of products are added exactly; see `BlockScaledSum` in `qsim_kernels.sums`."""
+"""Products of matrices whose groups of products are added exactly; see `BlockScaledSum` in `qsim_kernels.numbers.sums`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from qsim_kernels.compiled.loops.bits import doubles, numbers, part, room_for_doubles, shorts
 from qsim_kernels.compiled.loops.sums import aligned_parameters, exponent_of_sum, limited, power
-from qsim_kernels.sums import MOST_BLOCK
+from qsim_kernels.numbers.sums import MOST_BLOCK
 
 #: The exponent of a sum that is zero, below those of all others.
 _NONE = -4096

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qsim_kernels.carrier import DOUBLE, SINGLE, Carrier, Variant
 from qsim_kernels.compiled.loops.bits import longs, part
-from qsim_kernels.grid import Mode
 from qsim_kernels.meanings import numba as meaning
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, Carrier, Variant
+from qsim_kernels.numbers.grid import Mode
 
 _i32: Any = np.int32
 _i64: Any = np.int64

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import DOUBLE
 from qsim_kernels.compiled.loops.bits import address_of, as_double, as_long, floats, inlined, longs, part, room_for_floats
 from qsim_kernels.compiled.loops.roundings import double_at, of_scales
-from qsim_kernels.grid import Mode
-from qsim_kernels.scales import ScaleRule
+from qsim_kernels.numbers.carrier import DOUBLE
+from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.scales import ScaleRule
 
 _BIAS, _MANTISSA, _INFINITY, _NAN = DOUBLE.bias, DOUBLE.mantissa, DOUBLE.infinity, DOUBLE.nan
 _FIT, _CEIL, _EVEN = int(ScaleRule.FIT), int(ScaleRule.CEIL), int(ScaleRule.EVEN)

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import SINGLE, SYMMETRIC, Variant, read_variant
 from qsim_kernels.compiled.loops.bits import address_of, as_float, as_int, halves, ints, longs, part, room_for_words
 from qsim_kernels.compiled.loops.noise import SERVED, draw, draw_first
 from qsim_kernels.compiled.loops.roundings import in_singles, single_at
-from qsim_kernels.grid import Mode
+from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, Variant, read_variant
+from qsim_kernels.numbers.grid import Mode
 
 STRIP = 512
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qsim_kernels.carrier import DOUBLE
 from qsim_kernels.compiled.loops.bits import as_double, as_long, call, doubles, longs, numbers, part, room_for_longs, shorts, words
 from qsim_kernels.compiled.loops.noise import SERVED, draw
 from qsim_kernels.compiled.loops.roundings import OntoGrid, double_at, of_sums
-from qsim_kernels.grid import Mode
-from qsim_kernels.sums import LEAST_EXPONENT, Order
+from qsim_kernels.numbers.carrier import DOUBLE
+from qsim_kernels.numbers.grid import Mode
+from qsim_kernels.numbers.sums import LEAST_EXPONENT, Order
 
 #: The most elements of a row that are computed together, and their rows of numbers that `rounded` needs room for.
 WIDTH = 128

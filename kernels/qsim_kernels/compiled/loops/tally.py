@@ -1,4 +1,4 @@
-"""Counts and sums of rounding outcomes; see `qsim_kernels.tallies`."""
+"""Counts and sums of rounding outcomes; see `qsim_kernels.numbers.tallies`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels import tallies
-from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.loops.bits import add_at, as_double, as_float, doubles, numbers, part, room_for_ints, room_for_longs
 from qsim_kernels.compiled.loops.strips import STRIP
 from qsim_kernels.compiled.loops.values import load
+from qsim_kernels.numbers import tallies
+from qsim_kernels.numbers.carrier import SINGLE
 
 _SIZE, _ZERO, _NAN = tallies.SIZE, tallies.ZERO, tallies.NAN
 _SATURATED, _UNDERFLOWED, _EXACT = tallies.SATURATED, tallies.UNDERFLOWED, tallies.EXACT

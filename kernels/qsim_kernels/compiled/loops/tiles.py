@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.loops.bits import (
     GROUP,
     address_of,
@@ -30,6 +29,7 @@ from qsim_kernels.compiled.loops.bits import (
 from qsim_kernels.compiled.loops.noise import SERVED
 from qsim_kernels.compiled.loops.strips import STRIP
 from qsim_kernels.compiled.loops.values import load
+from qsim_kernels.numbers.carrier import SINGLE
 
 _INFINITY, _NAN = SINGLE.infinity, SINGLE.nan
 #: A strip, and a group that begins in it.

@@ -1,4 +1,4 @@
-"""Products of matrices whose sums have two steps; see `TwoStepSum` in `qsim_kernels.sums`."""
+"""Products of matrices whose sums have two steps; see `TwoStepSum` in `qsim_kernels.numbers.sums`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qsim_kernels.carrier import DOUBLE
 from qsim_kernels.compiled.loops.bits import as_long, doubles, longs, numbers, part, shorts
 from qsim_kernels.compiled.loops.sums import power
+from qsim_kernels.numbers.carrier import DOUBLE
 
 _MANTISSA, _BIAS, _INFINITY, _NAN = DOUBLE.mantissa, DOUBLE.bias, DOUBLE.infinity, DOUBLE.nan
 #: The exponent of a sum of no products, the smallest of a running sum, and one above all of them that represents infinity's.

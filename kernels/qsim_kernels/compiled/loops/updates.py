@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qsim_kernels.carrier import SINGLE
 from qsim_kernels.compiled.loops.bits import address_of, as_float, call, ints, longs, part, room_for_floats
 from qsim_kernels.compiled.loops.noise import SERVED
 from qsim_kernels.compiled.loops.strips import STRIP
 from qsim_kernels.compiled.loops.values import load, store
 from qsim_kernels.meanings.numba import updates as rules
-from qsim_kernels.updates import Factors, UpdateVariant
+from qsim_kernels.numbers.carrier import SINGLE
+from qsim_kernels.numbers.updates import Factors, UpdateVariant
 
 # The bits of `Update.flags`.
 _MAXIMIZES, _DECAYS_GRADIENT, _DECAYS_WEIGHT = 1, 2, 4

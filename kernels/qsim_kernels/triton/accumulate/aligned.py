@@ -1,4 +1,4 @@
-"""Matrix units that align products to the largest exponent and truncate them; see `AlignedSum` in `qsim_kernels.sums`.
+"""Matrix units that align products to the largest exponent and truncate them; see `AlignedSum` in `qsim_kernels.numbers.sums`.
 
 With `m = ±2**(E - F + 23)`, `fma.rz(a, b, m) - m` is a product truncated to `F` bits below `2**E`, where `m` has the product's sign: the
 spacing of float32 at `m` is `2**(E - F)`. In float64 the same holds with 52 for 23. Sums of these numbers are exact: in float32 for short
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits
-from qsim_kernels.sums import LEAST_EXPONENT
+from qsim_kernels.numbers.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import NAN, SIGN

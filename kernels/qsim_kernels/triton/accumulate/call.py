@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.sums import PromotedSum, Sum, noise_indices
+from qsim_kernels.numbers.sums import PromotedSum, Sum, noise_indices
 from qsim_kernels.triton.accumulate.planes import Planes
 from qsim_kernels.triton.host.seeds import seed_of
 

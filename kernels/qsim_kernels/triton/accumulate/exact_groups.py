@@ -1,4 +1,4 @@
-"""Matrix units that add the products of a group exactly before its scales apply; see `BlockScaledSum` with `exact` in `qsim_kernels.sums`.
+"""Matrix units that add the products of a group exactly before its scales apply; see `BlockScaledSum` with `exact` in `numbers.sums`.
 
 Float64 holds every sum of a group's products, so that any order of its additions is exact, and the GPU's own product of matrices, too.
 Groups are multiplied twice, first for the exponents of their sums, because that takes less time than keeping these.

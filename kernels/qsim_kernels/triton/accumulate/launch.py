@@ -15,11 +15,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, grid_bits
-from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.reference import sums as reference
-from qsim_kernels.sums import (
+from qsim_kernels.numbers.carrier import DOUBLE, grid_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.sums import (
     SINGLE_GRID,
     AlignedSum,
     BlockScaledSum,
@@ -34,6 +33,8 @@ from qsim_kernels.sums import (
     noise_indices,
     roundings_per_term,
 )  # fmt: skip
+from qsim_kernels.numbers.updates import own_grid
+from qsim_kernels.reference import sums as reference
 from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
 from qsim_kernels.triton.accumulate.chunked_sums import chained_kernel, chunked_kernel
 from qsim_kernels.triton.accumulate.planes import planes
@@ -41,7 +42,6 @@ from qsim_kernels.triton.accumulate.rounded_sums import RoundedVariant, rounded_
 from qsim_kernels.triton.accumulate.units import launch_aligned, launch_block_scaled, launch_two_step, unit_of
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments
-from qsim_kernels.updates import own_grid
 
 #: Bits of float32 to which a sum must be rounded at most, and the smallest step, so that two more bits are left for rounding to odd.
 _MOST_MANTISSA, _LEAST_STEP = 21, 2.0**-147

@@ -1,4 +1,4 @@
-"""Running sums that are rounded after each term; see `RoundedSum` in `qsim_kernels.sums`.
+"""Running sums that are rounded after each term; see `RoundedSum` in `qsim_kernels.numbers.sums`.
 
 The exact value of `a * b + s` is first rounded to odd, in float32 or float64, which takes three fused products and no case distinction.
 Stochastic rounding adds its random number to the exact value truncated in float64, and truncates the sum.

@@ -1,4 +1,4 @@
-"""Matrix units that add products first, and then the running sum; see `TwoStepSum` in `qsim_kernels.sums`.
+"""Matrix units that add products first, and then the running sum; see `TwoStepSum` in `qsim_kernels.numbers.sums`.
 
 Products are truncated as in `aligned`, in float64. Their planes of exponents have those of products at even and at odd places in different
 halves of an integer, so that the largest of either kind takes no more instructions than that of all.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qsim_kernels.grid import Mode, Rule
-from qsim_kernels.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, PromotedSum, Sum, TwoStepSum
+from qsim_kernels.numbers.grid import Mode, Rule
+from qsim_kernels.numbers.sums import LEAST_EXPONENT, SINGLE_GRID, AlignedSum, BlockScaledSum, PromotedSum, Sum, TwoStepSum
 from qsim_kernels.triton.accumulate.aligned import AlignedVariant, aligned_kernel
 from qsim_kernels.triton.accumulate.call import AccumulateCall, ResultTile, has_dpx, options
 from qsim_kernels.triton.accumulate.exact_groups import LEAST_SIZE, GroupsVariant, exact_groups_kernel

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from qsim_kernels.grid import Mode
 from qsim_kernels.meanings.triton import philox
+from qsim_kernels.numbers.grid import Mode
 
 STOCHASTIC: tl.constexpr = tl.constexpr(int(Mode.STOCHASTIC))
 

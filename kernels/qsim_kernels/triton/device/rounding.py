@@ -6,8 +6,8 @@
 import triton
 import triton.language as tl
 
-from qsim_kernels.grid import Mode
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.triton.device.noise import STOCHASTIC
 from qsim_kernels.triton.device.toward_zero import add_single_toward_zero, multiply_add_toward_zero
 from qsim_kernels.triton.device.undecided import round_later

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from qsim_kernels.scales import ElementRounding, Restore, ScaleRule, Scales
+from qsim_kernels.numbers.scales import ElementRounding, Restore, ScaleRule, Scales
 from qsim_kernels.triton.device.tile_scales import is_e8m0
 
 _FLOAT32 = torch.finfo(torch.float32).max

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.carrier import DOUBLE, SINGLE
-from qsim_kernels.grid import Grid, Mode, Rule
 from qsim_kernels.meanings.triton import INTERPRETED, round_bits
-from qsim_kernels.scales import SMALLEST, ScaleRule, Scales
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import KernelVariant, Numbers, as_double, in_carrier

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from qsim_kernels.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridBits, bits_that_matter, grid_bits, is_flat
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.values import CodeVariant, KernelVariant
 
 _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHASTIC)

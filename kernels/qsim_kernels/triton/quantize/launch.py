@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from qsim_kernels.carrier import counts_wide
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import counts_wide
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 from qsim_kernels.triton.device.transposed import TransposedTile
 from qsim_kernels.triton.device.values import KernelVariant
 from qsim_kernels.triton.host import arguments

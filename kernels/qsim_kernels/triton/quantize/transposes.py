@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.carrier import counts_wide
-from qsim_kernels.encoding import code_dtype, read_encoding
-from qsim_kernels.grid import Coding, Grid, Rule
+from qsim_kernels.numbers.carrier import counts_wide
+from qsim_kernels.numbers.encoding import code_dtype, read_encoding
+from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
 from qsim_kernels.triton.device.noise import integers_of_rows
 from qsim_kernels.triton.device.records import kernel

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels import mixing
+from qsim_kernels.numbers import mixing
 from qsim_kernels.triton.device.blocks import load
 from qsim_kernels.triton.host.launcher import Launch, launcher
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.grid import Grid, Rule
+from qsim_kernels.numbers.grid import Grid, Rule
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel

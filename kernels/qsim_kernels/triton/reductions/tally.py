@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels import tallies
-from qsim_kernels.carrier import double_bits
+from qsim_kernels.numbers import tallies
+from qsim_kernels.numbers.carrier import double_bits
 from qsim_kernels.triton.device.blocks import as_single, load
 from qsim_kernels.triton.host.launcher import launcher
 from qsim_kernels.triton.host.layouts import flat

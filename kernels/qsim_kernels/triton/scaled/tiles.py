@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED
-from qsim_kernels.scales import Restore
+from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
 from qsim_kernels.triton.device.noise import integers_of_rows

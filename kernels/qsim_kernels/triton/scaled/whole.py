@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.scales import Scales
+from qsim_kernels.numbers.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales

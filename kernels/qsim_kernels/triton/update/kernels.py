@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.updates import Factors
 from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
 from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
 from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
-from qsim_kernels.updates import Factors
 
 
 class Where(NamedTuple):

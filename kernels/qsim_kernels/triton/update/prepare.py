@@ -5,19 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.updates import ROLES as _ROLES
 from qsim_kernels.triton.device.noise import words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Numbers, as_double, in_carrier
 from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
-from qsim_kernels.updates import ROLES as _ROLES
 
 ROLES: tl.constexpr = tl.constexpr(_ROLES)
 
 
 @triton.jit
 def power(base, exponent):
-    """`base**exponent` by squaring; see `qsim_kernels.updates.power`."""
+    """`base**exponent` by squaring; see `qsim_kernels.numbers.updates.power`."""
     result = base * 0 + 1
     for _ in range(40):
         result = tl.where((exponent & 1) == 1, result * base, result)

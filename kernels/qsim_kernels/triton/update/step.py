@@ -9,8 +9,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.carrier import double_bits
-from qsim_kernels.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.carrier import double_bits
+from qsim_kernels.numbers.grid import Grid, Mode, Rule
+from qsim_kernels.numbers.updates import AdamAlgorithm, Algorithm, Roundings, Step, own_grid, update_variant
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launcher, launcher
 from qsim_kernels.triton.host.layouts import flat
@@ -18,7 +19,6 @@ from qsim_kernels.triton.update.kernels import update_kernel
 from qsim_kernels.triton.update.multi_tensor import table_of, work_of
 from qsim_kernels.triton.update.prepare import prepare_kernel
 from qsim_kernels.triton.update.rules import Kind
-from qsim_kernels.updates import AdamAlgorithm, Algorithm, Roundings, Step, own_grid, update_variant
 
 _BLOCK = 512
 _STEPS = 4  # blocks that one program works on

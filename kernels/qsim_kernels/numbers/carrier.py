@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.grid import Coding, Grid, Mode, Rule
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 
 
 class Carrier(NamedTuple):
@@ -232,7 +232,7 @@ def name_of(variant: Variant) -> str:
     """A name for what is compiled for a variant.
 
     Example:
-        >>> from qsim_kernels.carrier import Variant, name_of
+        >>> from qsim_kernels.numbers.carrier import Variant, name_of
         >>> name_of(Variant(7, saturate=True, flat=False, zero=True, signed=True, keep_sign=True, symmetric=True, open=False))
         'rounding_7_saturate_zero_signed_keep_sign_symmetric'
     """

@@ -97,7 +97,7 @@ def spell(numbers: tuple[Any, ...]) -> str:
     """Format a NamedTuple of numbers as text for operators: one short argument that graphs show and exported programs keep.
 
     Example:
-        >>> from qsim_kernels.grid import Coding, spell
+        >>> from qsim_kernels.numbers.grid import Coding, spell
         >>> spell(Coding(bits=8, twos_complement=True, nan=-1, infinity=-1))
         'bits=8 twos_complement=True nan=-1 infinity=-1'
     """
@@ -121,7 +121,7 @@ def read(kind: type[Numbers], text: str) -> Numbers:
         ValueError: If the text does not describe such numbers.
 
     Example:
-        >>> from qsim_kernels.grid import Rule, read
+        >>> from qsim_kernels.numbers.grid import Rule, read
         >>> read(Rule, "mode=7 bits=6 correction=False saturate=True")
         Rule(mode=7, bits=6, correction=False, saturate=True)
     """

@@ -1,7 +1,7 @@
 """The plain numbers that describe one step of an optimizer to the kernels.
 
 An `Algorithm` says how a gradient becomes an update, `Roundings` what is rounded on the way. Both are passed to the operators as text,
-like the numbers of `qsim_kernels.grid`.
+like the numbers of `qsim_kernels.numbers.grid`.
 
 Everything is float32 and in a fixed order, each operation rounded separately: the numbers of a step are part of the contract and the same
 on every device. The scalars of a step, a learning rate divided by a bias correction for example, are computed in float64 and rounded to
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qsim_kernels.grid import Grid, Rule, read
+from qsim_kernels.numbers.grid import Grid, Rule, read
 
 #: Roles of random bits within the update of one parameter: its own, and those of its two moments. Each has its own stream.
 ROLES = 3

@@ -65,7 +65,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from qsim_kernels.grid import Grid, Mode, Rule, read, spell
+from qsim_kernels.numbers.grid import Grid, Mode, Rule, read, spell
 
 
 class Order(IntEnum):
@@ -266,7 +266,7 @@ def spell_sum(how: Sum) -> str:
     """Format a sum as text for the operator.
 
     Example:
-        >>> from qsim_kernels.sums import CHUNK_SUM, PromotedSum, spell_sum
+        >>> from qsim_kernels.numbers.sums import CHUNK_SUM, PromotedSum, spell_sum
         >>> spell_sum(PromotedSum(CHUNK_SUM, 128)).split(" | ")[:2]
         ['promoted every=128', 'aligned mode=3 block=16 fraction=25 low_a=-126 low_b=-126']
     """
@@ -290,7 +290,7 @@ def read_sum(text: str) -> Sum:
         ValueError: If the text does not describe a sum.
 
     Example:
-        >>> from qsim_kernels.sums import CHUNK_SUM, read_sum, spell_sum
+        >>> from qsim_kernels.numbers.sums import CHUNK_SUM, read_sum, spell_sum
         >>> read_sum(spell_sum(CHUNK_SUM)) == CHUNK_SUM
         True
     """

@@ -1,6 +1,6 @@
 """The plain numbers that describe scales to the kernels: which elements share one, and how it is computed from the largest of them.
 
-Both are passed to the operators as numbers or as text, like those of `qsim_kernels.grid`. Elementwise, a value is `Q(x / s) * s`, where `Q`
+Both are passed to the operators as numbers or as text, like those of `numbers.grid`. Elementwise, a value is `Q(x / s) * s`, where `Q`
 rounds onto a grid and `s` is a value of a grid of its own.
 
 A tensor is viewed as consecutive matrices, `rows` by `columns`, in logical order. Each is cut into tiles of `height` by `width`, the
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from qsim_kernels.grid import Grid, Rule, read, spell
+from qsim_kernels.numbers.grid import Grid, Rule, read, spell
 
 #: The source of a tensor's random bits: the seed, a 0-d int64 tensor that only stochastic rounding needs; which of its streams; and the
 #: logical index of the first element.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from qsim_kernels.grid import Coding, Grid, Mode, Rule, read
+from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule, read
 
 _BAR = " | "
 
@@ -52,8 +52,8 @@ def read_encoding(text: str) -> Encoding:
     """Parse the output of `spell_encoding`.
 
     Example:
-        >>> from qsim_kernels.grid import Coding, Rule, spell
-        >>> from qsim_kernels.sums import SINGLE_GRID
+        >>> from qsim_kernels.numbers.grid import Coding, Rule, spell
+        >>> from qsim_kernels.numbers.sums import SINGLE_GRID
         >>> how = spell_encoding(*map(spell, (SINGLE_GRID, Rule(0, 0, False, False), Coding(32, False, -1, -1))))
         >>> read_encoding(how).is_stochastic
         False
