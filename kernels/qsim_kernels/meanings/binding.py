@@ -8,7 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 #: Operators by the names that replace them.
@@ -49,15 +49,21 @@ def bound(
 
 def _with_globals(function: FunctionType, scope: dict[str, Any], known: Mapping[str, Any]) -> FunctionType:
     """A function that reads other globals."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
-    if known:
-        tree = _Decided({name: given for name, given in function.__globals__.items() if type(given) is int} | dict(known)).visit(tree)
-    tree = _Calls({kind: name for kind, name in _OPERATORS.items() if name in scope}).visit(tree)
-    compiled = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
-    made = FunctionType(next(part for part in compiled.co_consts if inspect.iscode(part)), scope, function.__name__)
+    operators = {kind: name for kind, name in _OPERATORS.items() if name in scope}
+    code = _rewritten(function, operators, known) if operators or known else function.__code__
+    made = FunctionType(code, scope, function.__name__)
     made.__doc__, made.__module__ = function.__doc__, scope["__name__"]
     return made
+
+
+def _rewritten(function: FunctionType, operators: Mapping[type[ast.AST], str], known: Mapping[str, Any]) -> CodeType:
+    """The code of a function with calls in place of operators, and only the branches that known values lead to."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+    constants = {name: given for name, given in function.__globals__.items() if type(given) is int}
+    tree = _Calls(operators).visit(_Decided(constants | dict(known)).visit(tree))
+    compiled = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
+    return next(part for part in compiled.co_consts if inspect.iscode(part))
 
 
 class _Decided(ast.NodeTransformer):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.triton.accumulate.aligned import chain, first_operands, moved, store_sums, with_one_nan
-from qsim_kernels.triton.accumulate.rounded_sums import add_rounded, first_blocks
+from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_rounded, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
@@ -79,7 +79,7 @@ def load_step(at_a, at_b, row, column, k, rows, columns, left, EVEN: tl.constexp
 
 @kernel(do_not_specialize=["every"], specialize=["batch_stride_a", "batch_stride_b"])
 def chunked_kernel(
-    a, b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64, inner_stride: tl.int64,
+    a, b, out, seed_pointer, random: RandomNumbers,
     rows, columns, length, every,
     batch_stride_a: tl.int64, row_stride, stride_a, batch_stride_b: tl.int64, stride_b, column_stride,
     used: UsedNumbers, grid: Numbers,
@@ -87,9 +87,8 @@ def chunked_kernel(
     M: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product, whose operands are matrices of bfloat16 or float16; other arguments are as in `rounded_kernel`."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, stream, used), in_carrier(grid, C.wide)
+    seed = random.seed if seed_pointer is None else tl.load(seed_pointer)
+    noise, grid = noise_of(seed, random.stream, used), in_carrier(grid, C.wide)
     tile_row, tile_column = grouped_tile(tl.program_id(0), rows, columns, M, N, GROUP)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * batch_stride_a, b + batch * batch_stride_b
@@ -98,7 +97,7 @@ def chunked_kernel(
     blocks = 0
     if C.roundings > 0:
         element = batch * rows * columns + row[:, None] * columns + column[None, :]
-        blocks = offset // 8 + element * (stride // 8)
+        blocks = random.offset // 8 + element * (random.stride // 8)
     promoted, chunk = tl.zeros((M, N), tl.float32), tl.zeros((M, N), tl.float32)
     total, lost = tl.zeros((M, N), CARRIER), tl.zeros((M, N), CARRIER)
     index = 0
@@ -125,7 +124,7 @@ def chunked_kernel(
                 total, lost = tl.zeros((M, N), CARRIER), tl.zeros((M, N), CARRIER)
                 index = 0
                 if C.roundings > 0:
-                    blocks += inner_stride // 8
+                    blocks += random.inner_stride // 8
     result = promoted if C.promoted else total.to(out.dtype.element_ty)
     at = out + batch * rows * columns + row[:, None] * columns + column[None, :]
     tl.store(at, with_one_nan(result), mask=(row < rows)[:, None] & (column < columns)[None, :])
@@ -133,20 +132,19 @@ def chunked_kernel(
 
 @kernel(do_not_specialize=["blocks_of_sum", "blocks_of_chunk", "every"])
 def chained_kernel(
-    a, b, exponents_a, exponents_b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64,
-    inner_stride: tl.int64, rows: tl.int64, columns: tl.int64, rows_a, rows_b, length: tl.int64, blocks_of_sum, blocks_of_chunk, every,
+    a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers,
+    rows: tl.int64, columns: tl.int64, rows_a, rows_b, length: tl.int64, blocks_of_sum, blocks_of_chunk, every,
     used: UsedNumbers, grid: Numbers,
     C: tl.constexpr, V: tl.constexpr, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product; the arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting blocks."""
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, grid = noise_of(seed, stream, used), in_carrier(grid, C.wide)
+    seed = random.seed if seed_pointer is None else tl.load(seed_pointer)
+    noise, grid = noise_of(seed, random.stream, used), in_carrier(grid, C.wide)
     operands = first_operands(a, b, exponents_a, exponents_b, rows_a, rows_b, length, P, M, N)
     CARRIER: tl.constexpr = tl.float64 if C.wide else tl.float32
-    random = 0
+    blocks = 0
     if C.roundings > 0:
-        random = first_blocks(rows, columns, offset, stride, M, N)
+        blocks = first_blocks(rows, columns, random.offset, random.stride, M, N)
     promoted = tl.zeros((M, N), tl.float32)
     total, lost = tl.zeros((M, N), CARRIER), tl.zeros((M, N), CARRIER)
     for outer in range(0, blocks_of_sum, every):
@@ -156,9 +154,9 @@ def chained_kernel(
             chunk = chain(operands, tl.minimum(blocks_of_chunk, last - start), rows_a, rows_b, grid, P, None, M, N)
             operands = moved(operands, blocks_of_chunk, rows_a, rows_b, P)
             index = (start - outer) // blocks_of_chunk * C.roundings
-            total, lost = add_chunk(total, lost, chunk.to(CARRIER), index, random, noise, grid, C, V)
+            total, lost = add_chunk(total, lost, chunk.to(CARRIER), index, blocks, noise, grid, C, V)
         promoted += total.to(tl.float32)
         if C.roundings > 0:
-            random += inner_stride // 8
+            blocks += random.inner_stride // 8
     result = promoted if C.promoted else total.to(out.dtype.element_ty)
     store_sums(out, result, rows_a, rows_b, M, N)

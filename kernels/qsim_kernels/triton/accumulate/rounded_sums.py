@@ -28,6 +28,24 @@ from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, 
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
 
+class RandomNumbers(NamedTuple):
+    """Where the random bits of a product come from.
+
+    Attributes:
+        seed: The seed, if it is not on the device.
+        stream: The seed's stream.
+        offset: Index of the first random number.
+        stride: The number of indices of an element.
+        inner_stride: The number of indices of a short sum.
+    """
+
+    seed: Any
+    stream: Any
+    offset: Any
+    stride: Any
+    inner_stride: Any
+
+
 class RoundedVariant(NamedTuple):
     """The compile-time numbers of a rounded sum, next to the `KernelVariant` of its rounding and that of its products'.
 
@@ -286,7 +304,7 @@ def first_blocks(rows, columns, offset, stride, M: tl.constexpr, N: tl.constexpr
 
 @kernel(do_not_specialize=["length", "every"])
 def rounded_kernel(
-    a, b, out, seed_pointer, seed: tl.int64, stream: tl.int64, offset: tl.int64, stride: tl.int64, inner_stride: tl.int64,
+    a, b, out, seed_pointer, random: RandomNumbers,
     rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
     used: UsedNumbers, grid: Numbers, product_used: UsedNumbers, product_grid: Numbers,
     C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -298,11 +316,7 @@ def rounded_kernel(
         b: The second's.
         out: The result, `[batch, rows_a, rows_b]`.
         seed_pointer: The seed on the device, or None.
-        seed: The seed itself.
-        stream: The seed's stream.
-        offset: Index of the first random number.
-        stride: The number of indices of an element.
-        inner_stride: The number of indices of a short sum.
+        random: Where random bits come from otherwise.
         rows: Of the result, without padding.
         columns: The same.
         rows_a: Rows of the plane of `a`, a multiple of `M`.
@@ -315,16 +329,15 @@ def rounded_kernel(
         M: Rows of a tile.
         N: Columns of a tile.
     """
-    if seed_pointer is not None:
-        seed = tl.load(seed_pointer)
-    noise, product_noise = noise_of(seed, stream, used), noise_of(seed, stream, product_used)
+    seed = random.seed if seed_pointer is None else tl.load(seed_pointer)
+    noise, product_noise = noise_of(seed, random.stream, used), noise_of(seed, random.stream, product_used)
     grid, product_grid = in_carrier(grid, C.wide), in_carrier(product_grid, C.wide)
     batch = tl.program_id(2).to(tl.int64)
     a, b = a + batch * length * rows_a, b + batch * length * rows_b
     row, column = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     blocks = 0
     if C.roundings > 0:
-        blocks = first_blocks(rows, columns, offset, stride, M, N)
+        blocks = first_blocks(rows, columns, random.offset, random.stride, M, N)
     if C.promoted:
         promoted = tl.zeros((M, N), tl.float32)
         for start in range(0, length, every):
@@ -333,7 +346,7 @@ def rounded_kernel(
             promoted += own.to(tl.float32)
             a, b = a + tl.cast(every, tl.int64) * rows_a, b + tl.cast(every, tl.int64) * rows_b
             if C.roundings > 0:
-                blocks += inner_stride // 8
+                blocks += random.inner_stride // 8
         store_sums(out, promoted, rows_a, rows_b, M, N)
     else:
         total = sum_of_products(a, b, row, column, length, rows_a, rows_b, blocks, noise, product_noise, grid, product_grid, C, V, W, M, N)
