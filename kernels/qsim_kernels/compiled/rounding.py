@@ -50,6 +50,5 @@ def row(how: GridBits, rule: Rule) -> LoopRounding:
 
 
 def numbers(how: GridBits, rule: Rule) -> tuple[int, ...]:
-    """The numbers of a `loops.roundings.OntoGrid`."""
-    used = used_bits(how.carrier, bits_that_matter(how, rule), rule.correction)
-    return how.shift, how.low, how.least, how.half, how.parity, how.top, how.bottom, how.floor, how.over, how.under, *used
+    """A `GridNumbers` and a `UsedBits` in a row."""
+    return *how.numbers, *used_bits(how.carrier, bits_that_matter(how, rule), rule.correction)

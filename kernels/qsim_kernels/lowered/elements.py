@@ -111,7 +111,7 @@ class LoopElement:
     bitwise_right_shift = __rshift__ = _binary("bitwise_right_shift")
     _maximum, _minimum = _binary("maximum"), _binary("minimum")
     add_, sub_, clamp_ = _in_place(add), _in_place(sub), _in_place(clamp)
-    bitwise_and_, bitwise_xor_, bitwise_right_shift_ = map(_in_place, (bitwise_and, bitwise_xor, bitwise_right_shift))
+    bitwise_xor_ = _in_place(bitwise_xor)
 
 
 def where(mask: LoopElement, one: LoopElement | float, other: LoopElement | float) -> LoopElement:
@@ -133,7 +133,4 @@ def _as(x: LoopElement | float, dtype: torch.dtype) -> LoopElement:
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., LoopElement]] = {
     torch.where: where,
-    torch.zeros_like: lambda x: LoopElement.constant(0, x.dtype),
-    torch.ones_like: lambda x: LoopElement.constant(1, x.dtype),
-    torch.bitwise_left_shift: lambda number, by: LoopElement.constant(number, by.dtype) << by,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qsim_kernels.numbers.grid import Coding, Grid, Mode, Rule
 
@@ -73,6 +73,21 @@ def double_bits(x: float) -> int:
     return bits
 
 
+class GridNumbers(NamedTuple):
+    """The numbers of a grid that code reads when it rounds; see `GridBits`."""
+
+    shift: Any
+    low: Any
+    least: Any
+    half: Any
+    parity: Any
+    top: Any
+    bottom: Any
+    floor: Any
+    over: Any
+    under: Any
+
+
 class GridBits(NamedTuple):
     """A grid in the bits of a carrier.
 
@@ -107,6 +122,11 @@ class GridBits(NamedTuple):
     signed: bool
     negative_zero: bool
     zero: bool
+
+    @property
+    def numbers(self) -> GridNumbers:
+        """The numbers that code reads when it rounds."""
+        return GridNumbers(*(getattr(self, name) for name in GridNumbers._fields))
 
     @property
     def is_open(self) -> bool:

@@ -46,7 +46,7 @@ def _by_quotient(round_bits):
     @part
     def by_quotient(out, amaxes, count, job):
         under, margin, largest, least = as_double(job[2]), as_double(job[4]), as_double(job[5]), as_double(job[7])
-        grid = double_at(address_of(job) + 64)
+        grid, _ = double_at(address_of(job) + 64)
         for i in range(count):
             a = _f64(amaxes[i]) / under
             wanted = as_long(_f64(_f64(a * margin) / largest))
@@ -61,7 +61,7 @@ _rounded_up, _rounded_to_nearest = _by_quotient(_up), _by_quotient(_nearest)
 @part
 def _by_exponent(out, amaxes, count, job, is_even):
     under, margin, largest, mantissa, least = as_double(job[2]), job[4] >> _MANTISSA, job[5] >> _MANTISSA, job[6], as_double(job[7])
-    grid = double_at(address_of(job) + 64)
+    grid, _ = double_at(address_of(job) + 64)
     spare = _MANTISSA - mantissa if is_even else _i64(1)
     half = (_i64(1) << (spare - 1)) - 1 if is_even else _i64(0)
     for i in range(count):

@@ -7,7 +7,7 @@ Every loop takes the same arguments:
     out_at: Address of the results, which do not overlap the values.
     x_at: Address of the values.
     count: Number of elements.
-    grid_at: Address of an `OntoGrid`, and whether 16 random bits are enough.
+    grid_at: Address of a `GridNumbers` and a `UsedBits`, and whether 16 random bits are enough.
     seed: 64 bits.
     stream: Which of the seed's streams of random bits to use.
     first: Logical index of the first element.
@@ -21,7 +21,7 @@ import numpy as np
 
 from qsim_kernels.compiled.loops.bits import address_of, as_float, as_int, halves, ints, longs, part, room_for_words
 from qsim_kernels.compiled.loops.noise import SERVED, draw, draw_first
-from qsim_kernels.compiled.loops.roundings import in_singles, single_at
+from qsim_kernels.compiled.loops.roundings import functions, single_at
 from qsim_kernels.numbers.carrier import SINGLE, SYMMETRIC, Variant, read_variant
 from qsim_kernels.numbers.grid import Mode
 
@@ -57,10 +57,10 @@ def nearest_by_addition(out_at, x_at, count, grid_at, seed, stream, first):
 
 
 def _deterministic(variant: Variant) -> Any:
-    round_bits = in_singles(variant).round_bits
+    round_bits = functions(SINGLE, variant).round_bits
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
-        out, x, grid = ints(out_at), ints(x_at), single_at(grid_at)
+        (grid, _), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         for i in range(count):
             out[i] = round_bits(x[i], _u32(0), grid, 0)
 
@@ -69,23 +69,23 @@ def _deterministic(variant: Variant) -> Any:
 
 def _stochastic(variant: Variant) -> Any:
     """A loop that draws the last 16 bits of a strip only where they might matter, for zeros and ones give different results."""
-    round_bits, random_bits = in_singles(variant).round_bits, in_singles(variant).random_bits
+    round_bits, random_bits = functions(SINGLE, variant).round_bits, functions(SINGLE, variant).random_bits
     with_all_bits = _with_all_bits(variant)
 
     def loop(out_at, x_at, count, grid_at, seed, stream, first):
-        out, x, grid = ints(out_at), ints(x_at), single_at(grid_at)
+        (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
         early, is_enough = room_for_words(_WORDS), longs(grid_at)[12] != 0
         drawn = _first_bits(early, count, seed, stream, first)
         differing = _i32(0)
         for i in range(count):
             bits = _u32(_u32(drawn[i]) << _u32(16))
-            least = round_bits(x[i], random_bits(bits, grid), grid, 0)
+            least = round_bits(x[i], random_bits(bits, used), grid, 0)
             if not is_enough:
-                most = round_bits(x[i], random_bits(_u32(bits | _u32(0xFFFF)), grid), grid, 0)
+                most = round_bits(x[i], random_bits(_u32(bits | _u32(0xFFFF)), used), grid, 0)
                 differing = _i32(differing | _i32(least ^ most))
             out[i] = least
         if differing != 0:
-            with_all_bits(out, x, count, grid, seed, stream, first)
+            with_all_bits(out, x, count, grid, used, seed, stream, first)
 
     return loop
 
@@ -104,14 +104,14 @@ def _blocks(count, first):
 
 
 def _with_all_bits(variant: Variant) -> Any:
-    round_bits, random_bits = in_singles(variant).round_bits, in_singles(variant).random_bits
+    round_bits, random_bits = functions(SINGLE, variant).round_bits, functions(SINGLE, variant).random_bits
 
     @part
-    def with_all_bits(out, x, count, grid, seed, stream, first):
+    def with_all_bits(out, x, count, grid, used, seed, stream, first):
         drawn, lead = room_for_words(_DRAWN), first % SERVED
         draw(drawn, _blocks(count, first), _u64(first // SERVED), _u64(seed), _u64(stream))
         for i in range(count):
-            out[i] = round_bits(x[i], random_bits(drawn[lead + i], grid), grid, 0)
+            out[i] = round_bits(x[i], random_bits(drawn[lead + i], used), grid, 0)
 
     return with_all_bits
 
@@ -124,10 +124,10 @@ def stochastic_by_steps(out_at, x_at, count, grid_at, seed, stream, first):
 
     It takes half of the general loop's time, which rounds twice to learn whether the last 16 bits matter.
     """
-    out, x, grid = ints(out_at), ints(x_at), single_at(grid_at)
+    (grid, used), out, x = single_at(grid_at), ints(out_at), ints(x_at)
     early = room_for_words(_WORDS)
     drawn = _first_bits(early, count, seed, stream, first)
-    mantissa, mask = _i32(_i32(_MANTISSA) - grid.shift), _i32(grid.keep >> _u32(16))
+    mantissa, mask = _i32(_i32(_MANTISSA) - grid.shift), _i32(used.keep >> _u32(16))
     lowest, down, up = _i32(grid.low << 23), _i32(mantissa << 23), _i32(_i32(_i32(2 * _BIAS + 16) + mantissa) << 23)
     open_ = _i32(0)
     for i in range(count):
@@ -141,4 +141,4 @@ def stochastic_by_steps(out_at, x_at, count, grid_at, seed, stream, first):
         rounded = as_int(_f32(_f32(_i32(position >> 16)) * as_float(_i32(binade - down))))
         out[i] = _i32(_NAN) if magnitude > _INFINITY else _i32(rounded | _i32(pattern & ~_NAN))
     if open_ != 0:
-        _with_all_bits_by_steps(out, x, count, grid, seed, stream, first)
+        _with_all_bits_by_steps(out, x, count, grid, used, seed, stream, first)

@@ -12,8 +12,8 @@ import numpy as np
 
 from qsim_kernels.compiled.loops.bits import as_double, as_long, call, doubles, longs, numbers, part, room_for_longs, shorts, words
 from qsim_kernels.compiled.loops.noise import SERVED, draw
-from qsim_kernels.compiled.loops.roundings import OntoGrid, double_at, of_sums
-from qsim_kernels.numbers.carrier import DOUBLE
+from qsim_kernels.compiled.loops.roundings import double_at, of_sums
+from qsim_kernels.numbers.carrier import DOUBLE, GridNumbers
 from qsim_kernels.numbers.grid import Mode
 from qsim_kernels.numbers.sums import LEAST_EXPONENT, Order
 
@@ -35,7 +35,7 @@ _f32: Any = np.float32
 class AlignedParameters(NamedTuple):
     """A matrix unit: an `AlignedSum`."""
 
-    grid: OntoGrid
+    grid: GridNumbers
     is_nearest: bool
     end: float
     low: int
@@ -75,7 +75,7 @@ class RowAddresses(NamedTuple):
 def aligned_parameters(at):
     """Read `AlignedParameters` from memory."""
     n = longs(at)
-    return AlignedParameters(double_at(at + 40), n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
+    return AlignedParameters(double_at(at + 40)[0], n[0] != 0, as_double(n[1]), n[2], n[3], n[4])
 
 
 @part

@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.sums import LEAST_EXPONENT
 from qsim_kernels.triton.device.directed import TOWARD_ZERO, multiply_add, power_with_signs, to_single_toward_zero, upper_bits
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import NAN, SIGN
-from qsim_kernels.triton.device.values import Numbers, in_carrier
+from qsim_kernels.triton.device.values import in_carrier
 
 LEAST: tl.constexpr = tl.constexpr(LEAST_EXPONENT)
 
@@ -121,7 +122,7 @@ def truncating_power(largest, FRACTION: tl.constexpr, CARRIER: tl.constexpr):
 
 @triton.jit
 def truncated(x, big):
-    """Numbers of the carrier, truncated at powers from `truncating_power`."""
+    """GridNumbers of the carrier, truncated at powers from `truncating_power`."""
     magic = power_with_signs(big, upper_bits(x) & SIGN, tl.zeros(big.shape, tl.int32), x.dtype)
     return multiply_add(x, tl.full(x.shape, 1.0, x.dtype), magic, TOWARD_ZERO) - magic
 
@@ -179,7 +180,7 @@ def chain(operands, blocks, rows_a, rows_b, grid, P: tl.constexpr, V: tl.constex
         blocks: How many blocks.
         rows_a: Rows of a plane.
         rows_b: The same for the other operand.
-        grid: `Numbers` of the grid in float64.
+        grid: `GridNumbers` of the grid in float64.
         P: An `AlignedVariant`.
         V: The `KernelVariant` for rounding to the grid.
         M: Rows of a tile.
@@ -234,7 +235,7 @@ def with_one_nan(x):
 @kernel(do_not_specialize=["blocks", "every"])
 def aligned_kernel(
     a, b, exponents_a, exponents_b, out, is_wide, rows_a, rows_b, length: tl.int64, blocks, every,
-    grid: Numbers,
+    grid: GridNumbers,
     P: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.

@@ -7,11 +7,12 @@ Everywhere else `chained_kernel` emulates the unit.
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.triton.accumulate.aligned import chain, first_operands, moved, store_sums, with_one_nan
 from qsim_kernels.triton.accumulate.rounded_sums import RandomNumbers, add_rounded, first_blocks
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, words
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def chunked_kernel(
     a, b, out, seed_pointer, random: RandomNumbers,
     rows, columns, length, every,
     batch_stride_a: tl.int64, row_stride, stride_a, batch_stride_b: tl.int64, stride_b, column_stride,
-    used: UsedNumbers, grid: Numbers,
+    used: UsedNumbers, grid: GridNumbers,
     C: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, INNER: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -134,7 +135,7 @@ def chunked_kernel(
 def chained_kernel(
     a, b, exponents_a, exponents_b, out, seed_pointer, random: RandomNumbers,
     rows: tl.int64, columns: tl.int64, rows_a, rows_b, length: tl.int64, blocks_of_sum, blocks_of_chunk, every,
-    used: UsedNumbers, grid: Numbers,
+    used: UsedNumbers, grid: GridNumbers,
     C: tl.constexpr, V: tl.constexpr, P: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product; the arguments are those of `rounded_kernel` and `aligned_kernel`, with `every` counting blocks."""

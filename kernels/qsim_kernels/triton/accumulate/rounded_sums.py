@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import round_bits
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.triton.accumulate.aligned import store_sums
 from qsim_kernels.triton.device.directed import (
     NEAREST,
@@ -23,7 +24,7 @@ from qsim_kernels.triton.device.directed import (
 from qsim_kernels.triton.device.noise import LATE_BLOCKS, STOCHASTIC, as_added, words
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import SIGN, end_of_additions, round_magnitude
-from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 
 INFINITY_DOUBLE: tl.constexpr = tl.constexpr(0x7FF00000)
 
@@ -82,7 +83,7 @@ def round_step(x, drawn, noise, grid, NATIVE: tl.constexpr, FAST: tl.constexpr, 
         x: Values of the carrier.
         drawn: 32 random bits for each.
         noise: A `Noise`.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         NATIVE: See `RoundedVariant`.
         FAST: The same.
         V: The `KernelVariant`.
@@ -182,7 +183,7 @@ def add_term(
         random: The random bits of eight roundings.
         noise: A `Noise`.
         product_noise: The same for products.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         product_grid: The same for products.
         C: A `RoundedVariant`.
         V: The `KernelVariant` of the sum's rounding.
@@ -263,7 +264,7 @@ def sum_of_products(
         blocks: The number of the first Philox block of each element of the tile.
         noise: A `Noise`.
         product_noise: The same for products.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         product_grid: The same for products.
         C: A `RoundedVariant`.
         V: The `KernelVariant` of the sum's rounding.
@@ -306,7 +307,7 @@ def first_blocks(rows, columns, offset, stride, M: tl.constexpr, N: tl.constexpr
 def rounded_kernel(
     a, b, out, seed_pointer, random: RandomNumbers,
     rows: tl.int64, columns: tl.int64, rows_a, rows_b, length, every,
-    used: UsedNumbers, grid: Numbers, product_used: UsedNumbers, product_grid: Numbers,
+    used: UsedNumbers, grid: GridNumbers, product_used: UsedNumbers, product_grid: GridNumbers,
     C: tl.constexpr, V: tl.constexpr, W: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of a product.

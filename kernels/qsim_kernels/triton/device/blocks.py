@@ -68,7 +68,7 @@ def rounded(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED: tl.
     Args:
         x: float32 or float64 values.
         drawn: The output of `random_integers`.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         V: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.
@@ -96,7 +96,7 @@ def encoded(x, drawn, grid, coding, V: tl.constexpr, C: tl.constexpr, NARROW: tl
     Args:
         x: float32 or float64 values.
         drawn: The output of `random_integers`.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         coding: `Codes`.
         V: The `KernelVariant`.
         C: The `CodeVariant`.

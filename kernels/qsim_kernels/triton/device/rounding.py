@@ -90,7 +90,7 @@ def round_magnitude(y, negative, drawn, grid, V: tl.constexpr):
         y: Magnitudes.
         negative: Whether they are magnitudes of negative values.
         drawn: Random integers of 16 or 32 bits, for stochastic rounding.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         V: The `KernelVariant`.
     """
     power = nearby_power(y, grid, V, False)
@@ -124,7 +124,7 @@ def round_single(x, drawn, grid, V: tl.constexpr, FIX_NAN: tl.constexpr, CLAMPED
     Args:
         x: Values.
         drawn: The output of `random_integers`.
-        grid: `Numbers`.
+        grid: `GridNumbers`.
         V: The `KernelVariant`.
         FIX_NAN: Whether every NaN must become the canonical one; otherwise it is some NaN.
         CLAMPED: Whether the values have been through `clamp`.

@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from qsim_kernels.meanings.triton import INTERPRETED, round_bits
-from qsim_kernels.numbers.carrier import DOUBLE, SINGLE
+from qsim_kernels.numbers.carrier import DOUBLE, SINGLE, GridNumbers
 from qsim_kernels.numbers.grid import Grid, Mode, Rule
 from qsim_kernels.numbers.scales import SMALLEST, ScaleRule, Scales
 from qsim_kernels.triton.device.blocks import rounded
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import KernelVariant, Numbers, as_double, in_carrier
+from qsim_kernels.triton.device.values import KernelVariant, as_double, in_carrier
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
@@ -52,7 +52,7 @@ class ScaleNumbers(NamedTuple):
         power: The margin minus the exponent of `M`.
         smallest: The smallest scale, float64.
         lift: See `powers_as_scales`.
-        grid: `Numbers` of the scales, in float32 for `nearest_ratios`, otherwise in float64.
+        grid: `GridNumbers` of the scales, in float32 for `nearest_ratios`, otherwise in float64.
     """
 
     largest: Any
@@ -193,7 +193,7 @@ def under_whole(scales, under):
 @kernel(do_not_specialize_on_alignment=["under"])
 def scales_kernel(
     amaxes, out, under, count: tl.int64, each: tl.int64,
-    making: MakingNumbers, grid: Numbers,
+    making: MakingNumbers, grid: GridNumbers,
     M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scales that result from `count` largest magnitudes, `each` of which are under one scale."""

@@ -188,7 +188,7 @@ def round_later(x, y, drawn, grid, FEW: tl.constexpr, largest):
         x: Values. Fastest if a thread holds eight neighbours of one Philox block.
         y: Their magnitudes, clamped. NaN is the one with all bits set.
         drawn: `Words`.
-        grid: `Numbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
+        grid: `GridNumbers` of a grid with at most 6 significant bits, or of evenly spaced values, 2**7 at most.
         FEW: Whether values have at most 11 significant bits.
         largest: The largest magnitude in `y`.
     """

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.carrier import GridNumbers
+
 
 class KernelVariant(NamedTuple):
     """The compile-time variant of a kernel. Everything else about formats and roundings is passed at run time.
@@ -70,21 +72,6 @@ class CodeVariant(NamedTuple):
     nan_is_zero: bool
     far: bool
     wide: bool
-
-
-class Numbers(NamedTuple):
-    """A grid as patterns of the carrier; the names are those of `carrier.GridBits`."""
-
-    shift: Any
-    low: Any
-    least: Any
-    half: Any
-    parity: Any
-    top: Any
-    bottom: Any
-    floor: Any
-    over: Any
-    under: Any
 
 
 class Codes(NamedTuple):
@@ -171,7 +158,7 @@ def as_double(bits):
 def in_carrier(grid, WIDE: tl.constexpr):
     """Convert a grid's int64 patterns to the carrier's width."""
     PATTERN: tl.constexpr = tl.int64 if WIDE else tl.int32
-    return Numbers(
+    return GridNumbers(
         grid.shift.to(PATTERN), grid.low.to(PATTERN), grid.least.to(PATTERN), grid.half.to(PATTERN), grid.parity.to(PATTERN),
         grid.top.to(PATTERN), grid.bottom.to(PATTERN), grid.floor.to(PATTERN), grid.over.to(PATTERN), grid.under.to(PATTERN),
     )  # fmt: skip

@@ -15,7 +15,7 @@ _FAST_MODES = (Mode.NEAREST, Mode.TOWARD_ZERO, Mode.UP, Mode.DOWN, Mode.STOCHAST
 
 @lru_cache(maxsize=4096)
 def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[int, ...]]:
-    """The variant and the numbers of a rounding, those of `values.UsedNumbers` and `values.Numbers`.
+    """The variant and the numbers of a rounding, those of `values.UsedNumbers` and `GridNumbers`.
 
     Args:
         grid: The values to choose from.
@@ -46,19 +46,7 @@ def rounding(grid: Grid, rule: Rule, wide: bool) -> tuple[KernelVariant, tuple[i
     # Half of the last random bit's weight, where there is room for it; below 32 bits there is room in float64's arithmetic.
     correction = 1 << (drawn - 1 - rule.bits) if rule.correction and rule.bits < drawn else 0
     noise = (keep, correction, 1 << (32 - rule.bits) if behind else 0)
-    return variant, (
-        *noise,
-        how.shift,
-        how.low,
-        how.least,
-        how.half,
-        how.parity,
-        how.top,
-        how.bottom,
-        how.floor,
-        how.over,
-        how.under,
-    )
+    return variant, (*noise, *how.numbers)
 
 
 def _is_fast(how: GridBits, rule: Rule) -> bool:

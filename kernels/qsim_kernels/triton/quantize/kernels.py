@@ -6,13 +6,14 @@ Full blocks are read and written without a mask, because masks depend on runtime
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, encoded, load, note_lost, rounded, store
 from qsim_kernels.triton.device.codes import values_of
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.rounding import clamp
 from qsim_kernels.triton.device.transposed import encode_tile, quantize_and_encode_tile, quantize_tile
-from qsim_kernels.triton.device.values import CodeNumbers, Numbers, UsedNumbers, codes_in_carrier, in_carrier, noise_of
+from qsim_kernels.triton.device.values import CodeNumbers, UsedNumbers, codes_in_carrier, in_carrier, noise_of
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def quantize_block(
 def quantize_kernel(
     x, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: Numbers,
+    used: UsedNumbers, grid: GridNumbers,
     V: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values, of matrices of `rows` and `columns` if there is a `TransposedTile`."""
@@ -74,7 +75,7 @@ def encode_block(
 def encode_kernel(
     x, out, lost, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: Numbers, coding: CodeNumbers,
+    used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
     V: tl.constexpr, C: tl.constexpr, T: tl.constexpr, RUN: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values and write their codes; set `lost`, if given, where a NaN has no code."""
@@ -145,8 +146,8 @@ def quantize_and_encode_block(
 def quantize_and_encode_kernel(
     x, out, codes_out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, code_stream: tl.int64,
     count: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: Numbers,
-    code_used: UsedNumbers, code_grid: Numbers, coding: CodeNumbers,
+    used: UsedNumbers, grid: GridNumbers,
+    code_used: UsedNumbers, code_grid: GridNumbers, coding: CodeNumbers,
     V: tl.constexpr, W: tl.constexpr, C: tl.constexpr, T: tl.constexpr, ONE_GRID: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round `count` values to one grid, and to another whose codes are written: both that a layer needs of its input, in one read."""

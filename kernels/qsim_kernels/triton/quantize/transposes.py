@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qsim_kernels.numbers.carrier import counts_wide
+from qsim_kernels.numbers.carrier import GridNumbers, counts_wide
 from qsim_kernels.numbers.encoding import code_dtype, read_encoding
 from qsim_kernels.numbers.grid import Coding, Grid, Rule
 from qsim_kernels.triton.device.blocks import as_single, encoded
@@ -20,7 +20,6 @@ from qsim_kernels.triton.device.values import (
     CodeNumbers,
     CodeVariant,
     KernelVariant,
-    Numbers,
     UsedNumbers,
     codes_in_carrier,
     in_carrier,
@@ -71,7 +70,8 @@ def store_inside(out, places, codes, inside, WHOLE: tl.constexpr):
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def both_ways_kernel(
     x, turned_out, out, seed_pointer, seed: tl.int64, noise_stream: tl.int64, turned_stream: tl.int64, rows: tl.int64, columns: tl.int64,
-    used: UsedNumbers, grid: Numbers, coding: CodeNumbers, turned_used: UsedNumbers, turned_grid: Numbers, turned_coding: CodeNumbers,
+    used: UsedNumbers, grid: GridNumbers, coding: CodeNumbers,
+    turned_used: UsedNumbers, turned_grid: GridNumbers, turned_coding: CodeNumbers,
     V: tl.constexpr, C: tl.constexpr, W: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix onto two grids, and write the codes of one rounding in place, if wanted, and of the other transposed.

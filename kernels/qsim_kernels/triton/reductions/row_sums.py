@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.grid import Grid, Rule
 from qsim_kernels.triton.device.blocks import as_dtype, as_single, load, rounded, store
 from qsim_kernels.triton.device.noise import random_integers
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 from qsim_kernels.triton.host import arguments
 from qsim_kernels.triton.host.launcher import Launch, launcher
 from qsim_kernels.triton.host.seeds import seed_of
@@ -56,7 +57,7 @@ def walk_down(
 @kernel(do_not_specialize_on_alignment=["seed_pointer"])
 def quantize_and_sum_kernel(
     x, out, sums, seed_pointer, seed: tl.int64, noise_stream: tl.int64, rows: tl.int64, columns: tl.int64, depth: tl.int64,
-    used: UsedNumbers, grid: Numbers,
+    used: UsedNumbers, grid: GridNumbers,
     V: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round a matrix; `sums` gets one row of sums per `depth` rows."""

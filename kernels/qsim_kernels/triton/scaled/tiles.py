@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from qsim_kernels.meanings.triton import INTERPRETED
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Restore
 from qsim_kernels.triton.device.blocks import as_single, rounded
 from qsim_kernels.triton.device.hadamard import hadamard
@@ -15,7 +16,7 @@ from qsim_kernels.triton.device.regions import Matrices, load_region, narrowed, 
 from qsim_kernels.triton.device.rounding import DOWN, ODD, SIGN, UP
 from qsim_kernels.triton.device.saturation import ALWAYS, BY_TENSOR, clamped, largest_finite, reach_of
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, inverses_of, scale_numbers, tile_scales, under_whole
-from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 
 NOTHING: tl.constexpr = tl.constexpr(int(Restore.NOTHING))
 ALL: tl.constexpr = tl.constexpr(int(Restore.ALL))
@@ -114,7 +115,7 @@ def round_region(
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "under"])
 def tiles_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: Numbers, making: MakingNumbers, scale_grid: Numbers,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: GridNumbers, making: MakingNumbers, scale_grid: GridNumbers,
     V: tl.constexpr, M: tl.constexpr, G: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under the scales of their tiles, and write these too. `apart` is 1 if each is under a scale of its own."""
@@ -152,7 +153,7 @@ def scales_of_region(scales, at, m, S: tl.constexpr, ACROSS: tl.constexpr):
 @kernel(do_not_specialize_on_alignment=["seed_pointer", "scales", "under"])
 def scaled_kernel(
     x, out, scales, under, seed_pointer, seed: tl.int64, noise_stream: tl.int64, offset: tl.int64,
-    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: Numbers,
+    m: Matrices, signs: tl.int64, apart: tl.int64, used: UsedNumbers, grid: GridNumbers,
     V: tl.constexpr, T: tl.constexpr, S: tl.constexpr, RESTORE: tl.constexpr, CLAMP: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Round matrices under given scales; see `tiles_kernel`."""

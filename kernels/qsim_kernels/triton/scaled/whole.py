@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.scales import Scales
 from qsim_kernels.triton.device.blocks import as_single, load
 from qsim_kernels.triton.device.records import kernel
 from qsim_kernels.triton.device.tile_scales import MakingNumbers, making_of, scale_numbers, tile_scales
-from qsim_kernels.triton.device.values import Numbers
 from qsim_kernels.triton.host.launcher import Launch, launcher
 
 #: Elements that a single program reads at most, in eight blocks.
@@ -34,7 +34,7 @@ def largest_pattern(x, start, count, FINITE: tl.constexpr, BLOCK: tl.constexpr, 
 
 @kernel(do_not_specialize_on_alignment=["out", "state"])
 def whole_scale_kernel(
-    x, out, state, count: tl.int64, making: MakingNumbers, grid: Numbers,
+    x, out, state, count: tl.int64, making: MakingNumbers, grid: GridNumbers,
     M: tl.constexpr, G: tl.constexpr, FINITE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the scale of `count` elements; several programs share a `state` of two zeros: the largest so far, and how many are done."""

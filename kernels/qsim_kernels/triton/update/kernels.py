@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.updates import Factors
 from qsim_kernels.triton.device.blocks import as_single, load, store
 from qsim_kernels.triton.device.noise import integers_at, random_integers
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import Numbers, UsedNumbers, in_carrier, noise_of
+from qsim_kernels.triton.device.values import UsedNumbers, in_carrier, noise_of
 from qsim_kernels.triton.update.rules import adam, decayed, q, sgd, with_decay, written
 from qsim_kernels.triton.update.table import COLUMNS, COUNT, FACTORS, KEYS, OFFSET, ROW, STRIDE, addresses
 
@@ -84,10 +85,10 @@ def update_block(
         f: `Factors`.
         where: `Where`.
         bits: `UsedNumbers` of the weights' rounding.
-        grid: `Numbers` of the weights.
-        inner: `Numbers` of the compensation and of intermediates.
+        grid: `GridNumbers` of the weights.
+        inner: `GridNumbers` of the compensation and of intermediates.
         state_bits: `UsedNumbers` of the moments' rounding.
-        state: `Numbers` of the moments.
+        state: `GridNumbers` of the moments.
         K: The `Kind`.
         V: The `KernelVariant` of the weights' rounding.
         S: The `KernelVariant` of the moments' rounding.
@@ -127,7 +128,8 @@ def update_block(
 
 @kernel(do_not_specialize_on_alignment=["found_inf"])
 def update_kernel(
-    table, work, factors, keys, found_inf, bits: UsedNumbers, grid: Numbers, inner: Numbers, state_bits: UsedNumbers, state: Numbers,
+    table, work, factors, keys, found_inf,
+    bits: UsedNumbers, grid: GridNumbers, inner: GridNumbers, state_bits: UsedNumbers, state: GridNumbers,
     K: tl.constexpr, V: tl.constexpr, S: tl.constexpr, G: tl.constexpr, M: tl.constexpr,
     RUN: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip

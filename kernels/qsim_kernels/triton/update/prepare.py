@@ -5,10 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from qsim_kernels.numbers.carrier import GridNumbers
 from qsim_kernels.numbers.updates import ROLES as _ROLES
 from qsim_kernels.triton.device.noise import words
 from qsim_kernels.triton.device.records import kernel
-from qsim_kernels.triton.device.values import Numbers, as_double, in_carrier
+from qsim_kernels.triton.device.values import as_double, in_carrier
 from qsim_kernels.triton.update.rules import q
 from qsim_kernels.triton.update.table import COLUMNS, FACTORS, KEYS, PRODUCTS, STEP, STREAM
 
@@ -38,10 +39,10 @@ def store_key(keys, step, seed, stream, role, present):
 def prepare_kernel(
     table, factors, keys, tensors: tl.int64, lr_pointer, lr: tl.int64, grad_scale, found_inf, seed: tl.int64,
     beta1: tl.int64, beta2: tl.int64, epsilon: tl.int64, decay: tl.int64, dampening: tl.int64,
-    inner: Numbers,
+    inner: GridNumbers,
     K: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Count the step and write the factors and keys of as many tensors as there are lanes. Numbers are passed as their bits."""
+    """Count the step and write the factors and keys of as many tensors as there are lanes. GridNumbers are passed as their bits."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     present = lane < tensors
     moved = present.to(tl.int64)
