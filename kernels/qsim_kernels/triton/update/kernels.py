@@ -116,11 +116,12 @@ def update_block(
         if K.amsgrad:
             store(x.largest + start, written(largest, drawn, state, S, K.own_state, M), place, left, not SMOOTH)
     if K.kahan:
+        N: tl.constexpr = K.inner
         added = q(-change - as_single(e.compensation), inner, K)
         total = written(weight + added, 0, grid, V, K.own, K.stored)
         store(x.param + start, total, place, left, not SMOOTH)
         kept = q(as_single(total) - weight, inner, K) - added
-        store(x.compensation + start, written(kept, 0, inner, K.inner, K.own_inner, K.stored), place, left, not SMOOTH)
+        store(x.compensation + start, written(kept, 0, inner, N, K.own_inner, K.stored), place, left, not SMOOTH)
     else:
         drawn = integers(x.keys, 0, bits, start, where, V, RUN, BLOCK, SMOOTH)
         store(x.param + start, written(weight - change, drawn, grid, V, K.own, K.stored), place, left, not SMOOTH)

@@ -72,7 +72,8 @@ def written(x, drawn, grid, V: tl.constexpr, OWN: tl.constexpr, TARGET: tl.const
 def q(x, inner, K: tl.constexpr):
     """The result of an operation, rounded if arithmetic is in the format."""
     if K.in_format:
-        x = as_single(written(x, 0, inner, K.inner, K.own_inner, K.stored))
+        N: tl.constexpr = K.inner  # Triton 3.6 takes a record in a record for a tuple of numbers
+        x = as_single(written(x, 0, inner, N, K.own_inner, K.stored))
     return x
 
 
